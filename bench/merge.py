@@ -192,7 +192,7 @@ def scanned(folder: Path, fresh: Path, size: int, readers: Sequence[str]) -> lis
     compact(opened(folder, vectors=True), run_in_threads, purge=True)
     target = opened(one, vectors=True)
     dead = {path: BitMap([0]) for path in target.load().files}
-    target.transact(lambda _: Edit(dead=dead), {}, FENCE)
+    target.transact(lambda _: Edit(dead_rows=dead), {}, FENCE)
     tables = {fresh: size, one: size - len(dead), steady: size, folder: size}
     lines = []
     for reader in readers:

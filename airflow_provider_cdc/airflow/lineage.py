@@ -27,13 +27,13 @@ class CopiesTables:
     """What OpenLineage hears of a task that reads tables of the source and writes their copies."""
 
     #: Whether it writes the copies; otherwise it reads them as well.
-    writes = True
+    writes_copies = True
     pipeline: Any
     log: Any
     #: What the task returned.
-    ended: Mapping[str, Any] | None = None
+    task_result: Mapping[str, Any] | None = None
 
-    def tables_of(self, plan: Plan) -> Collection[int]:
+    def table_indexes(self, plan: Plan) -> Collection[int]:
         """Indexes of the tables that it works on."""
         return plan.active
 
@@ -43,7 +43,7 @@ class CopiesTables:
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Tables, where the pipeline stands now, and what the task returned."""
-        return self._facets(self.ended or {})
+        return self._facets(self.task_result or {})
 
     def _facets(self, task_result: Mapping[str, Any]) -> Any:
         from airflow.providers.openlineage.extractors import OperatorLineage
@@ -52,12 +52,12 @@ class CopiesTables:
         plan = run_context.load_plan()
         if plan is None:
             return OperatorLineage()
-        tables = [plan.tables[index] for index in sorted(self.tables_of(plan))]
+        tables = [plan.tables[index] for index in sorted(self.table_indexes(plan))]
         sources, copies = [_source(run_context, table) for table in tables], [_copy(run_context, table) for table in tables]
         offset = run_context.stand(plan)[0]
         position = {"file": offset.at.file, "position": offset.at.position, "gtid_set": offset.gtid_set}
         facet = _facet()(pipeline=plan.pipeline, generation=plan.generation, position=position, result=dict(task_result))
-        inputs, outputs = (sources, copies) if self.writes else ([*sources, *copies], [])
+        inputs, outputs = (sources, copies) if self.writes_copies else ([*sources, *copies], [])
         return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={FACET: facet})
 
 

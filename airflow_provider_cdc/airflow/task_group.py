@@ -145,27 +145,27 @@ class _Arguments:
         for name, value in args_by_task.items():
             if value is not None and not isinstance(value, Mapping):
                 raise TypeError(f"{name}_args is {value!r}: give a mapping of arguments to values")
-        self._given = args_by_task
+        self._args_by_task = args_by_task
 
-    def of(self, name: str, **group_args: Any) -> dict[str, Any]:
+    def for_task(self, name: str, **group_args: Any) -> dict[str, Any]:
         """All arguments of a task.
 
         :param group_args: those that the group decides.
         :raises TypeError: if these are given, too.
         """
-        task_args = self._given[name] or {}
+        task_args = self._args_by_task[name] or {}
         for key in task_args:
             if key in group_args:
                 remedy = f"give {_ELSEWHERE[key]} of cdc_pipeline" if key in _ELSEWHERE else "leave it out"
                 raise TypeError(f"{name}_args has {key}, which cdc_pipeline sets itself: {remedy}")
         return {**group_args, **task_args}
 
-    def refuse_without(self, name: str, included: bool) -> None:
+    def refuse_if_absent(self, name: str, included: bool) -> None:
         """Refuse arguments of a task that is not part of the group.
 
         :raises TypeError: if there are any.
         """
-        if self._given[name] and not included:
+        if self._args_by_task[name] and not included:
             raise TypeError(f"{name}_args is set, and {name}=False: the group has no task {name}")
 
 

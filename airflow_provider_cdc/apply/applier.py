@@ -59,7 +59,7 @@ class Applied:
     lags_ms: Any
     operations: Mapping[int, Counter[str]] = field(default_factory=dict)
 
-    def percentile(self, q: float) -> float | None:
+    def lag_percentile(self, q: float) -> float | None:
         """A percentile of the lags, ``None`` without changes."""
         return float(np.percentile(self.lags_ms, q)) if self.changes else None
 
@@ -68,7 +68,7 @@ class _Done(NamedTuple):
     """What was applied to a table: when its changes were committed in the source (microseconds), and what they are."""
 
     table: int
-    stamps: Any
+    commit_times_us: Any
     operations: Mapping[str, int]
 
 
@@ -140,53 +140,53 @@ class Applier:
     ) -> None:
         self._context, self._plan, self._coverage = context, plan, coverage
         self.tables = list(tables)
-        self._progress = resume_point
+        self._resume_point = resume_point
         self._staging = context.sink.staging()
         self.fence = epoch_fence(plan.pipeline, epoch)
         self._marker = stream_marker(plan.pipeline)
-        self._at, self.lineage = context.stand(plan)
-        self._said: dict[str, Any] = read_json(context.storage, context.layout.batch) or {"seq": 0}
-        self._changed = on_table_commit
+        self._offset, self.timeline = context.stand(plan)
+        self._last_begun_batch: dict[str, Any] = read_json(context.storage, context.layout.batch) or {"seq": 0}
+        self._on_table_commit = on_table_commit
 
     @property
-    def at(self) -> Offset:
+    def offset(self) -> Offset:
         """The resume point."""
-        return self._at
+        return self._offset
 
     @property
-    def index(self) -> tuple[int, int] | None:
+    def index_bytes(self) -> tuple[int, int] | None:
         """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
         sizes = [table.index for table in self.tables if isinstance(table, Measured)]
         return (sum(memory for memory, _ in sizes), sum(disk for _, disk in sizes)) if sizes else None
 
-    def confirm(self) -> None:
+    def check_fence(self) -> None:
         """Make sure that no newer epoch has taken over.
 
         :raises FencedError: if one has.
         """
-        self._progress.write(self._at, self.lineage, self.fence)
+        self._resume_point.write(self._offset, self.timeline, self.fence)
 
-    def say_ended(self) -> None:
+    def raise_end_fence(self) -> None:
         """Say in the sink that nothing is committed under this epoch any more."""
-        self._progress.raise_fence(end_fence(self._plan.pipeline, self.fence.value))
+        self._resume_point.raise_fence(end_fence(self._plan.pipeline, self.fence.value))
 
-    def go_on_without(self, plan: Plan) -> None:
+    def use_plan(self, plan: Plan) -> None:
         """Go on without a table that was suspended.
 
         :param plan: the plan that says so.
         """
         self._plan = plan
 
-    def grow(self, plan: Plan, table: SinkTable) -> None:
+    def add_table(self, plan: Plan, table: SinkTable) -> None:
         """Go on with one table more, which was not read yet.
 
         :param plan: the plan with it.
         """
         self._plan = plan
         self.tables.append(table)
-        self.hold([*self._coverage, Coverage((), (), 0)])
+        self.set_coverage([*self._coverage, Coverage((), (), 0)])
 
-    def renew(self, plan: Plan, index: int, table: SinkTable) -> None:
+    def replace_table(self, plan: Plan, index: int, table: SinkTable) -> None:
         """Go on with a table that has another definition.
 
         :param plan: the plan with it.
@@ -198,51 +198,51 @@ class Applier:
     def has_passed_snapshot(self, index: int) -> bool:
         """Whether the resume point lies behind all that the snapshot holds of a table."""
         newest = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
-        return newest <= self.lineage.seq(self._at.at)
+        return newest <= self.timeline.seq(self._offset.at)
 
-    def hold(self, coverage: Sequence[Coverage]) -> None:
+    def set_coverage(self, coverage: Sequence[Coverage]) -> None:
         """Take note of what the snapshot holds, after a chunk group was read again."""
         self._coverage = coverage
 
-    def go_on(self, offset: Offset) -> None:
+    def replace_offset(self, offset: Offset) -> None:
         """Go on at another place behind which nothing else comes than behind the resume point.
 
         :param offset: a place of the same server.
         """
-        if offset != self._at:
-            self._progress.write(offset, self.lineage, self.fence)
-            self._at = offset
+        if offset != self._offset:
+            self._resume_point.write(offset, self.timeline, self.fence)
+            self._offset = offset
 
-    def bound(self) -> dict[int, TerminalError]:
+    def tables_bound_to_server(self) -> dict[int, TerminalError]:
         """Tables that can go on at this server only, and why, by index: they are further than the resume point in a way
         that nobody can tell at another one.
         """
-        resume_seq, reasons = self.lineage.seq(self._at.at), dict[int, TerminalError]()
+        resume_seq, reasons = self.timeline.seq(self._offset.at), dict[int, TerminalError]()
         for index in self._plan.active:
             table = self._plan.tables[index]
             if any(step.seq > resume_seq for step in self._plan.followed_of(index)):
                 message = f"the stream had begun to follow an ALTER of {table.label} there"
-                reasons[index] = NotFollowedError(message, self._back, table=table.label)
-            elif (marker := self._held(index)) > resume_seq and not table.key:
+                reasons[index] = NotFollowedError(message, self._go_back_remedy, table=table.label)
+            elif (marker := self._stream_marker_of(index)) > resume_seq and not table.key:
                 message = f"{table.label} has no usable key, and is ahead of the resume point"
-                reasons[index] = TerminalError(message, self._back, table=table.label)
-            elif marker > resume_seq and marker > self._said["seq"]:
+                reasons[index] = TerminalError(message, self._go_back_remedy, table=table.label)
+            elif marker > resume_seq and marker > self._last_begun_batch["seq"]:
                 message = f"{table.label} is ahead of the resume point, and nothing says which transactions it holds"
-                reasons[index] = TerminalError(message, self._back, table=table.label)
+                reasons[index] = TerminalError(message, self._go_back_remedy, table=table.label)
         return reasons
 
-    def ahead(self) -> Offset | None:
+    def interrupted_batch_end(self) -> Offset | None:
         """What the copy holds at most where a killed run has left a table ahead of the resume point;
         ``None`` if none is.
         """
-        resume_seq = self.lineage.seq(self._at.at)
-        any_ahead = any(self._held(index) > resume_seq for index in self._plan.active)
-        return Offset.from_json(self._said["end"]) if any_ahead else None
+        resume_seq = self.timeline.seq(self._offset.at)
+        any_ahead = any(self._stream_marker_of(index) > resume_seq for index in self._plan.active)
+        return Offset.from_json(self._last_begun_batch["end"]) if any_ahead else None
 
-    def _held(self, index: int) -> int:
+    def _stream_marker_of(self, index: int) -> int:
         return self.tables[index].markers().get(self._marker) or 0
 
-    def check_passed(self) -> None:
+    def check_snapshot_passed(self) -> None:
         """Make sure that nothing of what chunks hold is still to come: at another server nobody could tell.
 
         :raises TerminalError: if the stream has not passed all high watermarks.
@@ -250,23 +250,23 @@ class Applier:
         for index in self._plan.active:
             if not self.has_passed_snapshot(index):
                 label = self._plan.tables[index].label
-                raise TerminalError(f"the stream had not passed the snapshot of {label} on that server", self._back)
+                raise TerminalError(f"the stream had not passed the snapshot of {label} on that server", self._go_back_remedy)
 
-    def move(self, offset: Offset) -> None:
+    def move_to_server(self, offset: Offset) -> None:
         """Go on at another server. No table is :meth:`bound`, and :meth:`check_passed` has nothing against it.
 
         :param offset: what stands for the resume point there.
         """
-        reached = self.lineage.seq(self._at.at)
+        reached = self.timeline.seq(self._offset.at)
         # Above the end of the last batch that was begun, which no marker is behind (see :meth:`ahead`): what comes next
         # must not be taken for what a table has already, nor for that batch.
-        timeline = self.lineage.then(offset.server, offset.at.file, max(reached, self._said["seq"]))
-        self._progress.write(offset, timeline, self.fence)
-        self._at, self.lineage = offset, timeline
+        timeline = self.timeline.then(offset.server, offset.at.file, max(reached, self._last_begun_batch["seq"]))
+        self._resume_point.write(offset, timeline, self.fence)
+        self._offset, self.timeline = offset, timeline
 
     @property
-    def _back(self) -> str:
-        return f"Point the connection at server {self._at.server} once more and run again, or start with a fresh sink"
+    def _go_back_remedy(self) -> str:
+        return f"Point the connection at server {self._offset.server} once more and run again, or start with a fresh sink"
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply one batch: every table, then the resume point. A batch that was applied before changes nothing.
@@ -275,20 +275,20 @@ class Applier:
         :raises TerminalError: if the batch begins behind the resume point: something would be missing.
         """
         start, end = Offset.from_json(manifest["start"]), replace(Offset.from_json(manifest["end"]), before_ddl=False)
-        if self._at.at < start.at:
+        if self._offset.at < start.at:
             raise TerminalError(
-                f"a batch begins at {start.at}, but the sink stands at {self._at.at}",
+                f"a batch begins at {start.at}, but the sink stands at {self._offset.at}",
                 "Run the stream again: it starts from the sink's own resume point",
             )
         applied: list[_Done] = []
-        if self._at.at < end.at:
-            end_seq = self.lineage.seq(end.at)
+        if self._offset.at < end.at:
+            end_seq = self.timeline.seq(end.at)
             applied = self._apply_tables(manifest["tables"], end, end_seq)
             failpoint("progress.before_commit")
-            self._progress.write(end, self.lineage, self.fence)
+            self._resume_point.write(end, self.timeline, self.fence)
             failpoint("progress.after_commit")
-            self._at = end
-        self._clean(manifest)
+            self._offset = end
+        self._remove_staged(manifest)
         # Not below 0: the clocks of two machines differ.
         lags = np.empty(0)
         if applied:
@@ -311,19 +311,19 @@ class Applier:
             labels = ", ".join(sorted(self._plan.tables[index].label for index in suspended))
             raise TerminalError(f"a batch up to {end.at} has changes of {labels}, which are suspended", REPORT)
         if not self._context.storage.remote:
-            self._say(end, end_seq)
+            self._record_batch_end(end, end_seq)
             return [done for table_entries in tables for done in self._apply_entries(table_entries, end_seq)]
         with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
-            recorded = pool.submit(carried(self._say), end, end_seq)
+            recorded = pool.submit(carried(self._record_batch_end), end, end_seq)
             commits = [pool.submit(carried(self._apply_entries), table_entries, end_seq, recorded.result) for table_entries in tables]
         return [done for one in commits for done in one.result()]
 
-    def _say(self, end: Offset, end_seq: int) -> None:
+    def _record_batch_end(self, end: Offset, end_seq: int) -> None:
         """Write down where a batch ends: so it is known, whatever happens, which transactions a table may hold."""
-        if end_seq > self._said["seq"]:
+        if end_seq > self._last_begun_batch["seq"]:
             batch = {"seq": end_seq, "end": end.to_json()}
             write_json(self._context.storage, self._context.layout.batch, batch)
-            self._said = batch
+            self._last_begun_batch = batch
 
     def _apply_entries(
         self, entries: Sequence[dict[str, Any]], end_seq: int, wait_until_recorded: Callable[[], None] = lambda: None
@@ -345,7 +345,7 @@ class Applier:
             done.append(_Done(entry["table"], changes[TS].cast(pa.int64()).to_numpy(), counted))
         return done
 
-    def _clean(self, manifest: dict[str, Any]) -> None:
+    def _remove_staged(self, manifest: dict[str, Any]) -> None:
         """Remove what is not needed any more of what was staged."""
         used = {name for entry in manifest["tables"] for name in entry["staged"]}
         for index, name in manifest["staged"]:
@@ -355,11 +355,11 @@ class Applier:
     def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: Emptied | None) -> None:
         table, coverage = self._plan.tables[index], self._coverage[index]
         if not table.key:
-            self._count(index, changes, end_seq, emptied.seq if emptied else None)
+            self._apply_keyless(index, changes, end_seq, emptied.seq if emptied else None)
             return
         if emptied is not None:
             # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
-            self._commit(index, lambda _: emptied, emptied.seq)
+            self._commit_table(index, lambda _: emptied, emptied.seq)
         start = self._plan.start_seq(index)
         newest = max([start, *coverage.high_watermarks])
 
@@ -372,9 +372,9 @@ class Applier:
                     final_changes = uncovered(connection, table, coverage.chunks, coverage.high_watermarks, start, final_changes)
             return Upserted(final_changes) if final_changes.num_rows else None
 
-        self._commit(index, decide, end_seq)
+        self._commit_table(index, decide, end_seq)
 
-    def _count(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
+    def _apply_keyless(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
         """Apply changes to a table without a key. Nothing but the markers keeps a deletion from being done twice."""
         table = self._plan.tables[index]
         covered = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
@@ -385,10 +385,10 @@ class Applier:
             change = net(after(changes, applied_seq), [c.name for c in table.copied])
             return Counted(change, since) if change or since else None
 
-        with found_rows(table, self.lineage):
-            self._commit(index, decide, end_seq)
+        with found_rows(table, self.timeline):
+            self._commit_table(index, decide, end_seq)
 
-    def _commit(self, index: int, decide: Decide, reached: int) -> None:
+    def _commit_table(self, index: int, decide: Decide, reached: int) -> None:
         """One commit, which says how far the table is then; nothing if it is so far already."""
         target = self.tables[index]
 
@@ -398,4 +398,4 @@ class Applier:
         failpoint("table.before_commit")
         target.commit(due, {self._marker: reached}, self.fence)
         failpoint("table.after_commit")
-        self._changed(index)
+        self._on_table_commit(index)

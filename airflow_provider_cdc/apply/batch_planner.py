@@ -40,7 +40,7 @@ class BatchPlanner:
     ``full`` says whether the last batch ended because it was full: there is more behind it.
     """
 
-    full = False
+    has_backlog = False
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class BatchPlanner:
             detours=lambda: look_up(connection, [name for name, definitions in captured.items() if not definitions.ended]),
         )
 
-    def wait(self, start: Offset, seconds: float) -> bool:
+    def wait_for_changes(self, start: Offset, seconds: float) -> bool:
         """Wait until something is new.
 
         :param start: up to where the binlog is known.
@@ -76,7 +76,7 @@ class BatchPlanner:
             time.sleep(min(_LOOK_SECONDS, left))
         return True
 
-    def advance(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
+    def find_batch_end(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
         """End of the batch that begins at ``start``; ``start`` itself if nothing is new, or it stands before a DDL.
 
         :param max_bytes: bytes of binlog after which the batch ends with the next transaction.
@@ -140,7 +140,7 @@ class BatchPlanner:
         numbered = gtids_on and (start.numbered or target <= at)
         return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), str(applied_gtids), file_began, numbered)
 
-    def pieces(self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int) -> list[Offset]:
+    def find_range_ends(self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int) -> list[Offset]:
         """Ends of the pieces of the batch that begins at ``start``, one behind the other; none if nothing is new.
 
         :param max_bytes: as for :meth:`advance`, of the whole batch.
@@ -151,10 +151,10 @@ class BatchPlanner:
         ends, target, at = list[Offset](), binlog_end(self._connection), start
         available_bytes = target.position - start.at.position if target.file == start.at.file else max_bytes
         size, rows = min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count))), -(-max_rows // reader_count)
-        while len(ends) < reader_count and len(ends) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
+        while len(ends) < reader_count and len(ends) * size < max_bytes and (end := self.find_batch_end(at, size, rows)) != at:
             ends.append(end)
             at = end
-        self.full = at.at < target and not at.before_ddl
+        self.has_backlog = at.at < target and not at.before_ddl
         return ends
 
     def close(self) -> None:

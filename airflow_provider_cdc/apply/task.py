@@ -45,9 +45,9 @@ class StreamJob:
     """What the stream's source and tasks need. Travels in a closure, with the password in it.
 
     :param connect_args: pymysql.connect keyword arguments.
-    :param planner: (server id, replica uuid) of the planner.
-    :param readers: the same of each task that reads a piece of a batch.
-    :param lineage: numbers the transactions of the server that is read.
+    :param planner_replica: (server id, replica uuid) of the planner.
+    :param reader_replicas: the same of each task that reads a piece of a batch.
+    :param timeline: numbers the transactions of the server that is read.
     :param sink: where the changes are staged.
     :param storage: where the plan is.
     :param pipeline: name of the pipeline.
@@ -55,19 +55,19 @@ class StreamJob:
     :param max_batch_bytes: soft limit of a batch in bytes of binlog.
     :param max_batch_rows: soft limit of a batch in changed rows.
     :param zero_dates: ``source.zero_dates``.
-    :param piece_bytes: bytes of binlog that are worth a reader of their own.
+    :param min_range_bytes: bytes of binlog that are worth a reader of their own.
     :param deletes: ``sink.deletes``.
     :param section: number of the epoch's section: one ends where a DDL has to be followed.
-    :param tell_ddl: whether it is, instead of an error.
-    :param only: index of the only table whose changes are wanted, if not all are.
-    :param share: name of the plan by which a table is read again as a whole: what is read by it no planner has walked
+    :param follows_ddl: whether it is, instead of an error.
+    :param only_table: index of the only table whose changes are wanted, if not all are.
+    :param plan_file: name of the plan by which a table is read again as a whole: what is read by it no planner has walked
         before. ``None`` for the pipeline's own plan.
     """
 
     connect_args: dict[str, Any]
-    planner: tuple[int, str]
-    readers: tuple[tuple[int, str], ...]
-    lineage: Lineage
+    planner_replica: tuple[int, str]
+    reader_replicas: tuple[tuple[int, str], ...]
+    timeline: Lineage
     sink: Sink
     storage: Storage
     pipeline: str
@@ -75,18 +75,18 @@ class StreamJob:
     max_batch_bytes: int
     max_batch_rows: int
     zero_dates: str = "error"
-    piece_bytes: int = 16 << 20
+    min_range_bytes: int = 16 << 20
     deletes: Deletes = ALL_HARD
     section: int = 0
-    tell_ddl: bool = False
-    only: int | None = None
-    share: str | None = None
+    follows_ddl: bool = False
+    only_table: int | None = None
+    plan_file: str | None = None
 
-    def plan(self) -> Plan:
+    def load_plan(self) -> Plan:
         """The plan in the sink, as this section has found it: a process reads it once."""
         key = (self.storage.location(), self.pipeline, self.epoch, self.section)
-        if self.share is not None:
-            plan = Plan.from_json(read_json(self.storage, self.share))
+        if self.plan_file is not None:
+            plan = Plan.from_json(read_json(self.storage, self.plan_file))
         elif key in _PLANS:
             plan = _PLANS[key]
         else:
@@ -97,43 +97,43 @@ class StreamJob:
         # Where the deleted row is kept as the delete's old image has it, that must have all of it.
         return plan.with_zero_dates(self.zero_dates).with_whole_rows(lambda table: self.deletes.of(table) == SOFT)
 
-    def _open(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
+    def _open_binlog(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
         return BinlogStream(
             self.connect_args,
             server_id=replica[0],
             replica_uuid=replica[1],
             file=at.file,
             position=at.position,
-            server=self.lineage.server,
+            server=self.timeline.server,
         )
 
     def make_planner(self) -> BatchPlanner:
         """BatchPlanner of this stream."""
         from airflow_provider_cdc.apply.batch_planner import BatchPlanner  # compiled: not for drivers, as in slices.py
 
-        tables, connection = self._captured(self.plan()), connect(self.connect_args)
+        tables, connection = self._captured_tables(self.load_plan()), connect(self.connect_args)
         return BatchPlanner(
-            connection, lambda at: self._open(at, self.planner), tables, self.lineage, tell_ddl=self.tell_ddl
+            connection, lambda at: self._open_binlog(at, self.planner_replica), tables, self.timeline, tell_ddl=self.follows_ddl
         )
 
-    def _captured(self, plan: Plan) -> Captured:
-        definitions = plan.definitions_of(self.lineage)
-        return by_table(definitions if self.only is None else [definitions[self.only]])
+    def _captured_tables(self, plan: Plan) -> Captured:
+        definitions = plan.definitions_of(self.timeline)
+        return by_table(definitions if self.only_table is None else [definitions[self.only_table]])
 
-    def open_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
+    def make_counted_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
         """The same, and the requests to an object store that this took."""
         with counting(Traffic()) as requests:
             return self.make_planner(), requests.to_json()
 
-    def pieces(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
+    def find_range_ends(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
         """Ends of the pieces in which the next batch is read; none if nothing is new.
 
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
         with moved():
-            return planner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
+            return planner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.reader_replicas), self.min_range_bytes)
 
-    def stage(
+    def stage_range(
         self, start: Offset, end: Offset, attempt: str, reader_index: int = 0, earlier_requests: Sequence[dict[str, int]] = ()
     ) -> dict[str, Any]:
         """Decode the transactions in (start, end].
@@ -151,17 +151,17 @@ class StreamJob:
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
         with moved(), counting(Traffic()) as requests:
-            manifest = self._stage(start, end, attempt, reader_index)
+            manifest = self._stage_range(start, end, attempt, reader_index)
         return {**manifest, "asked": summed([*earlier_requests, requests.to_json()])}
 
-    def _stage(self, start: Offset, end: Offset, attempt: str, reader_index: int) -> dict[str, Any]:
+    def _stage_range(self, start: Offset, end: Offset, attempt: str, reader_index: int) -> dict[str, Any]:
         # Compiled: not for drivers, as in slices.py.
         from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
         from airflow_provider_cdc.mysql.positions.lookback import look_back
 
         failpoint("batch.before_read")
-        plan = self.plan()
-        name = f"epoch-{self.epoch}/{self.lineage.seq(start.at)}-{attempt}"
+        plan = self.load_plan()
+        name = f"epoch-{self.epoch}/{self.timeline.seq(start.at)}-{attempt}"
         outputs = _Outputs(self.sink.staging(), plan, name, self.deletes)
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
@@ -169,7 +169,7 @@ class StreamJob:
             applied_seqs = [seq for seq, gtid in binlog.names().items() if gtid and gtid in applied_gtids] if applied_gtids else []
             for table, batch in changes:
                 if table.fingerprint() != tables[table.id].newest.fingerprint():
-                    at = self.lineage.position(batch[SEQ][0].as_py())
+                    at = self.timeline.position(batch[SEQ][0].as_py())
                     raise TerminalError.of_table(
                         f"rows of {table.label} at {at} are of the definition before an ALTER: an XA transaction was "
                         "prepared before it",
@@ -181,9 +181,9 @@ class StreamJob:
                     outputs.of(table).add(unapplied)
 
         def open_at(at: Position) -> BinlogStream:
-            return self._open(at, self.readers[reader_index])
+            return self._open_binlog(at, self.reader_replicas[reader_index])
 
-        tables = self._captured(plan)
+        tables = self._captured_tables(plan)
         newest_definitions = [definitions.newest for definitions in tables.values() if not definitions.ended]
         text_decoders = decoders(lambda: closing(connect(self.connect_args)), newest_definitions)
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
@@ -192,15 +192,15 @@ class StreamJob:
         prepared = Prepared(read_prepared(ending, open_at, tables), lookback.rows, tables)
         applied_gtids = kind_of(start.server).parse(start.held)
         # What leads to captured tables the planner has looked up, which has walked here before.
-        indirect_writes = Detours if self.share is None else partial(_looked_up, self.connect_args, tables)
-        binlog = BinlogReader(open_at, tables, self.lineage, text_decoders, named=bool(applied_gtids), detours=indirect_writes)
+        indirect_writes = Detours if self.plan_file is None else partial(_looked_up, self.connect_args, tables)
+        binlog = BinlogReader(open_at, tables, self.timeline, text_decoders, named=bool(applied_gtids), detours=indirect_writes)
         try:
             binlog.expect(start)
             for step in binlog.steps(start.at, end.at):
                 if step.item is not None and applied_gtids and step.item.gtid in applied_gtids:
                     prepared.follow(step.item)
                 elif step.item is not None:
-                    seq = self.lineage.seq(Position(step.file, step.position))
+                    seq = self.timeline.seq(Position(step.file, step.position))
                     if step.item.emptied is not None:
                         write(binlog.take())
                         outputs.empty(tables[step.item.emptied].newest, seq, step.item.commit_us)
@@ -288,7 +288,7 @@ class _Output:
         keeps_rows: bool = False,
     ) -> None:
         self._table, self.name, self._writer = table, name, writer
-        self.truncated, self.kept = truncated, keeps_rows
+        self.truncated, self.keeps_rows = truncated, keeps_rows
         self.rows = 0
 
     def add(self, changes: pa.RecordBatch) -> None:
@@ -317,7 +317,7 @@ class _Output:
             "rows": self.rows,
             "emptied": emptied,
             "emptied_at": at,
-            "kept": self.kept,
+            "kept": self.keeps_rows,
         }
 
 
@@ -330,13 +330,13 @@ class _Outputs:
 
     def __init__(self, staging: Staging, plan: Plan, name: str, deletes: Deletes) -> None:
         self._staging, self._plan, self._name, self._deletes = staging, plan, name, deletes
-        self._numbers = {t.id: i for i, t in enumerate(plan.tables)}
-        self._found: dict[int, list[_Output]] = {}
+        self._indexes = {t.id: i for i, t in enumerate(plan.tables)}
+        self._outputs: dict[int, list[_Output]] = {}
 
-    def of(self, table: TableSchema) -> _Output:
+    def for_table(self, table: TableSchema) -> _Output:
         """That of one table."""
-        index = self._numbers[table.id]
-        return self._found[index][-1] if index in self._found else self._begin(index)
+        index = self._indexes[table.id]
+        return self._outputs[index][-1] if index in self._outputs else self._open_output(index)
 
     def empty(self, table: TableSchema, seq: int, at: int) -> None:
         """A table is truncated here.
@@ -346,28 +346,28 @@ class _Outputs:
         """
         delete_mode = self._deletes.of(table)
         if delete_mode == HARD:
-            self.of(table).empty((seq, at))
+            self.for_table(table).empty((seq, at))
         elif delete_mode != IGNORE:  # what was before must be applied first: it stays
-            self._begin(self._numbers[table.id], (seq, at), kept=True)
+            self._open_output(self._indexes[table.id], (seq, at), kept=True)
 
-    def _begin(self, index: int, truncated: tuple[int, int] | None = None, *, keeps_rows: bool = False) -> _Output:
-        earlier_outputs = self._found.setdefault(index, [])
+    def _open_output(self, index: int, truncated: tuple[int, int] | None = None, *, keeps_rows: bool = False) -> _Output:
+        earlier_outputs = self._outputs.setdefault(index, [])
         name = f"{self._name}-{index}" + (f"-{len(earlier_outputs)}" if earlier_outputs else "")
         table = self._plan.tables[index]
         with of_table(table):
             writer = self._staging.writer(table, name)
-        earlier_outputs.append(_Output(table, name, writer, truncated, kept=keeps_rows))
+        earlier_outputs.append(_Output(table, name, writer, truncated, keeps_rows=keeps_rows))
         return earlier_outputs[-1]
 
     def close(self) -> None:
         """Write what is left."""
-        for index in self._found:
-            for output in self._found[index]:
+        for index in self._outputs:
+            for output in self._outputs[index]:
                 output.close()
 
     def manifest(self) -> dict[str, Any]:
         """Its part of the manifest."""
-        outputs = [(i, output) for i in sorted(self._found) for output in self._found[i]]
+        outputs = [(i, output) for i in sorted(self._outputs) for output in self._outputs[i]]
         return {
             "tables": [o.manifest(i) for i, o in outputs if o.rows or o.truncated],
             "staged": [[i, o.name] for i, o in outputs],

@@ -47,13 +47,13 @@ class Coverage:
     :param chunks: chunks of the table in key order.
     :param high_watermarks: ``_cdc_seq`` of the HW of each.
     :param rows: rows that the snapshot wrote.
-    :param files: the binlog files of the high watermarks: base of the segment, name, and when the server had begun it.
+    :param binlog_files: the binlog files of the high watermarks: base of the segment, name, and when the server had begun it.
     """
 
     chunks: tuple[Chunk, ...]
     high_watermarks: tuple[int, ...]
     rows: int
-    files: frozenset[tuple[int, str, int]] = frozenset()
+    binlog_files: frozenset[tuple[int, str, int]] = frozenset()
 
 
 def generation_fence(plan: Plan, table: int, revision: int | None = None) -> Fence:
@@ -155,14 +155,14 @@ def since_of(plan: Plan, entry: Mapping[str, Any]) -> Offset:
 class Totals:
     """What attempts of a group hold.
 
-    :param files: entries of the manifests.
+    :param entries: entries of the manifests.
     :param chunks: the chunks in them, with ``bytes`` added.
     :param rows: rows in the files.
     :param min_lw: lowest low watermark.
     :param max_hw: highest high watermark.
     """
 
-    files: tuple[dict[str, Any], ...]
+    entries: tuple[dict[str, Any], ...]
     chunks: tuple[dict[str, Any], ...]
     rows: int
     min_lw: Position
@@ -179,13 +179,13 @@ class Group:
     """One chunk group of a plan, as the sink has it.
 
     :param number: its number.
-    :param opened: sink tables of all tables of the plan, if the caller has them open.
+    :param open_tables: sink tables of all tables of the plan, if the caller has them open.
     """
 
     context: Context
     plan: Plan
     number: int
-    opened: Sequence[SinkTable] = ()
+    open_tables: Sequence[SinkTable] = ()
 
     @cached_property
     def chunks(self) -> list[Chunk]:
@@ -201,43 +201,43 @@ class Group:
     def tables(self) -> dict[int, SinkTable]:
         """Sink tables that it concerns, by their index in the plan."""
         concerned, sink = sorted({c.table for c in self.chunks}), self.context.sink
-        return {i: self.opened[i] if self.opened else sink.table(self.plan.tables[i]) for i in concerned}
+        return {i: self.open_tables[i] if self.open_tables else sink.table(self.plan.tables[i]) for i in concerned}
 
     @property
     def marker(self) -> str:
         """Name of its marker."""
         return group_marker(self.plan, self.number)
 
-    def markers(self) -> dict[int, int]:
+    def published_by_table(self) -> dict[int, int]:
         """The published attempt of each table that has one."""
         attempts = {index: target.markers().get(self.marker) for index, target in self.tables.items()}
         return {index: attempt for index, attempt in attempts.items() if attempt is not None}
 
-    def published(self) -> int | None:
+    def published_attempt(self) -> int | None:
         """The lowest attempt that is published in a table; ``None`` while a table has none."""
-        attempts = self.markers()
+        attempts = self.published_by_table()
         return min(attempts.values()) if len(attempts) == len(self.tables) else None
 
     def newest_attempt(self) -> int:
         """Highest attempt that left anything: a lost bookkeeping database must not count from 1 again."""
-        return max([*self._complete(), *(attempt for attempt, _ in self._left())], default=0)
+        return max([*self._complete_attempt_numbers(), *(attempt for attempt, _ in self._attempt_files())], default=0)
 
-    def has_manifest(self) -> bool:
+    def has_complete_attempt(self) -> bool:
         """Whether an attempt was complete, so that it may have been published."""
-        return any(True for _ in self._complete())
+        return any(True for _ in self._complete_attempt_numbers())
 
-    def complete_attempts(self) -> int:
+    def count_complete_attempts(self) -> int:
         """How many attempts were read to their end."""
-        return sum(1 for _ in self._complete())
+        return sum(1 for _ in self._complete_attempt_numbers())
 
-    def _complete(self) -> Iterator[int]:
+    def _complete_attempt_numbers(self) -> Iterator[int]:
         """Attempts that have a manifest."""
         folder = self.context.layout.group(self.plan.generation, self.number)
         for name, _ in self.context.storage.list(folder):
             if match := _ATTEMPT.fullmatch(name.removeprefix(f"{folder}/")):
                 yield int(match[1])
 
-    def _left(self) -> Iterator[tuple[int, str]]:
+    def _attempt_files(self) -> Iterator[tuple[int, str]]:
         """What attempts have left in the folders of tables: attempt and name of each file."""
         layout, plan = self.context.layout, self.plan
         for folder in (layout.slices(plan.tables[i], plan.generation, self.number) for i in self.tables):
@@ -246,7 +246,7 @@ class Group:
                 if attempt.isdigit():
                     yield int(attempt), name
 
-    def manifest(self, attempt: int) -> list[dict[str, Any]]:
+    def read_manifest(self, attempt: int) -> list[dict[str, Any]]:
         """Manifest of an attempt that is published or staged: one entry a file.
 
         :raises TerminalError: if it is missing.
@@ -268,7 +268,7 @@ class Group:
         """
         name = self.context.layout.attempt(self.plan.generation, self.number, attempt)
         write_json_once(self.context.storage, name, entries)
-        return self.manifest(attempt)
+        return self.read_manifest(attempt)
 
     def publish(self, attempt: int, entries: Sequence[dict[str, Any]]) -> None:
         """Write an attempt's manifest, then one commit a table. The first attempt whose marker stands has won.
@@ -286,48 +286,48 @@ class Group:
             self.tables[index].commit(decide, {self.marker: attempt}, generation_fence(self.plan, index))
             failpoint("group.after_commit")
 
-    def notes(self, attempt: int) -> Notes:
+    def signals(self, attempt: int) -> Notes:
         """The notes between driver and readers of an attempt."""
         layout = self.context.layout
         return Notes(self.context.storage, layout.notes(self.plan.generation, self.number, attempt))
 
-    def finished_before(self, request: TaskRequest) -> bool | None:
+    def is_finished_for(self, request: TaskRequest) -> bool | None:
         """Whether the group was finished for this request already, rather than for an earlier one of the same task.
 
         :returns: ``None`` if it was never finished for the task.
         """
-        record = read_whole_json(self.context.storage, self._request(request))
+        record = read_whole_json(self.context.storage, self._request_file(request))
         return None if record is None else record["request"] == request.number
 
-    def note_finished(self, request: TaskRequest | None) -> None:
+    def record_finished(self, request: TaskRequest | None) -> None:
         """Write down that the group is finished for a request: in the sink, since the bookkeeping may be lost."""
-        if request is not None and not self.finished_before(request):
-            write_json(self.context.storage, self._request(request), {"task": request.task, "request": request.number})
+        if request is not None and not self.is_finished_for(request):
+            write_json(self.context.storage, self._request_file(request), {"task": request.task, "request": request.number})
 
-    def _request(self, request: TaskRequest) -> str:
+    def _request_file(self, request: TaskRequest) -> str:
         return self.context.layout.request(self.plan.generation, self.number, request.task)
 
-    def finished_slices(self, above_attempt: int = 0) -> list[tuple[int, str]]:
+    def list_finished_slices(self, above_attempt: int = 0) -> list[tuple[int, str]]:
         """Attempt and name of the manifest of each finished slice.
 
         :param above_attempt: only of attempts above this one.
         """
-        return sorted((attempt, name) for attempt, name in self._left() if attempt > above_attempt and _SLICE.search(name))
+        return sorted((attempt, name) for attempt, name in self._attempt_files() if attempt > above_attempt and _SLICE.search(name))
 
-    def finished(self, above_attempt: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
+    def read_finished_slices(self, above_attempt: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
         """Attempt and manifest of finished slices by number; a later attempt's stands before an earlier one's.
 
         :param above_attempt: only of attempts above this one.
         """
         by_number: dict[int, tuple[int, dict[str, Any]]] = {}
-        for attempt, name in self.finished_slices(above_attempt):
+        for attempt, name in self.list_finished_slices(above_attempt):
             manifest = read_whole_json(self.context.storage, name)
-            no = manifest["slice"] if manifest and self._is_whole(manifest) else None
+            no = manifest["slice"] if manifest and self._is_valid_slice(manifest) else None
             if no is not None and attempt >= by_number.get(no, (0, {}))[0]:
                 by_number[no] = attempt, manifest
         return by_number
 
-    def _is_whole(self, manifest: Mapping[str, Any]) -> bool:
+    def _is_valid_slice(self, manifest: Mapping[str, Any]) -> bool:
         """Whether a slice is what its manifest says, and that is what the plan asks for."""
         chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
         begin, seq = since_of(self.plan, manifest).at, numbering(self.plan, manifest).seq
@@ -343,7 +343,7 @@ class Group:
             and self.tables[manifest["table"]].staged(DataFile(**manifest["file"]))
         )
 
-    def totals(self, attempts: Mapping[int, int]) -> Totals:
+    def read_totals(self, attempts: Mapping[int, int]) -> Totals:
         """What attempts hold.
 
         :param attempts: the attempt of each table, such as :meth:`markers`.
@@ -351,7 +351,7 @@ class Group:
         listed = [
             (attempt, entry)
             for attempt in set(attempts.values())
-            for entry in self.manifest(attempt)
+            for entry in self.read_manifest(attempt)
             if attempts.get(entry["table"]) == attempt
         ]
         chunks = tuple(row for attempt, entry in listed for row in chunk_rows(attempt, entry))
@@ -366,13 +366,13 @@ class Group:
             tuple(entry for _, entry in listed), chunks, sum(entry["file"]["rows"] for _, entry in listed), low, high
         )
 
-    def adopt(self, state_database: Store, expected_attempt: int) -> None:
+    def mirror_published(self, state_database: Store, expected_attempt: int) -> None:
         """Bring the bookkeeping up to what the sink says of a published group.
 
         :param expected_attempt: attempt that the caller has read in the bookkeeping.
         """
-        plan, published = self.plan, self.markers()
-        totals, attempt = self.totals(published), max(published.values())
+        plan, published = self.plan, self.published_by_table()
+        totals, attempt = self.read_totals(published), max(published.values())
         state_database.chunks_done(plan.pipeline, plan.generation, results(totals.chunks))
         failpoint("books.after_chunks")
         low, high = totals.min_lw.to_json(), totals.max_hw.to_json()

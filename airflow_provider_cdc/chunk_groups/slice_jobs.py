@@ -26,19 +26,19 @@ def job_of(
     context = group.context
     return SnapshotJob(
         connect_args=dict(context.connect_args),
-        replicas=replicas(context, group.number, attempt, len(slice_numbers)),
+        replica_ids=replicas(context, group.number, attempt, len(slice_numbers)),
         sink=context.sink,
         storage=context.storage,
         layout=context.layout,
         generation=group.plan.generation,
         group=group.number,
         attempt=attempt,
-        missing=tuple(slice_numbers),
+        slice_numbers=tuple(slice_numbers),
         limits=context.pipeline.snapshot.limits,
         zero_dates=context.pipeline.source.zero_dates,
-        lineage=timeline.newest,
-        since=resume_point,
-        reading=resnapshot_number,
+        timeline=timeline.newest,
+        resume_point=resume_point,
+        resnapshot_number=resnapshot_number,
     )
 
 

@@ -50,7 +50,7 @@ class SnapshotJob:
     tasks have to know of tables and chunks they read from the group's share of the plan in the sink.
 
     :param connect_args: pymysql.connect keyword arguments.
-    :param replicas: for each worker (server id, replica uuid) of each copy of its task that may be at work at the same
+    :param replica_ids: for each worker (server id, replica uuid) of each copy of its task that may be at work at the same
         time.
     :param sink: where the rows go.
     :param storage: where plan and manifests are.
@@ -58,30 +58,30 @@ class SnapshotJob:
     :param generation: number of the snapshot.
     :param group: number of the chunk group.
     :param attempt: number of the attempt.
-    :param missing: numbers of the slices to read.
+    :param slice_numbers: numbers of the slices to read.
     :param limits: what all workers together may ask of the server.
     :param zero_dates: ``source.zero_dates``.
-    :param lineage: numbers the transactions of the server that is read: the newest segment, by itself.
-    :param since: the resume point before the reading began: what the files lack stands behind it.
-    :param reading: number of the reading, where something is read that was read before; else 0.
+    :param timeline: numbers the transactions of the server that is read: the newest segment, by itself.
+    :param resume_point: the resume point before the reading began: what the files lack stands behind it.
+    :param resnapshot_number: number of the reading, where something is read that was read before; else 0.
     """
 
     connect_args: dict[str, Any]
-    replicas: tuple[tuple[tuple[int, str], ...], ...]
+    replica_ids: tuple[tuple[tuple[int, str], ...], ...]
     sink: Sink
     storage: Storage
     layout: Layout
     generation: int
     group: int
     attempt: int
-    missing: tuple[int, ...]
+    slice_numbers: tuple[int, ...]
     limits: Limits
     zero_dates: str
-    lineage: Lineage
-    since: Offset
-    reading: int
+    timeline: Lineage
+    resume_point: Offset
+    resnapshot_number: int
 
-    def read(self, worker: int, task_copy: int = 0) -> Iterator[dict[str, Any]]:
+    def read_slices(self, worker: int, task_copy: int = 0) -> Iterator[dict[str, Any]]:
         """Read a worker's share of the slices, one after the other. Those that another copy has finished are not read.
 
         :param worker: number of the worker, from 0.
@@ -92,13 +92,13 @@ class SnapshotJob:
         with counting(Traffic()) as request_counts:
             reader = _Worker(self, worker, task_copy)
         with closing(reader):
-            for no in self.missing[worker :: len(self.replicas)]:
+            for no in self.slice_numbers[worker :: len(self.replica_ids)]:
                 with counting(request_counts):
                     manifest = reader.slice(no)
                 yield manifest | {"asked": request_counts.to_json()}
                 request_counts = Traffic()
 
-    def manifest(self, table: TableSchema, number: int) -> str:
+    def manifest_name(self, table: TableSchema, number: int) -> str:
         """Name of the manifest of a slice, which is there when the slice is finished."""
         return self.layout.slice(table, self.generation, self.group, self.attempt, number)
 
@@ -113,48 +113,48 @@ class _Worker:
         # Compiled, and so 100 MB of memory, which the driver does not need.
         from airflow_provider_cdc.mysql.chunks.keyless import pieces
 
-        self._pieces = read_chunk_parts
+        self._read_chunk_parts = read_chunk_parts
         layout, storage = job.layout, job.storage
         copies = job.replicas[worker]
-        self._job, self._replica = job, copies[task_copy % len(copies)]
+        self._job, self._replica_id = job, copies[task_copy % len(copies)]
         group_plan = read_json(storage, layout.share(job.generation, job.group))
         self._plan = Plan.from_json(group_plan).with_zero_dates(job.zero_dates)
         self._slices = slices(self._plan.chunks)
         notes = Notes(storage, layout.notes(job.generation, job.group, job.attempt))
-        self._stopped = notes.check
+        self._raise_if_stopped = notes.check
         self._connection = connect(job.connect_args)
         limits = job.limits.share(len(job.replicas))
         self._throttle = Throttle(self._connection, limits, lambda why: notes.pause(worker, why))
-        self._marks = watermarks(self._connection, job.lineage.server)
-        self._windows: WindowReader | None = None
-        self._begun: dict[str, int] = {}
+        self._watermarks = watermarks(self._connection, job.lineage.server)
+        self._window_reader: WindowReader | None = None
+        self._file_begin_times: dict[str, int] = {}
 
     def close(self) -> None:
         """Close all connections."""
-        self._close_windows()
+        self._close_window_reader()
         self._connection.close()
 
-    def slice(self, no: int) -> dict[str, Any]:
+    def read_slice(self, no: int) -> dict[str, Any]:
         """Manifest of a slice, which is read unless another copy has finished it."""
         chunks = self._slices[no]
         table = self._plan.tables[chunks[0].table]
         name = self._job.manifest(table, no)
         manifest: dict[str, Any] | None = read_json(self._job.storage, name)
         if manifest is None:
-            manifest = self._read(table, no, chunks, name)
+            manifest = self._stage_slice(table, no, chunks, name)
         return manifest
 
-    def _read(self, table: TableSchema, no: int, chunks: Sequence[Chunk], name: str) -> dict[str, Any]:
+    def _stage_slice(self, table: TableSchema, no: int, chunks: Sequence[Chunk], name: str) -> dict[str, Any]:
         job, target = self._job, self._job.sink.table(table)
         chunk_entries: list[dict[str, Any]] = []
         started = time.time()
         failpoint("file.before_write")
         place = f"{job.generation}/{job.group}/{job.attempt}/slice-{no:05d}-{uuid.uuid4().hex[:12]}"
-        file = target.stage(place, self._rows(table, chunks, chunk_entries))
+        file = target.stage(place, self._read_chunks(table, chunks, chunk_entries))
         try:
             failpoint("file.after_write")
             same_definition(self._connection, table, Position.from_json(chunk_entries[-1]["hw"]))
-            manifest = self._manifest(table, no, file, chunk_entries) | {"began": round(started, 3)}
+            manifest = self._build_manifest(table, no, file, chunk_entries) | {"began": round(started, 3)}
         except BaseException:
             target.discard(file)
             raise
@@ -164,7 +164,7 @@ class _Worker:
         failpoint("manifest.after_write")
         return manifest
 
-    def _manifest(self, table: TableSchema, no: int, file: DataFile, chunk_entries: list[dict[str, Any]]) -> dict[str, Any]:
+    def _build_manifest(self, table: TableSchema, no: int, file: DataFile, chunk_entries: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "slice": no,
             "table": self._slices[no][0].table,
@@ -175,22 +175,22 @@ class _Worker:
             "file": file.to_json(),
             "ended": round(time.time(), 3),
             "chunks": chunk_entries,
-            "binlogs": {name: self._when_begun(name) for name in {entry["hw"][0] for entry in chunk_entries}},
+            "binlogs": {name: self._file_begin_time(name) for name in {entry["hw"][0] for entry in chunk_entries}},
         }
 
-    def _rows(self, table: TableSchema, chunks: Sequence[Chunk], chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
+    def _read_chunks(self, table: TableSchema, chunks: Sequence[Chunk], chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
         """Rows of chunks as they are read, so that few are held.
 
         :param chunk_entries: gets what the manifest says of each chunk.
         """
         for chunk in chunks:
-            self._throttle.wait(self._stopped)
-            yield from self._chunk(table, chunk, chunk_entries)
+            self._throttle.wait(self._raise_if_stopped)
+            yield from self._read_chunk(table, chunk, chunk_entries)
 
-    def _chunk(self, table: TableSchema, chunk: Chunk, chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
+    def _read_chunk(self, table: TableSchema, chunk: Chunk, chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
         count, started = 0, time.monotonic()
-        parts = self._pieces(
-            self._connection, self._windows_of(chunk.table), table, chunk, self._job.lineage, self._marks
+        parts = self._read_chunk_parts(
+            self._connection, self._window_reader_for(chunk.table), table, chunk, self._job.lineage, self._watermarks
         )
         with closing(parts):
             for part in parts:
@@ -207,12 +207,12 @@ class _Worker:
                 yield part.rows
                 del part  # not held while the next one is read
                 if not table.key:
-                    self._throttle.pace(self._stopped)
+                    self._throttle.pace(self._raise_if_stopped)
                 started = time.monotonic()
         chunk_entries.append(entry)
 
-    def _open(self, position: Position) -> BinlogStream:
-        server_id, replica_uuid = self._replica
+    def _open_binlog(self, position: Position) -> BinlogStream:
+        server_id, replica_uuid = self._replica_id
         return BinlogStream(
             self._job.connect_args,
             server_id=server_id,
@@ -222,31 +222,31 @@ class _Worker:
             server=self._job.lineage.server,
         )
 
-    def _windows_of(self, index: int) -> WindowReader:
+    def _window_reader_for(self, index: int) -> WindowReader:
         from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
         from airflow_provider_cdc.mysql.positions.lookback import look_back
 
         table = self._plan.tables[index]
-        if self._windows is None or self._windows.table is not table:
-            self._close_windows()
+        if self._window_reader is None or self._window_reader.table is not table:
+            self._close_window_reader()
             lineage = self._job.lineage
             definitions = self._plan.definitions_of(lineage)[index]
             texts = decoders(lambda: nullcontext(self._connection), [table])
             find_definition = partial(look_back, self._job.connect_args, lineage.server, by_table([definitions]))
-            self._windows = WindowReader(self._open, definitions, lineage, find_definition, texts)
-        return self._windows
+            self._window_reader = WindowReader(self._open_binlog, definitions, lineage, find_definition, texts)
+        return self._window_reader
 
-    def _close_windows(self) -> None:
-        if self._windows is not None:
-            self._windows.close()
+    def _close_window_reader(self) -> None:
+        if self._window_reader is not None:
+            self._window_reader.close()
 
-    def _when_begun(self, file: str) -> int:
+    def _file_begin_time(self, file: str) -> int:
         """When the server began a binlog file."""
-        if file not in self._begun:
-            self._close_windows()
+        if file not in self._file_begin_times:
+            self._close_window_reader()
             offset = Offset(self._job.lineage.server, Position(file, 0), "")
-            self._begun[file] = with_beginning(offset, self._open).began
-        return self._begun[file]
+            self._file_begin_times[file] = with_beginning(offset, self._open_binlog).began
+        return self._file_begin_times[file]
 
 
 #: Runs a job on all of its workers and returns the manifests of the finished files.

@@ -27,7 +27,7 @@ class Deletes:
     soft: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
 
-    def of(self, table: TableSchema) -> str:
+    def mode_of(self, table: TableSchema) -> str:
         """One of :data:`DELETES`.
 
         :raises NotReadyError: if the table fits two of them, or has no key and should keep deleted rows.
@@ -42,9 +42,9 @@ class Deletes:
             )
         return modes[0] if modes else HARD
 
-    def keeps(self, table: TableSchema) -> bool:
+    def keeps_deleted_rows(self, table: TableSchema) -> bool:
         """Whether deleted rows stay."""
-        return self.of(table) != HARD
+        return self.mode_of(table) != HARD
 
 
 #: The default: all deleted rows go.

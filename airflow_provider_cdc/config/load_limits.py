@@ -20,7 +20,7 @@ class Limits:
     threads_running: int | None = None
     replica_lag_seconds: int | None = None
 
-    def share(self, readers: int) -> Limits:
+    def per_reader(self, readers: int) -> Limits:
         """The limits of one of so many readers: together they stay within these, and need not talk to each other."""
         return replace(
             self,
@@ -28,7 +28,7 @@ class Limits:
             bytes_per_second=self.bytes_per_second and self.bytes_per_second / readers,
         )
 
-    def exceeded(self, threads: int | None = None, lag: int | None = None, replica: bool = False) -> str | None:
+    def exceeded_reason(self, threads: int | None = None, lag: int | None = None, replica: bool = False) -> str | None:
         """Why no chunk may be begun now; ``None`` if one may.
 
         :param threads: ``Threads_running``.
@@ -56,17 +56,17 @@ class RateLimiter:
 
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
-        self._due = float("-inf")
+        self._next_allowed = float("-inf")
 
-    def used(self, began: float, amount: float) -> None:
+    def record_use(self, began: float, amount: float) -> None:
         """A use has happened, after the wait that it asked for.
 
         :param began: when it began, in seconds of any clock that does not go back.
         :param amount: units.
         """
         if self._rate:
-            self._due = began + amount / self._rate
+            self._next_allowed = began + amount / self._rate
 
-    def wait(self, now: float) -> float:
+    def seconds_to_wait(self, now: float) -> float:
         """Seconds to wait before the next use."""
-        return max(0.0, self._due - now)
+        return max(0.0, self._next_allowed - now)

@@ -161,7 +161,7 @@ class Pipeline:
         source = self.source
         return matches(source.tables, database, table) and not matches(source.exclude, database, table)
 
-    def keeps(self, database: str, table: str, column: str) -> bool:
+    def copies_column(self, database: str, table: str, column: str) -> bool:
         """Whether a column of a captured table is copied, unless it is one of the key: those always are."""
         included, excluded = self.source.include_columns, self.source.exclude_columns
         if included:
@@ -187,6 +187,6 @@ class Pipeline:
         """UUID with which the reader of a slot registers at the server; the same in every run."""
         return str(uuid.uuid5(_UUIDS, f"{self.name}/{self.server_id(slot)}"))
 
-    def replica(self, slot: int) -> tuple[int, str]:
+    def replica_ids(self, slot: int) -> tuple[int, str]:
         """Server id and UUID with which the reader of a slot registers at the server."""
         return self.server_id(slot), self.replica_uuid(slot)

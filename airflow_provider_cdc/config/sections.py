@@ -114,7 +114,7 @@ class Snapshot:
             check_whole("snapshot.max_threads_running", self.max_threads_running, 2 * self.parallelism + 1)
 
     @property
-    def limits(self) -> Limits:
+    def load_limits(self) -> Limits:
         """What the readers of a group may ask of the server."""
         return Limits(
             self.max_rows_per_second,

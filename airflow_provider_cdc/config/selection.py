@@ -35,7 +35,7 @@ class Selection:
     max_lag_seconds: int = MAX_LAG_SECONDS
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         tables: Sequence[str] = (),
         sample: str | None = None,
@@ -67,15 +67,15 @@ class Selection:
         parts = int(share[1]) if share else 1
         return cls(patterns, parts, today if seed is None else seed, max_rows_per_second, longest)
 
-    def takes(self, database: str, table: str) -> bool:
+    def includes(self, database: str, table: str) -> bool:
         """Whether it takes a table."""
-        return self.names(database, table) and _number(database, table) % self.parts == self.turn % self.parts
+        return self.matches_patterns(database, table) and _number(database, table) % self.parts == self.turn % self.parts
 
-    def names(self, database: str, table: str) -> bool:
+    def matches_patterns(self, database: str, table: str) -> bool:
         """Whether the patterns name a table."""
         return not self.tables or matches(self.tables, database, table)
 
-    def limits(self, limits: Limits) -> Limits:
+    def apply_to_limits(self, limits: Limits) -> Limits:
         """The pipeline's limits, and its own: the lower one counts."""
         rates = [rate for rate in (limits.rows_per_second, self.max_rows_per_second) if rate is not None]
         return replace(limits, rows_per_second=min(rates, default=None))

@@ -99,7 +99,7 @@ class Sink:
         patterns = {mode: check_patterns(f"sink.{name}.{mode}", mode_patterns) for mode, mode_patterns in value.items()}
         object.__setattr__(self, name, patterns)
 
-    def _patterns(self, name: str, mode: str) -> tuple[str, ...]:
+    def _patterns_of_mode(self, name: str, mode: str) -> tuple[str, ...]:
         """Patterns of the tables for which a setting is this word."""
         value = getattr(self, name)
         if isinstance(value, str):
@@ -107,13 +107,13 @@ class Sink:
         return tuple(value.get(mode, ()))
 
     @property
-    def deletions(self) -> Deletes:
+    def delete_policy(self) -> Deletes:
         """``deletes``, to be asked by table."""
-        return Deletes(self._patterns("deletes", SOFT), self._patterns("deletes", IGNORE))
+        return Deletes(self._patterns_of_mode("deletes", SOFT), self._patterns_of_mode("deletes", IGNORE))
 
-    def drops(self, database: str, table: str) -> bool:
+    def empties_dropped_table(self, database: str, table: str) -> bool:
         """Whether the rows of a table's copy go when the table is dropped in the source."""
-        return matches(self._patterns("on_dropped", DROP), database, table)
+        return matches(self._patterns_of_mode("on_dropped", DROP), database, table)
 
     @property
     def table_paths(self) -> TablePaths:
@@ -133,13 +133,13 @@ class Sink:
         object.__setattr__(self, "partition_by", partitions)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def sink_arguments(self) -> dict[str, Any]:
         """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
         arguments: dict[str, Any] = {}
-        if copies := self._patterns("merge", "copy_on_write"):
+        if copies := self._patterns_of_mode("merge", "copy_on_write"):
             arguments["copies"] = copies
-        if self.deletions != ALL_HARD:
-            arguments["deletes"] = self.deletions
+        if self.delete_policy != ALL_HARD:
+            arguments["deletes"] = self.delete_policy
         if self.table_paths != DEFAULT:
             arguments["table_path"] = self.table_paths
         if self.adopt:

@@ -88,29 +88,29 @@ class StoreAccess:
     """What a connection says of a store. Its ``repr`` shows no secret; it travels to tasks as passwords do.
 
     :param store: kind of the store.
-    :param what: what messages call it.
+    :param label: what messages call it.
     :param config: settings of the store, by the names that libraries on top of ``object_store`` share.
     :param client: settings of the HTTP client.
-    :param keys: keys of AWS: id, secret, and token or ``None``.
-    :param role: what AWS shall be asked for with these: arguments of ``AssumeRole``.
+    :param aws_keys: keys of AWS: id, secret, and token or ``None``.
+    :param assume_role_args: what AWS shall be asked for with these: arguments of ``AssumeRole``.
     """
 
     store: str
-    what: str
+    label: str
     config: _Pairs = field(default=(), repr=False)
     client: _Pairs = field(default=(), repr=False)
-    keys: tuple[str, str, str | None] | None = field(default=None, repr=False)
-    role: _Pairs = field(default=(), repr=False)
+    aws_keys: tuple[str, str, str | None] | None = field(default=None, repr=False)
+    assume_role_args: _Pairs = field(default=(), repr=False)
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """Texts that no message may hold."""
         names = ("account_key", "sas_key", "client_secret", "service_account_key")
         config_secrets = [str(value) for name, value in self.config if name in names]
-        return tuple(filter(None, (*config_secrets, *(self.keys or ())[1:])))
+        return tuple(filter(None, (*config_secrets, *(self.aws_keys or ())[1:])))
 
     @property
-    def unsafe(self) -> str | None:
+    def risk(self) -> str | None:
         """What is unsafe about it; ``None`` for nothing."""
         if dict(self.client).get("allow_invalid_certificates"):
             return "the server's certificate is not checked: whoever is on the way may pass for the server"
@@ -120,16 +120,16 @@ class StoreAccess:
             return "nothing is encrypted, and whoever is on the way may pass for the server"
         return None
 
-    def check_for(self, path: str) -> None:
+    def check_path(self, path: str) -> None:
         """Refuse a connection that is not for the store that ``sink.path`` names.
 
         :raises NotReadyError: if it is for another kind of store, or another account.
         """
         address = StoreAddress.of(path)
         if address is None or address.store != self.store:
-            raise NotReadyError(f"{self.what} is not for the store that sink.path names", "Correct one of them")
+            raise NotReadyError(f"{self.label} is not for the store that sink.path names", "Correct one of them")
         if address.account and dict(self.config).get("account_name", address.account) != address.account:
-            raise NotReadyError(f"{self.what} is for another account than sink.path names", "Correct one of them")
+            raise NotReadyError(f"{self.label} is for another account than sink.path names", "Correct one of them")
 
 
 def secrets_of(extra: Mapping[str, Any]) -> list[str]:

@@ -29,17 +29,17 @@ class StoreAddress:
     :param bucket: bucket, or container.
     :param root: what all names below begin with, without slashes at its ends.
     :param account: account of Azure, if the address names it.
-    :param cloud: domain of that account.
+    :param account_domain: domain of that account.
     """
 
     store: str
     bucket: str
     root: str = ""
     account: str | None = None
-    cloud: str = _PUBLIC
+    account_domain: str = _PUBLIC
 
     @classmethod
-    def of(cls, path: str) -> Self | None:
+    def parse(cls, path: str) -> Self | None:
         """The place that ``sink.path`` names, ``None`` if it names a folder.
 
         :raises NotReadyError: if it is neither. The address is not shown: people write keys into addresses.
@@ -70,24 +70,24 @@ class StoreAddress:
             raise _refused(r"the prefix has one of ? # % \ in it")
         return cls(store, bucket, root, account, cloud)
 
-    def text(self, name: str = "") -> str:
+    def display(self, name: str = "") -> str:
         """The address of a file, a folder or the root, for people."""
-        return f"{self._place}/{'/'.join(part for part in (self.root, name) if part)}".rstrip("/")
+        return f"{self._base}/{'/'.join(part for part in (self.root, name) if part)}".rstrip("/")
 
     def uri(self, name: str = "") -> str:
         """The same for libraries."""
-        return f"{self._place}/{quote('/'.join(part for part in (self.root, name) if part), safe='/=')}".rstrip("/")
+        return f"{self._base}/{quote('/'.join(part for part in (self.root, name) if part), safe='/=')}".rstrip("/")
 
     @property
-    def _place(self) -> str:
+    def _base(self) -> str:
         if self.account:
-            return f"abfss://{self.bucket}@{self.account}.dfs.{self.cloud}"
+            return f"abfss://{self.bucket}@{self.account}.dfs.{self.account_domain}"
         return f"{self.store}://{self.bucket}"
 
-    def within(self, folder: str) -> StoreAddress:
+    def child(self, folder: str) -> StoreAddress:
         """The address of a folder."""
         return StoreAddress(
-            self.store, self.bucket, f"{self.root}/{folder}" if self.root else folder, self.account, self.cloud
+            self.store, self.bucket, f"{self.root}/{folder}" if self.root else folder, self.account, self.account_domain
         )
 
 

@@ -63,7 +63,7 @@ class TablePaths:
         if not isinstance(lower_case, bool):
             raise refused("sink.lower_case", lower_case, "true or false")
 
-    def of(self, database: str, table: str) -> str:
+    def path_of(self, database: str, table: str) -> str:
         """Folder of a table."""
         names = {"database": database, "table": table}
         if self.lower_case:
@@ -71,7 +71,7 @@ class TablePaths:
         # What a name has in it never makes a folder of its own.
         return "/".join(folder(_NAME.sub(lambda m: names[m[1]], part)) for part in self.template.split("/"))
 
-    def check(self, tables: Iterable[tuple[str, str]]) -> None:
+    def check_distinct(self, tables: Iterable[tuple[str, str]]) -> None:
         """Refuse tables that would share a folder.
 
         :param tables: database and name of each.
@@ -79,10 +79,10 @@ class TablePaths:
         """
         table_by_path: dict[str, tuple[str, str]] = {}
         for table in tables:
-            other = table_by_path.setdefault(self.of(*table), table)
+            other = table_by_path.setdefault(self.path_of(*table), table)
             if other != table:
                 raise NotReadyError(
-                    f"tables {'.'.join(other)} and {'.'.join(table)} would both be copied to {self.of(*table)}",
+                    f"tables {'.'.join(other)} and {'.'.join(table)} would both be copied to {self.path_of(*table)}",
                     "Tell them apart in sink.table_path (or leave out sink.lower_case), or exclude one of them",
                 )
 

@@ -39,7 +39,7 @@ class TableProperties:
     :param patterns_by_value: properties, each with a value and the patterns of the tables that have it.
     """
 
-    listed: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    entries: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
     @classmethod
     def parse(cls, value: object) -> TableProperties:
@@ -62,13 +62,13 @@ class TableProperties:
                 entries.append((name, text, check_patterns(f"sink.table_properties.{name}.{text}", patterns)))
         return cls(tuple(entries))
 
-    def of(self, database: str, table: str) -> dict[str, str]:
+    def properties_of(self, database: str, table: str) -> dict[str, str]:
         """Those of a table.
 
         :raises NotReadyError: if it would have two values of one.
         """
         properties: dict[str, str] = {}
-        for name, value, patterns in self.listed:
+        for name, value, patterns in self.entries:
             if matches(patterns, database, table) and properties.setdefault(name, value) != value:
                 raise NotReadyError(
                     f"sink.table_properties.{name} is {properties[name]} and {value} for table {database}.{table}",

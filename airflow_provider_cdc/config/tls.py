@@ -66,16 +66,16 @@ class Tls:
     """What is demanded of one server.
 
     :param mode: one of :data:`MODES`.
-    :param here: whether the server is on this host.
-    :param texts: files and the like, by the name of the setting; those that are not given are missing.
+    :param is_local: whether the server is on this host.
+    :param options: files and the like, by the name of the setting; those that are not given are missing.
     """
 
     mode: str
-    here: bool
-    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_local: bool
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, what: str, settings: Mapping[str, Any]) -> Self:
+    def from_settings(cls, what: str, settings: Mapping[str, Any]) -> Self:
         """Read the settings of a connection; others than those of TLS, host and socket are passed over.
 
         :param what: what they belong to, for the message.
@@ -110,18 +110,18 @@ class Tls:
         return cls(mode, here, {name: text for name, text in texts.items() if name not in unused})
 
     @property
-    def verifies(self) -> bool:
+    def verifies_server(self) -> bool:
         """Whether the server has to prove who it is."""
         return self.mode in (VERIFY_CA, VERIFY_IDENTITY)
 
     @property
     def risk(self) -> str | None:
         """What is unsafe; ``None`` for nothing."""
-        return None if self.here else _RISKS.get(self.mode)
+        return None if self.is_local else _RISKS.get(self.mode)
 
-    def settings(self) -> dict[str, str]:
+    def as_settings(self) -> dict[str, str]:
         """The settings that say the same, and no more."""
-        return {"ssl_mode": self.mode, **self.texts}
+        return {"ssl_mode": self.mode, **self.options}
 
 
 def _given(what: str, settings: Mapping[str, Any]) -> dict[str, Any]:

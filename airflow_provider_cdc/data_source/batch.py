@@ -24,7 +24,7 @@ class Range(InputPartition):
 
     def __init__(self, start: Offset, end: Offset, slot: int, range_bytes: int) -> None:
         super().__init__(None)
-        self.start, self.end, self.slot, self.piece_bytes = start, end, slot, range_bytes
+        self.start, self.end, self.slot, self.range_bytes = start, end, slot, range_bytes
 
 
 def ranges(start: Offset, ends: Sequence[Offset], range_bytes: int) -> list[InputPartition]:
@@ -52,11 +52,11 @@ class RangeReader(DataSourceReader):
     """
 
     def __init__(self, table_changes: TableChanges, options: Options, schema: pa.Schema) -> None:
-        self._log, self._options, self._schema = table_changes, options, schema
+        self._table_changes, self._options, self._schema = table_changes, options, schema
 
     def partitions(self) -> list[InputPartition]:
         """Pieces of the range; each ends with a transaction."""
-        with reader_errors(), closing(ChangesPlanner(self._log)) as planner:
+        with reader_errors(), closing(ChangesPlanner(self._table_changes)) as planner:
             end = planner.find(self._options.end)
             start = planner.find(self._options.start or "earliest")
             if end.at < start.at:
@@ -65,8 +65,8 @@ class RangeReader(DataSourceReader):
             ends, altering = planner.pieces(start, end.at)
             if altering is not None:
                 raise planner.altered(altering)
-            return ranges(start, ends, self._log.piece_bytes)
+            return ranges(start, ends, self._table_changes.piece_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Changes of one piece."""
-        return read_range(self._log, self._schema, partition)
+        return read_range(self._table_changes, self._schema, partition)

@@ -36,12 +36,12 @@ class ChangesPlanner:
     """
 
     def __init__(self, table_changes: TableChanges) -> None:
-        self._log, args = table_changes, table_changes.login()
+        self._table_changes, args = table_changes, table_changes.login()
         self._connection = connect(args)
         self._server = server = identity(self._connection)
-        self._kind: Any = kind_of(server)
-        timeline = Lineage(server, f"{split_file(self.end().file)[0]}0")
-        self._ahead, self._blind = (
+        self._gtid_kind: Any = kind_of(server)
+        timeline = Lineage(server, f"{split_file(self.binlog_end().file)[0]}0")
+        self._table_reader, self._gtid_reader = (
             BinlogReader(
                 open_at,
                 captured,
@@ -54,20 +54,20 @@ class ChangesPlanner:
         )
 
     def _opener(self, slot: int) -> OpenAt:
-        args = self._log.login()
-        return lambda at: self._log.open(args, at, self._server, slot)
+        args = self._table_changes.login()
+        return lambda at: self._table_changes.open(args, at, self._server, slot)
 
     def close(self) -> None:
         """Close the connections."""
-        self._ahead.close()
-        self._blind.close()
+        self._table_reader.close()
+        self._gtid_reader.close()
         self._connection.close()
 
-    def end(self) -> Position:
+    def binlog_end(self) -> Position:
         """Where the binlog ends now."""
         return binlog_end(self._connection)
 
-    def find(self, text: str) -> Offset:
+    def find_offset(self, text: str) -> Offset:
         """The place that a text names.
 
         :param text: ``earliest`` (from where on the table is what it is now), ``latest``, ``file:position`` or a set of
@@ -75,27 +75,27 @@ class ChangesPlanner:
         :raises NotReadyError: if there is no such place.
         """
         if text in ("earliest", "latest"):
-            return self._earliest() if text == "earliest" else self._at(self.end())
+            return self._earliest() if text == "earliest" else self._offset_at(self.binlog_end())
         if match := _PLACE.fullmatch(text):
-            return self._at(Position(match[1], int(match[2])))
+            return self._offset_at(Position(match[1], int(match[2])))
         kinds = "earliest, latest, file:position"
-        if self._kind is GtidSet:
+        if self._gtid_kind is GtidSet:
             try:
-                return self._behind(GtidSet.parse(text))
+                return self._offset_after_gtids(GtidSet.parse(text))
             except ValueError:
                 kinds += " or a GTID set"
         raise NotReadyError(f"{text!r} is not a place in the binlog of this server", f"Give {kinds}")
 
-    def check(self, start: Offset) -> None:
+    def check_readable(self, start: Offset) -> None:
         """Make sure that reading can begin, or go on, at a place.
 
         :raises TerminalError: if the server does not have it any more, or the table was altered since: naming the
             places up to which and from which on it can be read.
         """
-        self._blind.close()  # its place as a reader is used
+        self._gtid_reader.close()  # its place as a reader is used
         resume(self._connection, start, self._opener(1))
-        if (item := self.walk(start, self.end())[1]) is not None:
-            raise self.altered(item)
+        if (item := self.walk(start, self.binlog_end())[1]) is not None:
+            raise self.altered_error(item)
 
     def walk(self, start: Offset, target: Position, size: int | None = None) -> tuple[Offset, Transaction | None]:
         """Walk to a place, without looking at rows.
@@ -103,9 +103,9 @@ class ChangesPlanner:
         :param size: bytes of binlog after which to stop with the next transaction; ``None`` for no limit.
         :returns: how far it went, and the transaction behind that which alters the table, if that was why.
         """
-        return self._walk(self._ahead, start, target, size)
+        return self._walk(self._table_reader, start, target, size)
 
-    def pieces(
+    def find_range_ends(
         self, start: Offset, target: Position, size: int | None = None
     ) -> tuple[list[Offset], Transaction | None]:
         """Ends of the pieces in which the log is read up to a place.
@@ -114,8 +114,8 @@ class ChangesPlanner:
         :returns: the ends, and the transaction behind the last one that alters the table, if that was why.
         """
         ends: list[Offset] = []
-        while start.at < target and (size is None or len(ends) * self._log.piece_bytes < size):
-            reached, item = self.walk(start, target, self._log.piece_bytes)
+        while start.at < target and (size is None or len(ends) * self._table_changes.piece_bytes < size):
+            reached, item = self.walk(start, target, self._table_changes.piece_bytes)
             if reached.at != start.at:
                 ends.append(reached)
             if item is not None:
@@ -123,17 +123,17 @@ class ChangesPlanner:
             start = reached
         return ends, None
 
-    def altered(self, item: Transaction) -> TerminalError:
+    def altered_error(self, item: Transaction) -> TerminalError:
         """The error for a transaction that alters the table."""
         return TerminalError(
-            f"table {self._log.table.label} is altered at {item.file}:{item.start_position}, or its rows there have "
+            f"table {self._table_changes.table.label} is altered at {item.file}:{item.start_position}, or its rows there have "
             "another layout than the table has now",
             f"Begin after it: with {item.file}:{item.position} as `start`, and a new checkpoint",
         )
 
     # ------------------------------------------------------------ places
 
-    def _at(self, at: Position) -> Offset:
+    def _offset_at(self, at: Position) -> Offset:
         """A position, if it is the end of a transaction."""
         file_sizes = binlog_sizes(self._connection)
         if not HEAD <= at.position <= file_sizes.get(at.file, -1):
@@ -142,33 +142,33 @@ class ChangesPlanner:
                 f"there is no position {at} in the binlog of this server",
                 f"It has {first_file}:{HEAD} to {last_file[0]}:{last_file[1]}",
             )
-        reached = self._to(self._head(at.file), at)
+        reached = self._walk_to(self._file_start(at.file), at)
         if reached.at != at:
             raise NotReadyError(
                 f"binlog position {at} is inside a transaction", f"Give the end of one, such as {reached.at}"
             )
         return reached
 
-    def _to(self, start: Offset, at: Position) -> Offset:
+    def _walk_to(self, start: Offset, at: Position) -> Offset:
         # Whose rows XA transactions hold was not looked at: those that are open are looked up when they end.
-        return replace(self._walk(self._blind, start, at)[0], xa=())
+        return replace(self._walk(self._gtid_reader, start, at)[0], xa=())
 
-    def _head(self, file: str) -> Offset:
+    def _file_start(self, file: str) -> Offset:
         """The beginning of a file."""
         return Offset(self._server, Position(file, HEAD), str(heads.before(self._connection, file)))
 
     def _earliest(self) -> Offset:
-        start = self._head(next(iter(binlog_sizes(self._connection))))
+        start = self._file_start(next(iter(binlog_sizes(self._connection))))
         while True:
-            reached, item = self.walk(start, self.end())
+            reached, item = self.walk(start, self.binlog_end())
             if item is None:
                 return start
-            start = self._to(reached, Position(item.file, item.position))
+            start = self._walk_to(reached, Position(item.file, item.position))
 
-    def _behind(self, wanted: GtidSet) -> Offset:
+    def _offset_after_gtids(self, wanted: GtidSet) -> Offset:
         """The first place before which all of a set of GTIDs are, and nothing else."""
         for file in reversed(list(binlog_sizes(self._connection))):
-            at = self._head(file)
+            at = self._file_start(file)
             if GtidSet.parse(at.gtid_set).issubset(wanted):
                 break
         else:
@@ -176,9 +176,9 @@ class ChangesPlanner:
                 f"the binlog of this server no longer has all that follows the GTID set {wanted}",
                 f"It begins after {at.gtid_set}",
             )
-        end, size = self.end(), _FAR
+        end, size = self.binlog_end(), _FAR
         while at.at < end and GtidSet.parse(at.gtid_set) != wanted:
-            reached = self._to_next(at, end, size)
+            reached = self._walk_bytes(at, end, size)
             if wanted.issubset(GtidSet.parse(reached.gtid_set)) and size > 1:
                 size = max(1, size // _CLOSER)  # not yet so far
             else:
@@ -195,13 +195,13 @@ class ChangesPlanner:
             )
         return at
 
-    def _to_next(self, start: Offset, target: Position, size: int) -> Offset:
-        return replace(self._walk(self._blind, start, target, size)[0], xa=())
+    def _walk_bytes(self, start: Offset, target: Position, size: int) -> Offset:
+        return replace(self._walk(self._gtid_reader, start, target, size)[0], xa=())
 
     def _walk(
         self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None
     ) -> tuple[Offset, Transaction | None]:
-        gtids, at, walked = self._kind.parse(start.gtid_set), start.at, 0
+        gtids, at, walked = self._gtid_kind.parse(start.gtid_set), start.at, 0
         open_xa = {parse_entry(text)[0]: text for text in start.xa}
         first_altering: Transaction | None = None  # rows of another layout: the DDL that explains them comes behind them
         binlog.expect(start)
@@ -212,17 +212,17 @@ class ChangesPlanner:
                 if step.item is not None and step.item.altered:
                     first_altering = first_altering or step.item
                     if step.item.ddl is not None:
-                        return self._before(binlog, start, first_altering), step.item
+                        return self._offset_before(binlog, start, first_altering), step.item
                 here = Position(step.file, step.position)
                 walked += here.position - at.position if here.file == at.file else here.position
                 at, gtids = here, gtids.with_all(step.gtids)
                 if step.item is not None:
                     follow_xa(step.item, open_xa)
         if first_altering is not None:
-            return self._before(binlog, start, first_altering), first_altering
+            return self._offset_before(binlog, start, first_altering), first_altering
         file_began = binlog.begun.get(at.file, 0)
-        return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), began=file_began), None
+        return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), file_start_time=file_began), None
 
-    def _before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:
+    def _offset_before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:
         binlog.close()
         return self._walk(binlog, start, Position(item.file, item.start_position))[0]

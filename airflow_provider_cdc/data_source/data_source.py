@@ -35,7 +35,7 @@ class MySQLCdcDataSource(DataSource):
         super().__init__({})
         with reader_errors():
             self._options = Options.of(options)
-            self._log = self._options.log()
+            self._table_changes = self._options.log()
 
     @classmethod
     def name(cls) -> str:
@@ -44,11 +44,11 @@ class MySQLCdcDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The table's columns, then those that tell of the change."""
-        return from_arrow_schema(self._log.schema, prefer_timestamp_ntz=True)
+        return from_arrow_schema(self._table_changes.schema, prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> RangeReader:
         """Reader of a range."""
-        return RangeReader(self._log, self._options, self._arrow(schema))
+        return RangeReader(self._table_changes, self._options, self._to_arrow(schema))
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """Reader of a stream."""
@@ -61,9 +61,9 @@ class MySQLCdcDataSource(DataSource):
             )
         from airflow_provider_cdc.data_source.streaming import StreamReader
 
-        return StreamReader(self._log, self._options, self._arrow(schema))
+        return StreamReader(self._table_changes, self._options, self._to_arrow(schema))
 
-    def _arrow(self, schema: StructType) -> pa.Schema:
+    def _to_arrow(self, schema: StructType) -> pa.Schema:
         if schema != self.schema():
             raise NotReadyError("the schema is that of the table", "Leave .schema(...) out")
         return to_arrow_schema(schema, timezone="UTC")

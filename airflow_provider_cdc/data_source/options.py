@@ -81,7 +81,7 @@ class Options:
     server_id: int | None
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Options:
+    def parse(cls, options: Mapping[str, str]) -> Options:
         """Read what was given.
 
         :raises NotReadyError: for an option that is unknown or missing, or has a bad value.
@@ -111,7 +111,7 @@ class Options:
             server_id,
         )
 
-    def log(self) -> TableChanges:
+    def make_table_changes(self) -> TableChanges:
         """Look the table up."""
         return TableChanges.of(
             self.login,

@@ -43,7 +43,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, table_changes: TableChanges, options: Options, schema: pa.Schema) -> None:
-        self._log, self._options, self._schema = table_changes, options, schema
+        self._table_changes, self._options, self._schema = table_changes, options, schema
         self._planner: ChangesPlanner | None = None
         self._checked = False
         self._target: Position | None = None
@@ -67,30 +67,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         with reader_errors():
             try:
-                return self._latest(start, size)
+                return self._plan_batch(start, size)
             except TransientError:  # a connection that stood idle for long may be gone
                 self.stop()
-                return self._latest(start, size)
+                return self._plan_batch(start, size)
 
-    def _latest(self, start: dict[str, Any], size: int | None) -> dict[str, Any]:
-        at = self._check(start)
+    def _plan_batch(self, start: dict[str, Any], size: int | None) -> dict[str, Any]:
+        at = self._checked_offset(start)
         planner = self._open_planner()
         target = planner.end() if self._target is None else self._target
         ends, altering = planner.pieces(at, target, size)
         if not ends and altering is not None:
             raise planner.altered(altering)
-        return _encode(ends[-1], ends, self._log.piece_bytes) if ends else start
+        return _encode(ends[-1], ends, self._table_changes.piece_bytes) if ends else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The pieces of a batch, one a task."""
         with reader_errors():
-            at, to = self._check(start), _decode(end)
+            at, to = self._checked_offset(start), _decode(end)
             ends = [Offset.from_json(part) for part in json.loads(end["parts"])]
             return ranges(at, ends, int(end["piece_bytes"])) if at.at < to.at else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Changes of one piece."""
-        return read_range(self._log, self._schema, partition)
+        return read_range(self._table_changes, self._schema, partition)
 
     def stop(self) -> None:
         """Close the connections."""
@@ -100,10 +100,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open_planner(self) -> ChangesPlanner:
         if self._planner is None:
-            self._planner = ChangesPlanner(self._log)
+            self._planner = ChangesPlanner(self._table_changes)
         return self._planner
 
-    def _check(self, start: dict[str, Any]) -> Offset:
+    def _checked_offset(self, start: dict[str, Any]) -> Offset:
         at = _decode(start)
         if not self._checked:
             self._open_planner().check(at)

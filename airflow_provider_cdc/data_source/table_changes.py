@@ -56,14 +56,14 @@ class TableChanges:
     :param server_id: replication server id of the first reader, the others' follow; ``None`` for one by chance.
     """
 
-    login: Callable[[], dict[str, Any]]
+    look_up_connection: Callable[[], dict[str, Any]]
     table: TableSchema
-    piece_bytes: int
+    range_bytes: int
     before_images: bool = False
     server_id: int | None = None
 
     @classmethod
-    def of(
+    def look_up(
         cls,
         look_up_connection: Callable[[], dict[str, Any]],
         database: str,
@@ -98,7 +98,7 @@ class TableChanges:
         """Arrow schema of the changes."""
         return pa.schema([*self.table.arrow_schema, *_ADDED])
 
-    def open(self, args: dict[str, Any], at: Position, server: str | None, slot: int) -> BinlogStream:
+    def open_binlog(self, args: dict[str, Any], at: Position, server: str | None, slot: int) -> BinlogStream:
         """Open the binlog.
 
         :param args: what ``login`` gives.
@@ -122,15 +122,15 @@ class TableChanges:
         :param range_bytes: with which the piece was made, if it was another size.
         :raises TerminalError: for what cannot be understood or followed.
         """
-        args, captured = self.login(), self.captured
+        args, captured = self.look_up_connection(), self.captured
         timeline = Lineage(start.server, start.at.file)
         formatter = _Shape(self, timeline)
 
         def open_at(at: Position) -> BinlogStream:
-            return self.open(args, at, start.server, slot)
+            return self.open_binlog(args, at, start.server, slot)
 
         def open_beside(at: Position) -> BinlogStream:
-            return self.open(args, at, start.server, slot + 1)
+            return self.open_binlog(args, at, start.server, slot + 1)
 
         def sizes() -> dict[str, int]:
             with closing(connect(args)) as connection:
@@ -154,7 +154,7 @@ class TableChanges:
                     for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
                         yield from formatter.changes(binlog)
                 if binlog.held >= FLUSH_BYTES:
-                    large = step.is_beyond(start.at, range_bytes or self.piece_bytes)
+                    large = step.is_beyond(start.at, range_bytes or self.range_bytes)
                     is_last = large and step.file == end.at.file
                     yield from formatter.changes(binlog, end.at if is_last else None)
             yield from formatter.changes(binlog)
@@ -168,33 +168,33 @@ class _Shape:
     """
 
     def __init__(self, table_changes: TableChanges, timeline: Lineage) -> None:
-        self._table, self._schema, self._lineage = table_changes.table, table_changes.schema, timeline
-        self._last, self._count, self._gtid = -1, 0, ""
+        self._table, self._schema, self._timeline = table_changes.table, table_changes.schema, timeline
+        self._last_seq, self._last_row_count, self._last_gtid = -1, 0, ""
 
-    def changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
+    def take_changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
         """Take the changes of a reader, see :meth:`BinlogReader.take`."""
         batches = [batch for _, batch in binlog.take(end) if batch.num_rows]
         names = binlog.names()
         if batches:  # several if a connection was lost in between
-            yield self._shaped(in_order(batches), names)
+            yield self._format(in_order(batches), names)
 
-    def emptied(self, item: Transaction, seq: int) -> pa.RecordBatch:
+    def truncation_row(self, item: Transaction, seq: int) -> pa.RecordBatch:
         """The row of a TRUNCATE or a CREATE TABLE: the operation ``t``, and NULL in all columns of the table."""
         values = {SEQ: seq, OP: "t", TS: item.commit_us}
         schema = self._table.sink_schema
         arrays = [pa.array([values.get(f.name)], pa.int64() if f.name == TS else f.type).cast(f.type) for f in schema]
-        return self._shaped(pa.RecordBatch.from_arrays(arrays, schema=schema), {seq: item.gtid})
+        return self._format(pa.RecordBatch.from_arrays(arrays, schema=schema), {seq: item.gtid})
 
-    def _shaped(self, batch: pa.RecordBatch, names: dict[int, str]) -> pa.RecordBatch:
+    def _format(self, batch: pa.RecordBatch, names: dict[int, str]) -> pa.RecordBatch:
         seqs = batch[SEQ].to_numpy()
         unique_seqs, first, seq_indexes = np.unique(seqs, return_index=True, return_inverse=True)
         numbers = np.arange(len(seqs)) - first[seq_indexes]
-        if unique_seqs[0] == self._last:  # a transaction that goes on
-            numbers[seq_indexes == 0] += self._count
-            names.setdefault(self._last, self._gtid)
-        self._last, self._count = int(seqs[-1]), int(numbers[-1]) + 1
-        self._gtid = names.get(self._last, "")
-        files = [self._lineage.position(int(seq)).file for seq in unique_seqs]
+        if unique_seqs[0] == self._last_seq:  # a transaction that goes on
+            numbers[seq_indexes == 0] += self._last_row_count
+            names.setdefault(self._last_seq, self._last_gtid)
+        self._last_seq, self._last_row_count = int(seqs[-1]), int(numbers[-1]) + 1
+        self._last_gtid = names.get(self._last_seq, "")
+        files = [self._timeline.position(int(seq)).file for seq in unique_seqs]
         gtids = [names.get(int(seq)) or None for seq in unique_seqs]
         columns = [batch[name] for name in self._table.arrow_schema.names]
         columns += [batch[OP], batch[TS]]

@@ -43,26 +43,26 @@ class Statement:
     """What a statement does to tables.
 
     :param kind: its part in a transaction, or what it changes.
-    :param tables: (database, table) pairs that it changes or may change, as :func:`fold` writes them.
-    :param databases: databases that it drops, likewise.
+    :param changed_tables: (database, table) pairs that it changes or may change, as :func:`fold` writes them.
+    :param dropped_databases: databases that it drops, likewise.
     :param xid: of an XA statement, the transaction's name as :func:`xid_text` writes it.
-    :param anything: whether it may change any table at all (a stored routine was called).
-    :param mentioned: of a statement that may call stored functions, everything that its words could name.
-    :param index: of a DROP INDEX (or CREATE OR REPLACE INDEX), the index, likewise: of the table no rows are changed.
-    :param what: the statement's first words, for messages; never values or names.
-    :param emptied: the (database, table) that has no rows behind a TRUNCATE or a CREATE TABLE, spelled as in the
+    :param may_change_any_table: whether it may change any table at all (a stored routine was called).
+    :param mentioned_names: of a statement that may call stored functions, everything that its words could name.
+    :param dropped_index: of a DROP INDEX (or CREATE OR REPLACE INDEX), the index, likewise: of the table no rows are changed.
+    :param summary: the statement's first words, for messages; never values or names.
+    :param emptied_table: the (database, table) that has no rows behind a TRUNCATE or a CREATE TABLE, spelled as in the
         statement.
     """
 
     kind: Kind
-    tables: frozenset[Table] = frozenset()
-    databases: frozenset[str] = frozenset()
+    changed_tables: frozenset[Table] = frozenset()
+    dropped_databases: frozenset[str] = frozenset()
     xid: str | None = None
-    anything: bool = False
-    mentioned: frozenset[Table] = frozenset()
-    index: str = ""
-    what: str = ""
-    emptied: Table | None = None
+    may_change_any_table: bool = False
+    mentioned_names: frozenset[Table] = frozenset()
+    dropped_index: str = ""
+    summary: str = ""
+    emptied_table: Table | None = None
 
 
 # Statements that change no rows and no row layout. OPTIMIZE and REPAIR keep every row as it is.
@@ -139,41 +139,41 @@ def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
     default = fold(default_database)
 
     if verb == "BEGIN" or (verb == "START" and second == "TRANSACTION"):
-        return Statement("begin", what=verb)
+        return Statement("begin", summary=verb)
     if verb == "COMMIT":
-        return Statement("commit", what=verb)
+        return Statement("commit", summary=verb)
     if verb == "ROLLBACK":
-        return Statement("rollback_to" if "TO" in keys else "rollback", what=verb)
+        return Statement("rollback_to" if "TO" in keys else "rollback", summary=verb)
     if verb == "SAVEPOINT":
-        return Statement("savepoint", what=verb)
+        return Statement("savepoint", summary=verb)
     if verb == "XA":
         return _xa(second, tokens[2:])
     if not tokens or verb in _HARMLESS or (verb == "ANALYZE" and second in _ANALYZED):
-        return Statement("harmless", what=verb)
+        return Statement("harmless", summary=verb)
     if verb in {"CREATE", "ALTER", "DROP"}:
         return _ddl(verb, sql, tokens, keys, default_database, quoting)
     if verb == "RENAME":
         if second == "USER":
-            return Statement("harmless", what="RENAME USER")
-        return Statement("ddl", frozenset(_listed(tokens[2:], default)), what="RENAME TABLE")
+            return Statement("harmless", summary="RENAME USER")
+        return Statement("ddl", frozenset(_listed(tokens[2:], default)), summary="RENAME TABLE")
     if verb == "TRUNCATE":
         rest = tokens[2:] if second == "TABLE" and len(tokens) > 2 else tokens[1:]
         emptied = _spelled(rest, default_database)
-        return Statement("ddl", frozenset(_listed(rest, default)), what="TRUNCATE TABLE", emptied=emptied)
+        return Statement("ddl", frozenset(_listed(rest, default)), summary="TRUNCATE TABLE", emptied_table=emptied)
     if verb in {"INSERT", "REPLACE"}:
         at = next((i for i, word in enumerate(tokens[1:], 1) if word.key not in _INSERT_MODIFIERS), len(tokens))
         named = frozenset(_mentioned(tokens, default))
-        return Statement("dml", frozenset(_first(tokens[at:], default)), mentioned=named, what=verb)
+        return Statement("dml", frozenset(_first(tokens[at:], default)), mentioned_names=named, summary=verb)
     if verb in {"UPDATE", "DELETE", "LOAD", "WITH", "IMPORT", "ANALYZE", "EXPLAIN", "DESCRIBE", "DESC"}:
         # MariaDB's ANALYZE and MySQL's EXPLAIN ANALYZE execute what they explain.
         named = frozenset(_mentioned(tokens, default))
         sure = not any(version_comments(sql, quoting))
-        return Statement("dml", frozenset(_written(tokens, default, sure)), mentioned=named, what=verb)
+        return Statement("dml", frozenset(_written(tokens, default, sure)), mentioned_names=named, summary=verb)
     if verb in {"SELECT", "DO", "CALL", "VALUES", "TABLE"} or verb == "(":
         # By statement a stored function that writes is logged as the SELECT or DO that called it.
         named = frozenset(_mentioned(tokens, default))
-        return Statement("dml", named, anything=True, mentioned=named, what=verb)
-    return Statement("ddl", frozenset(_mentioned(tokens, default)), what=verb if verb.isalpha() else "unknown statement")
+        return Statement("dml", named, may_change_any_table=True, mentioned_names=named, summary=verb)
+    return Statement("ddl", frozenset(_mentioned(tokens, default)), summary=verb if verb.isalpha() else "unknown statement")
 
 
 def _written(tokens: list[Word], default: str, is_fully_executed: bool) -> Iterator[Table]:
@@ -225,7 +225,7 @@ def _xa(verb: str, rest: Sequence[Word]) -> Statement:
         "ROLLBACK": "xa_rollback",
     }
     if verb not in kinds:
-        return Statement("harmless", what=f"XA {verb}")
+        return Statement("harmless", summary=f"XA {verb}")
     # XA COMMIT X'6162',X'',1 [ONE PHASE]: hexadecimal strings (or plain ones) and the format number.
     parts: list[bytes] = []
     format_id, is_hex = 1, False
@@ -239,46 +239,46 @@ def _xa(verb: str, rest: Sequence[Word]) -> Statement:
             format_id = int(word.text)
         is_hex = word.key == "X"
     gtrid, bqual = [*parts, b"", b""][:2]
-    return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), what=f"XA {verb}")
+    return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), summary=f"XA {verb}")
 
 
 def _ddl(verb: str, sql: str, tokens: list[Word], keys: list[str], default_database: str, quoting: Quoting) -> Statement:
     default = fold(default_database)
     at = next((i for i, key in enumerate(keys) if key in _OBJECTS), None)
     if at is None:
-        return Statement("ddl", frozenset(_mentioned(tokens, default)), what=verb)
+        return Statement("ddl", frozenset(_mentioned(tokens, default)), summary=verb)
     what = f"{verb} {keys[at].removesuffix('S') if keys[at] == 'TABLES' else keys[at]}"
     if keys[at] in {"DATABASE", "SCHEMA"}:
         if verb != "DROP" and "REPLACE" not in keys[:at]:
-            return Statement("harmless", what=what)
+            return Statement("harmless", summary=what)
         names = [word for word in tokens[at + 1 :] if word.is_name and word.key not in {"IF", "EXISTS"}]
-        return Statement("ddl", databases=frozenset(fold(name.text) for name in names[:1]), what=what)
+        return Statement("ddl", dropped_databases=frozenset(fold(name.text) for name in names[:1]), summary=what)
     rest = tokens[at + 1 :]
     if keys[at] == "INDEX" and (verb == "DROP" or "REPLACE" in keys[:at]):
         return _drop_index(rest, default, what)
     # MariaDB's sequences are tables: what CREATE OR REPLACE SEQUENCE drops may be any table.
     is_table = keys[at] in {"TABLE", "TABLES"} or (keys[at] == "SEQUENCE" and "REPLACE" in keys[:at])
     if not is_table or "TEMPORARY" in keys[:at]:
-        return Statement("harmless", what=what)
+        return Statement("harmless", summary=what)
     if verb == "CREATE":
         filled = _is_filled(rest)
         if [word.key for word in rest[:3]] == ["IF", "NOT", "EXISTS"]:
             # If the table is there, it does nothing; if not, the DROP or RENAME before it has been seen.
             if not filled:
-                return Statement("harmless", what=what)
+                return Statement("harmless", summary=what)
             rest = rest[3:]
         # Without OR REPLACE it says that there was no such table: the reading began before, or the DROP was not logged.
         emptied = None if filled or "REPLACE" in keys[:at] else _spelled(rest, default_database)
         named = frozenset(_mentioned(tokens, default)) if filled else frozenset[Table]()
-        return Statement("ddl", frozenset(_first(rest, default)), mentioned=named, what=what, emptied=emptied)
+        return Statement("ddl", frozenset(_first(rest, default)), mentioned_names=named, summary=what, emptied_table=emptied)
     if verb == "DROP":
         rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
-        return Statement("ddl", frozenset(_listed(rest, default)), what=what)
+        return Statement("ddl", frozenset(_listed(rest, default)), summary=what)
     if "IGNORE" not in keys[:at] and keeps_rows(_after_name(rest)):
-        return Statement("harmless", what=f"{what} ... PARTITION")
+        return Statement("harmless", summary=f"{what} ... PARTITION")
     others = _altered(sql, default, quoting)
     tables = set(_mentioned(tokens, default)) if others is None else {*_first(rest, default), *others}
-    return Statement("ddl", frozenset(tables), what=what)
+    return Statement("ddl", frozenset(tables), summary=what)
 
 
 def _after_name(rest: list[Word]) -> list[Word]:
@@ -293,8 +293,8 @@ def _drop_index(rest: list[Word], default: str, what: str) -> Statement:
     named = [word for word in rest[:on] if word.is_name and word.key not in {"IF", "EXISTS"}]
     tables = frozenset(_first(rest[on + 1 :], default))
     if not named or not tables:
-        return Statement("ddl", frozenset(_mentioned(rest, default)), what=what)
-    return Statement("ddl", tables, index=fold(named[0].text), what=what)
+        return Statement("ddl", frozenset(_mentioned(rest, default)), summary=what)
+    return Statement("ddl", tables, dropped_index=fold(named[0].text), summary=what)
 
 
 def _is_filled(rest: list[Word]) -> bool:

@@ -46,16 +46,16 @@ class Work:
     """The definition as far as the clauses before have made it."""
 
     before: TableSchema
-    words: Cursor
+    cursor: Cursor
     session: Session
     server: Server
     added: list[str] = field(default_factory=list)
     changed: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
-    read: list[Clause] = field(default_factory=list)
+    parsed_clauses: list[Clause] = field(default_factory=list)
     #: Whether the table's collation is said, and whether a column is defined that may go by it.
-    collated: bool = False
-    textual: bool = False
+    collation_given: bool = False
+    defines_text: bool = False
 
     def __post_init__(self) -> None:
         self.columns = list(self.before.columns)
@@ -63,11 +63,11 @@ class Work:
         self.charset: str | None = None
         self.collation: str | None = None
 
-    def definition(self) -> TableSchema:
+    def build_definition(self) -> TableSchema:
         """What the clauses have made of the table."""
         collation = self.before.collation
-        if self.collated:
-            if self.textual:
+        if self.collation_given:
+            if self.defines_text:
                 raise NotFollowed("it defines texts, and changes the default collation of the table as well")
             _, collation = text_collation(
                 "DEFAULT CHARACTER SET", self.session, self.server, None, self.charset, self.collation
@@ -79,55 +79,55 @@ class Work:
 
     # ---------------------------------------------------------------- clauses
 
-    def clauses(self) -> None:
+    def parse_clauses(self) -> None:
         """Read all clauses of an ALTER TABLE."""
         after_option: bool | None = None  # which kind of clause stood before: none, a table option or another one
-        while not self.words.over:
-            is_separated = after_option is None or self.words.take(",") or (after_option and self.words.peek() in _OPTIONS)
+        while not self.cursor.over:
+            is_separated = after_option is None or self.cursor.take(",") or (after_option and self.cursor.peek() in _OPTIONS)
             if not is_separated:
-                self.words.refuse("between two clauses")
-            after_option = self._clause()
+                self.cursor.refuse("between two clauses")
+            after_option = self._parse_clause()
 
-    def _clause(self) -> bool:
+    def _parse_clause(self) -> bool:
         """Read one; whether it is a table option, behind which no comma must stand."""
-        cursor, first = self.words, self.words.at
+        cursor, first = self.cursor, self.cursor.at
         if neutral(cursor):
             return False
         if cursor.peek() in _OPTIONS:
-            self._option()
-            self._note(first, "table options", "")
+            self._parse_table_option()
+            self._record_clause(first, "table options", "")
             return True
         for keys in (f"{cursor.peek()} {cursor.peek(1)}", cursor.peek()):
             if keys in _NAMED and not renames_index(cursor):
                 raise NotFollowed(f"{_NAMED[keys]} is not followed")
         if cursor.take("FORCE"):
-            self._note(first, "FORCE", "ForceProperty")
+            self._record_clause(first, "FORCE", "ForceProperty")
         elif cursor.take("ADD"):
-            self._add(first)
+            self._parse_add(first)
         elif cursor.take("DROP"):
-            self._drop(first)
+            self._parse_drop(first)
         elif cursor.take("MODIFY"):
             cursor.take("COLUMN")
-            self._modify(first, cursor.take("IF", "EXISTS"), "MODIFY")
+            self._parse_modify(first, cursor.take("IF", "EXISTS"), "MODIFY")
         elif cursor.take("CHANGE"):
             cursor.take("COLUMN")
-            self._modify(first, cursor.take("IF", "EXISTS"), "CHANGE")
+            self._parse_modify(first, cursor.take("IF", "EXISTS"), "CHANGE")
         elif cursor.take("ALTER"):
-            self._alter(first)
+            self._parse_alter(first)
         elif cursor.take("RENAME"):
-            self._rename_index(first)
+            self._parse_rename_index(first)
         else:
             cursor.refuse("a clause")
         return False
 
-    def _note(
+    def _record_clause(
         self, first: int, label: str, sqlglot_name: str, column: str | None = None, prefix: str = "", has_expression: bool = False
     ) -> None:
-        text = f"ALTER TABLE `t` {prefix}{self.words.text(first)}"
-        self.read.append(Clause(text, label, sqlglot_name, column, has_expression))
+        text = f"ALTER TABLE `t` {prefix}{self.cursor.text(first)}"
+        self.parsed_clauses.append(Clause(text, label, sqlglot_name, column, has_expression))
 
-    def _option(self) -> None:
-        cursor = self.words
+    def _parse_table_option(self) -> None:
+        cursor = self.cursor
         word = cursor.any_of(*_NEUTRAL_OPTIONS, "COMMENT", "ENGINE")
         if word:
             cursor.take("=")
@@ -142,7 +142,7 @@ class Work:
                 cursor.name(word)
             return
         cursor.take("DEFAULT")
-        self.collated = True
+        self.collation_given = True
         is_charset = cursor.take("CHARSET") or cursor.take("CHARACTER", "SET")
         if not is_charset:
             cursor.expect("COLLATE", "table options")
@@ -158,7 +158,7 @@ class Work:
 
     # ---------------------------------------------------------------- columns
 
-    def _find(self, name: str, where: str) -> int | None:
+    def _find_column(self, name: str, where: str) -> int | None:
         """Where a column is, by its name as servers compare names."""
         for at, column in enumerate(self.columns):
             if not column.hidden and fold(column.name) == fold(name):
@@ -167,13 +167,13 @@ class Work:
                 return at
         return None
 
-    def _add(self, first: int) -> None:
-        cursor = self.words
+    def _parse_add(self, first: int) -> None:
+        cursor = self.cursor
         is_column = cursor.take("COLUMN")
         if cursor.peek() == "(":
             cursor.take("(")
             while True:
-                self._add_column(cursor.at, False, "ADD COLUMN ")
+                self._parse_add_column(cursor.at, False, "ADD COLUMN ")
                 if not cursor.take(","):
                     break
             cursor.expect(")", "ADD")
@@ -183,14 +183,14 @@ class Work:
             if cursor.peek() not in {"(", "USING"}:
                 cursor.name(f"ADD {kind}")
             index_parts(cursor, f"ADD {kind}")
-            self._note(first, f"ADD {kind}", "AddConstraint")
+            self._record_clause(first, f"ADD {kind}", "AddConstraint")
         elif not is_column and cursor.peek() in {"CONSTRAINT", "FOREIGN", "CHECK"}:
-            self._add_constraint(first)
+            self._parse_add_constraint(first)
         else:
-            self._add_column(first, cursor.take("IF", "NOT", "EXISTS"), "")
+            self._parse_add_column(first, cursor.take("IF", "NOT", "EXISTS"), "")
 
-    def _add_column(self, first: int, unless_there: bool, prefix: str) -> None:
-        cursor = self.words
+    def _parse_add_column(self, first: int, unless_there: bool, prefix: str) -> None:
+        cursor = self.cursor
         if prefix and cursor.peek() in {"INDEX", "KEY", "UNIQUE", "PRIMARY", "FOREIGN", "CHECK", "CONSTRAINT", "IF"}:
             cursor.refuse("ADD")
         if prefix and cursor.peek() in {"FULLTEXT", "SPATIAL", "PERIOD", "VECTOR"}:
@@ -198,11 +198,11 @@ class Work:
         name = cursor.name("ADD COLUMN")
         where = f"ADD COLUMN {name}"
         column_definition = read_column(cursor, name, where, self.session, self.server, self.before.collation)
-        at = self._place(where)
-        self._note(first, where, "ColumnDef", name, prefix)
+        at = self._parse_column_position(where)
+        self._record_clause(first, where, "ColumnDef", name, prefix)
         if fold(name) in self.removed:
             raise NotFollowed(f"{where}: a column of this name is dropped by the same statement")
-        if self._find(name, where) is not None:
+        if self._find_column(name, where) is not None:
             if unless_there and name not in self.added:
                 return
             raise NotFollowed(f"{where}: the table has it already")
@@ -213,29 +213,29 @@ class Work:
         if column_definition.default:
             raise NotFollowed(f"{where}: rows that were there get its DEFAULT")
         known_null(column_definition, where)
-        self._defines(column_definition)
+        self._note_text_column(column_definition)
         self.columns.insert(at, column_definition.column)
         self.comments[name] = column_definition.comment
         self.added.append(name)
 
-    def _defines(self, column_definition: Defined) -> None:
-        self.textual |= column_definition.column.data_type in TEXT_TYPES | {"enum", "set"}
+    def _note_text_column(self, column_definition: Defined) -> None:
+        self.defines_text |= column_definition.column.data_type in TEXT_TYPES | {"enum", "set"}
 
-    def _place(self, where: str) -> int:
-        cursor = self.words
+    def _parse_column_position(self, where: str) -> int:
+        cursor = self.cursor
         if cursor.take("FIRST"):
             if self.columns[0].name == "my_row_id":
                 raise NotFollowed(f"{where}: FIRST in a table with a generated key is not followed")
             return 0
         if cursor.take("AFTER"):
-            at = self._find(cursor.name(f"{where}, AFTER"), where)
+            at = self._find_column(cursor.name(f"{where}, AFTER"), where)
             if at is None:
                 raise NotFollowed(f"{where}: the column behind which it stands is not known")
             return at + 1
         return next((i for i, c in enumerate(self.columns) if c.hidden), len(self.columns))
 
-    def _modify(self, first: int, if_there: bool, clause: str) -> None:
-        cursor = self.words
+    def _parse_modify(self, first: int, if_there: bool, clause: str) -> None:
+        cursor = self.cursor
         name = cursor.name(clause)
         where = f"{clause} {name}"
         if clause == "CHANGE" and cursor.name(clause) != name:
@@ -243,8 +243,8 @@ class Work:
         column_definition = read_column(cursor, name, where, self.session, self.server, self.before.collation)
         if cursor.peek() in {"FIRST", "AFTER"}:
             raise NotFollowed(f"{where}: another place of a column is not followed")
-        self._note(first, where, "ModifyColumn", name)
-        at = self._find(name, where)
+        self._record_clause(first, where, "ModifyColumn", name)
+        at = self._find_column(name, where)
         if at is None:
             if if_there:
                 return
@@ -254,32 +254,32 @@ class Work:
         if name in self.changed or name in self.added:
             raise NotFollowed(f"{where}: it is changed twice")
         self.changed.add(name)
-        self._defines(column_definition)
+        self._note_text_column(column_definition)
         check_null(self.before, self.columns[at], column_definition, where)
         check_type(self.before, self.columns, at, column_definition.column, self.server, where)
         self.columns[at] = column_definition.column
         self.comments[name] = column_definition.comment
 
-    def _alter(self, first: int) -> None:
-        cursor = self.words
+    def _parse_alter(self, first: int) -> None:
+        cursor = self.cursor
         if cursor.take("INDEX"):
             cursor.name("ALTER INDEX")
             if not (cursor.take("VISIBLE") or cursor.take("INVISIBLE")):
                 cursor.refuse("ALTER INDEX")
             if self.before.key_index != "PRIMARY":
                 raise NotFollowed("ALTER INDEX: a table without a primary key may get another key by it")
-            self._note(first, "ALTER INDEX", "AlterIndex")
+            self._record_clause(first, "ALTER INDEX", "AlterIndex")
             return
         if cursor.any_of("CHECK", "CONSTRAINT"):
             cursor.name("ALTER CHECK")
             cursor.take("NOT")
             cursor.expect("ENFORCED", "ALTER CHECK")
-            self._note(first, "ALTER CHECK", "AlterColumn")
+            self._record_clause(first, "ALTER CHECK", "AlterColumn")
             return
         cursor.take("COLUMN")
         name = cursor.name("ALTER COLUMN")
         where = f"ALTER COLUMN {name}"
-        if self._find(name, where) is None:
+        if self._find_column(name, where) is None:
             raise NotFollowed(f"{where}: the table does not have it")
         free = False
         if cursor.take("SET", "DEFAULT"):
@@ -290,19 +290,19 @@ class Work:
                 cursor.refuse(where)
         elif not cursor.take("DROP", "DEFAULT"):
             cursor.refuse(where)
-        self._note(first, where, "AlterColumn", free=free)
+        self._record_clause(first, where, "AlterColumn", free=free)
 
     # ---------------------------------------------------------------- indexes and constraints
 
-    def _add_constraint(self, first: int) -> None:
-        cursor = self.words
+    def _parse_add_constraint(self, first: int) -> None:
+        cursor = self.cursor
         if cursor.take("CONSTRAINT") and cursor.peek() not in {"FOREIGN", "CHECK", "UNIQUE", "PRIMARY"}:
             _ = cursor.take("IF", "NOT", "EXISTS")
             cursor.name("ADD CONSTRAINT")
         if cursor.take("CHECK"):
             cursor.balanced("ADD CHECK")
             _ = cursor.take("NOT", "ENFORCED") or cursor.take("ENFORCED")
-            self._note(first, "ADD CHECK", "AddConstraint", free=True)
+            self._record_clause(first, "ADD CHECK", "AddConstraint", free=True)
             return
         where = "ADD FOREIGN KEY"
         if not cursor.take("FOREIGN", "KEY"):
@@ -320,31 +320,31 @@ class Work:
                 cursor.refuse(where)
             if not cursor.take("RESTRICT") and not cursor.take("NO", "ACTION"):
                 raise NotFollowed(f"{where}: rows that it changes by CASCADE or SET NULL are not in the binlog")
-        self._note(first, where, "AddConstraint")
+        self._record_clause(first, where, "AddConstraint")
 
-    def _drop(self, first: int) -> None:
-        cursor = self.words
+    def _parse_drop(self, first: int) -> None:
+        cursor = self.cursor
         kind = cursor.any_of("INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT")
         if not kind:
-            self._drop_column(first)
+            self._parse_drop_column(first)
             return
         if kind == "FOREIGN":
             cursor.expect("KEY", "DROP FOREIGN KEY")
         cursor.take("IF", "EXISTS")
         name = cursor.name(f"DROP {kind}")
         if kind in ("INDEX", "KEY", "CONSTRAINT"):
-            self.check_drop(name, f"DROP {kind}")
-        self._note(first, f"DROP {kind}", "Drop")
+            self.check_index_drop(name, f"DROP {kind}")
+        self._record_clause(first, f"DROP {kind}", "Drop")
 
-    def _drop_column(self, first: int) -> None:
-        cursor = self.words
+    def _parse_drop_column(self, first: int) -> None:
+        cursor = self.cursor
         cursor.take("COLUMN")
         if_there = cursor.take("IF", "EXISTS")
         name = cursor.name("DROP COLUMN")
         where = f"DROP COLUMN {name}"
         cursor.any_of("RESTRICT", "CASCADE")
-        self._note(first, where, "Drop")
-        at = self._find(name, where)
+        self._record_clause(first, where, "Drop")
+        at = self._find_column(name, where)
         if at is None:
             if if_there:
                 return
@@ -356,7 +356,7 @@ class Work:
         del self.columns[at]
         self.removed.add(fold(column.name))
 
-    def check_drop(self, index: str, where: str) -> None:
+    def check_index_drop(self, index: str, where: str) -> None:
         """Make sure that an index that is dropped is not the key, and has no column in row events."""
         before = self.before
         if before.key and (before.key_index is None or fold(before.key_index) == fold(index)):
@@ -366,8 +366,8 @@ class Work:
         if any(c.hidden for c in before.columns):
             raise NotFollowed(f"{where}: a unique index of hashes has a column in row events")
 
-    def _rename_index(self, first: int) -> None:
-        cursor = self.words
+    def _parse_rename_index(self, first: int) -> None:
+        cursor = self.cursor
         if not cursor.any_of("INDEX", "KEY"):
             cursor.refuse("RENAME")
         cursor.name("RENAME INDEX")
@@ -375,4 +375,4 @@ class Work:
         cursor.name("RENAME INDEX")
         if self.before.key and self.before.key_index != "PRIMARY":
             raise NotFollowed("RENAME INDEX: a table without a primary key may get another key by it")
-        self._note(first, "RENAME INDEX", "RenameIndex")
+        self._record_clause(first, "RENAME INDEX", "RenameIndex")

@@ -29,13 +29,13 @@ class Session:
 
     :param quoting: how it quotes.
     :param real_as_float: whether REAL is FLOAT there.
-    :param plain: whether types have their usual meaning; not with ``sql_mode=ORACLE`` and the like.
+    :param standard_types: whether types have their usual meaning; not with ``sql_mode=ORACLE`` and the like.
     :param utf8mb4_collation: collation of utf8mb4 where a statement does not name one; ``None`` if that is not known.
     """
 
     quoting: Quoting = DEFAULT_QUOTING
     real_as_float: bool = False
-    plain: bool = True
+    standard_types: bool = True
     utf8mb4_collation: str | None = None
 
 
@@ -45,18 +45,18 @@ class Server:
 
     :param mariadb: whether it is MariaDB; else MySQL.
     :param version: its numbers.
-    :param collations: default collation of each character set, as the server was built.
-    :param charsets: character set of each collation.
-    :param widths: most bytes of a character, by character set.
-    :param old_dates: whether MariaDB gives new dates and times the format of its version 5.3.
+    :param default_collations: default collation of each character set, as the server was built.
+    :param charset_by_collation: character set of each collation.
+    :param max_char_bytes: most bytes of a character, by character set.
+    :param old_temporal_format: whether MariaDB gives new dates and times the format of its version 5.3.
     """
 
     mariadb: bool
     version: tuple[int, ...]
-    collations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    charsets: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    widths: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    old_dates: bool = False
+    default_collations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    charset_by_collation: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    max_char_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    old_temporal_format: bool = False
 
 
 _NAME = re.compile(r"[A-Za-z_\u0080-\uffff][0-9A-Za-z_$\u0080-\uffff]*")
@@ -78,48 +78,48 @@ class Cursor:
         if "\0" in sql:
             raise NotFollowed("its text has a zero byte")
         _check_versions(sql, session.quoting, server)
-        self._words = list(words_of(sql, session.quoting))
+        self._tokens = list(words_of(sql, session.quoting))
         self._quoting = session.quoting
-        while self._words and self._words[-1] == Word(";"):
-            self._words.pop()
+        while self._tokens and self._tokens[-1] == Word(";"):
+            self._tokens.pop()
         self.at = 0
 
     @property
-    def over(self) -> bool:
+    def at_end(self) -> bool:
         """Whether there is no further word."""
-        return self.at >= len(self._words)
+        return self.at >= len(self._tokens)
 
     def peek(self, ahead: int = 0) -> str:
         """A word as a keyword or sign; empty for quoted ones and at the end."""
         at = self.at + ahead
-        return self._words[at].key if at < len(self._words) else ""
+        return self._tokens[at].key if at < len(self._tokens) else ""
 
-    def take(self, *keys: str) -> bool:
+    def accept(self, *keys: str) -> bool:
         """Go past these words if they stand here."""
         if any(self.peek(i) != key for i, key in enumerate(keys)):
             return False
         self.at += len(keys)
         return True
 
-    def any_of(self, *keys: str) -> str:
+    def accept_any(self, *keys: str) -> str:
         """Go past one of these words; which one, or nothing."""
         word = self.peek()
-        return word if word in keys and self.take(word) else ""
+        return word if word in keys and self.accept(word) else ""
 
     def expect(self, key: str, where: str) -> None:
         """Go past a word that must stand here."""
-        if not self.take(key):
-            self.refuse(where)
+        if not self.accept(key):
+            self.fail(where)
 
-    def refuse(self, where: str) -> NoReturn:
+    def fail(self, where: str) -> NoReturn:
         """Stop at a word that is not known here."""
         word = self.peek()
         raise NotFollowed(f"{where}: {word if word in _SHOWN else 'a part of it'} is not followed")
 
-    def name(self, where: str) -> str:
+    def expect_name(self, where: str) -> str:
         """Go past a name."""
-        if not self.over:
-            word = self._words[self.at]
+        if not self.at_end:
+            word = self._tokens[self.at]
             quoted = word.quote == "`" or (word.quote == '"' and self._quoting.ansi)
             if (quoted and word.text) or (not word.quote and _NAME.fullmatch(word.text)):
                 self.at += 1
@@ -129,22 +129,22 @@ class Cursor:
     @property
     def at_string(self) -> bool:
         """Whether a string stands here."""
-        if self.over:
+        if self.at_end:
             return False
-        quote = self._words[self.at].quote
+        quote = self._tokens[self.at].quote
         return quote == "'" or (quote == '"' and not self._quoting.ansi)
 
-    def string(self, where: str) -> str:
+    def expect_string(self, where: str) -> str:
         """Go past a string, whose escapes are undone."""
         if not self.at_string:
             raise NotFollowed(f"{where}: a text is not understood")
-        text = self._words[self.at].text
+        text = self._tokens[self.at].text
         self.at += 1
         if not self._quoting.backslash:
             return text
         return _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[1]), text)
 
-    def number(self, where: str) -> int:
+    def expect_number(self, where: str) -> int:
         """Go past a whole number."""
         word = self.peek()
         if not re.fullmatch(r"[0-9]{1,10}", word):
@@ -152,20 +152,20 @@ class Cursor:
         self.at += 1
         return int(word)
 
-    def balanced(self, where: str) -> None:
+    def skip_brackets(self, where: str) -> None:
         """Go past a pair of brackets with all that stands in them."""
         self.expect("(", where)
         depth = 1
         while depth:
-            if self.over:
+            if self.at_end:
                 raise NotFollowed(f"{where}: a bracket is not closed")
             depth += (self.peek() == "(") - (self.peek() == ")")
             self.at += 1
 
-    def text(self, first: int) -> str:
+    def text_since(self, first: int) -> str:
         """The words from one on up to here, as a session with the usual quoting would write them."""
         parts = []
-        for word in self._words[first : self.at]:
+        for word in self._tokens[first : self.at]:
             if word.quote == "`" or (word.quote == '"' and self._quoting.ansi):
                 parts.append("`{}`".format(word.text.replace("`", "``")))
             elif word.quote:
@@ -224,17 +224,17 @@ class Clause:
     """A clause as it was read, for the second reading.
 
     :param text: a statement with this clause alone.
-    :param where: the clause, for people.
-    :param action: what sqlglot calls it; nothing for table options.
+    :param label: the clause, for people.
+    :param sqlglot_name: what sqlglot calls it; nothing for table options.
     :param column: name of the column that it defines, if it does.
-    :param free: whether an expression stands in it, of which anything may be found.
+    :param has_expression: whether an expression stands in it, of which anything may be found.
     """
 
     text: str
-    where: str
-    action: str = ""
+    label: str
+    sqlglot_name: str = ""
     column: str | None = None
-    free: bool = False
+    has_expression: bool = False
 
 
 def read_again(clauses: Sequence[Clause]) -> None:

@@ -33,20 +33,20 @@ class Defined:
 
     :param column: what the catalog says of it, if it may be NULL.
     :param comment: what its comment says.
-    :param null: what the statement says of NULL: that it may be, that it may not, or nothing.
-    :param default: whether there is a default that is not NULL.
+    :param nullability: what the statement says of NULL: that it may be, that it may not, or nothing.
+    :param has_default: whether there is a default that is not NULL.
     """
 
     column: Column
     comment: str = ""
-    null: bool | None = None
-    default: bool = False
+    nullability: bool | None = None
+    has_default: bool = False
 
 
 @dataclass
 class _Type:
     kind: str
-    shown: str
+    column_type: str
     length: int | None = None
     precision: int | None = None
     scale: int | None = None

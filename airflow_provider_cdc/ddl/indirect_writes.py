@@ -25,37 +25,37 @@ class Stored:
     """A view, a trigger or a stored routine.
 
     :param name: (database, name); of a trigger, of its table.
-    :param text: what it says; ``None`` if that may not be seen.
-    :param routine: whether it is called, not written to.
+    :param body: what it says; ``None`` if that may not be seen.
+    :param is_routine: whether it is called, not written to.
     """
 
     name: Table
-    text: str | None
-    routine: bool = False
+    body: str | None
+    is_routine: bool = False
 
 
 @dataclass(frozen=True)
 class Detours:
     """Names that lead to captured tables, as :func:`~airflow_provider_cdc.model.table_names.fold` writes them.
 
-    :param written: tables and views: what changes their rows may change a captured table.
-    :param called: routines, and what calls them: already to read from it may change one.
-    :param stored: all views, triggers and routines by which these were found.
+    :param write_paths: tables and views: what changes their rows may change a captured table.
+    :param call_paths: routines, and what calls them: already to read from it may change one.
+    :param stored_objects: all views, triggers and routines by which these were found.
     :param cascades: likewise, see :func:`find_detours`.
     """
 
-    written: frozenset[Table] = frozenset()
-    called: frozenset[Table] = frozenset()
-    stored: tuple[Stored, ...] = field(default=(), repr=False)
+    write_paths: frozenset[Table] = frozenset()
+    call_paths: frozenset[Table] = frozenset()
+    stored_objects: tuple[Stored, ...] = field(default=(), repr=False)
     cascades: tuple[tuple[Table, Table], ...] = field(default=(), repr=False)
 
-    def taken(self, statement: Statement) -> list[Table]:
+    def paths_used_by(self, statement: Statement) -> list[Table]:
         """Those that a statement may take."""
-        return sorted((statement.tables & self.written) | (statement.mentioned & self.called))
+        return sorted((statement.tables & self.write_paths) | (statement.mentioned & self.call_paths))
 
-    def leads(self, statement: Statement, table: Table) -> bool:
+    def can_change(self, statement: Statement, table: Table) -> bool:
         """Whether a statement may change one table by what it takes. For errors: everything is looked at again."""
-        return bool(find_detours([table], self.stored, self.cascades).taken(statement))
+        return bool(find_detours([table], self.stored_objects, self.cascades).taken(statement))
 
 
 def find_detours(

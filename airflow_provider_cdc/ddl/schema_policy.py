@@ -16,18 +16,18 @@ class SchemaPolicy:
     """What a copy takes over.
 
     :param mode: one of :data:`~airflow_provider_cdc.model.schema_modes.MODES`.
-    :param adds: whether new columns are copied; else they are left out.
-    :param drops: whether columns that the source has no more go; else they stay, and are NULL in what is written.
-    :param types: which other types a column may have: ``all``, ``wider`` or ``none``.
+    :param copies_new_columns: whether new columns are copied; else they are left out.
+    :param drops_removed_columns: whether columns that the source has no more go; else they stay, and are NULL in what is written.
+    :param allowed_types: which other types a column may have: ``all``, ``wider`` or ``none``.
     """
 
     mode: str
-    adds: bool = True
-    drops: bool = True
-    types: str = "all"
+    copies_new_columns: bool = True
+    drops_removed_columns: bool = True
+    allowed_types: str = "all"
 
     @classmethod
-    def of(cls, mode: str, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> SchemaPolicy:
+    def from_settings(cls, mode: str, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> SchemaPolicy:
         """That of a pipeline.
 
         :param include: kinds that are taken over; all if there are none.
@@ -40,7 +40,7 @@ class SchemaPolicy:
         types = "none" if ALTER_TYPE not in followed_kinds else "wider" if lenient else "all"
         return cls(mode, adds=ADD_COLUMN in followed_kinds, drops=DROP_COLUMN in followed_kinds and not lenient, types=types)
 
-    def shaped(
+    def decide_definition(
         self, before: TableSchema, after: TableSchema, *, overwrites_rows: bool = False, is_requested: bool = False
     ) -> TableSchema:
         """The definition behind a change as this policy has it.
@@ -53,14 +53,14 @@ class SchemaPolicy:
         :raises NotFollowed: if the copy would have to take over what it is not to, and nobody has asked for it.
         """
         known = {column.name.lower() for column in (*before.copied, *before.kept)}
-        new = () if self.adds else tuple(c for c in after.copied if c.name.lower() not in known)
+        new = () if self.copies_new_columns else tuple(c for c in after.copied if c.name.lower() not in known)
         in_key = [column.name for column in new if column.name in after.key]
         if in_key and not is_requested:
-            raise NotFollowed(f"new column {in_key[0]} is part of the key, and {self._says} leaves new columns out")
+            raise NotFollowed(f"new column {in_key[0]} is part of the key, and {self._setting_text} leaves new columns out")
         new = tuple(column for column in new if column.name not in in_key)
         if new and len(new) == len(after.copied):
             if not is_requested:
-                raise NotFollowed(f"all of its columns are new, and {self._says} leaves new columns out")
+                raise NotFollowed(f"all of its columns are new, and {self._setting_text} leaves new columns out")
             new = ()
         auto_excluded = ({*before.ignored} & {*after.left_out}) | {column.name for column in new}
         decided = replace(
@@ -72,13 +72,13 @@ class SchemaPolicy:
             self._check_types(before, decided)
         source_names, copied = ({c.name.lower() for c in columns} for columns in (decided.columns, decided.copied))
         missing_columns = [c for c in before.copied if c.name.lower() not in source_names]
-        if self.drops:
+        if self.drops_removed_columns:
             retained = [] if overwrites_rows else [*before.kept]
         elif not decided.key and (unretainable := [*before.kept, *missing_columns]) and not is_requested:  # its rows are told apart by all values
             raise NotFollowed(f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep")
         else:
             retained = [*before.kept, *(replace(column, nullable=True) for column in missing_columns)] if decided.key else []
-        removed = () if overwrites_rows else (*before.dropped, *(c.name for c in missing_columns if self.drops))
+        removed = () if overwrites_rows else (*before.dropped, *(c.name for c in missing_columns if self.drops_removed_columns))
         retained = [column for column in retained if column.name.lower() not in copied]
         names = {column.name for column in retained}
         comments = (*decided.comments, *(pair for pair in before.comments if pair[0] in names))
@@ -88,17 +88,17 @@ class SchemaPolicy:
         old = {column.name.lower(): column for column in before.in_copy}
         for column in after.copied:
             was = old.get(column.name.lower())
-            if was is None or was.arrow_type == column.arrow_type or self.types == "all":
+            if was is None or was.arrow_type == column.arrow_type or self.allowed_types == "all":
                 continue
-            if self.types == "wider" and is_wider(was.arrow_type, column.arrow_type):
+            if self.allowed_types == "wider" and is_wider(was.arrow_type, column.arrow_type):
                 continue
             raise NotFollowed(
-                f"column {column.name} was {was.column_type} and is {column.column_type}, which {self._says} does not "
+                f"column {column.name} was {was.column_type} and is {column.column_type}, which {self._setting_text} does not "
                 "take over"
             )
 
     @property
-    def _says(self) -> str:
+    def _setting_text(self) -> str:
         return f"stream.schema_changes: {self.mode}" if self.mode != EVOLVE else "stream.exclude_schema_changes"
 
 

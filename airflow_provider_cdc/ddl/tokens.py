@@ -23,12 +23,12 @@ _ESCAPED, _PLAIN = r"%s(?:[^%s\\]|\\.|%s)*%s", r"%s(?:[^%s]|%s)*%s"
 class Quoting:
     """How the session that wrote a statement quotes.
 
-    :param backslash: whether a backslash in a string hides the sign behind it: not under ``NO_BACKSLASH_ESCAPES``.
-    :param ansi: whether a double-quoted word is a name (``ANSI_QUOTES``), in which a backslash is a sign like others.
+    :param backslash_escapes: whether a backslash in a string hides the sign behind it: not under ``NO_BACKSLASH_ESCAPES``.
+    :param ansi_quotes: whether a double-quoted word is a name (``ANSI_QUOTES``), in which a backslash is a sign like others.
     """
 
-    backslash: bool = True
-    ansi: bool = False
+    backslash_escapes: bool = True
+    ansi_quotes: bool = False
 
 
 #: With the sql_mode that servers come with.
@@ -43,7 +43,7 @@ class Word(NamedTuple):
     quote: str = ""
 
     @property
-    def key(self) -> str:
+    def keyword(self) -> str:
         """The word as a keyword: upper case, nothing for quoted ones."""
         return "" if self.quote else self.text.upper()
 

@@ -39,13 +39,13 @@ class Driver:
     def __init__(self, process: subprocess.Popen[str], result: Path) -> None:
         self._process, self._result = process, result
 
-    def lines(self) -> Iterator[str]:
+    def output_lines(self) -> Iterator[str]:
         """What the driver says, until it ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             yield line.rstrip()
 
-    def outcome(self) -> dict[str, Any]:
+    def wait_for_outcome(self) -> dict[str, Any]:
         """What it came to.
 
         :raises CdcError: as the driver itself raised it.
@@ -53,7 +53,7 @@ class Driver:
         """
         return outcome_of(self._result, self._process.wait())
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """End it with everything it has started."""
         end_session(self._process.pid, _PATIENCE)
 

@@ -121,17 +121,17 @@ class Changes:
     """The changes of the row in a part of the binlog.
 
     :param count: how many there are.
-    :param last: the last ones of them, in order.
-    :param unknown: why the binlog does not tell; empty if it does.
+    :param latest: the last ones of them, in order.
+    :param unknown_reason: why the binlog does not tell; empty if it does.
     """
 
     count: int = 0
-    last: tuple[RowChange, ...] = ()
-    unknown: str = ""
+    latest: tuple[RowChange, ...] = ()
+    unknown_reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
-        return {"count": self.count, "last": [c.to_json() for c in self.last], "unknown": self.unknown or None}
+        return {"count": self.count, "last": [c.to_json() for c in self.latest], "unknown": self.unknown_reason or None}
 
 
 @dataclass(frozen=True)
@@ -140,32 +140,32 @@ class Side:
 
     :param at: as of which place in the binlog; ``None`` if that is not known.
     :param rows: the row; none if there is no such row. The copy of a table may have it more than once by mistake.
-    :param unknown: why it is not known; empty if it is.
-    :param written: of the copy's row: by which operation, and where the transaction ends that it is the row of.
+    :param unknown_reason: why it is not known; empty if it is.
+    :param written_by: of the copy's row: by which operation, and where the transaction ends that it is the row of.
     """
 
     at: Position | None = None
     rows: tuple[Row, ...] = ()
-    unknown: str = ""
-    written: tuple[str, Position] | None = None
+    unknown_reason: str = ""
+    written_by: tuple[str, Position] | None = None
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        if self.unknown:
-            yield f"unknown: {self.unknown}"
+        if self.unknown_reason:
+            yield f"unknown: {self.unknown_reason}"
             return
         yield ("has no such row" if not self.rows else "has it") + (f", as of {self.at}" if self.at else "")
-        if self.written is not None and self.written[0] == OPERATIONS["r"]:
-            yield f"as it was read from the source, as of {self.written[1]}"
-        elif self.written is not None:
-            yield f"by the {self.written[0]} of the transaction that ends at {self.written[1]}"
+        if self.written_by is not None and self.written_by[0] == OPERATIONS["r"]:
+            yield f"as it was read from the source, as of {self.written_by[1]}"
+        elif self.written_by is not None:
+            yield f"by the {self.written_by[0]} of the transaction that ends at {self.written_by[1]}"
         yield from map(row_text, self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
-        written = None if self.written is None else {"operation": self.written[0], "at": str(self.written[1])}
+        written = None if self.written_by is None else {"operation": self.written_by[0], "at": str(self.written_by[1])}
         rows = [row_json(row) for row in self.rows]
-        return {"at": _text(self.at), "rows": rows, "unknown": self.unknown or None, "written": written}
+        return {"at": _text(self.at), "rows": rows, "unknown": self.unknown_reason or None, "written": written}
 
 
 @dataclass(frozen=True)
@@ -178,13 +178,13 @@ class Explanation:
     :param reads: what was read that has the key in it, in order of their high watermarks: the copy's row comes from the
         last one that is published, and from the stream since.
     :param corrections: what has changed the row between the watermarks of that one.
-    :param last: the last change of the row, as far as the binlog tells, and ``searched``: from where on it was
+    :param last_change: the last change of the row, as far as the binlog tells, and ``searched``: from where on it was
         searched; ``None`` if it was not.
-    :param unsearched: why it was not searched farther back, if the change was not found; else empty.
+    :param search_end_reason: why it was not searched farther back, if the change was not found; else empty.
     :param source: the row in the source, and ``copy``: in the sink.
-    :param pending: changes of the row that stand behind the place of the copy, so that it cannot have them yet.
+    :param pending_changes: changes of the row that stand behind the place of the copy, so that it cannot have them yet.
     :param equal: whether both are the same at one place; ``None`` if that cannot be told, and ``why``: why not.
-    :param columns: in which columns they differ, if both sides have the row.
+    :param differing_columns: in which columns they differ, if both sides have the row.
     """
 
     table: str
@@ -194,13 +194,13 @@ class Explanation:
     source: Side
     copy: Side
     suspended: str = ""
-    last: RowChange | None = None
-    searched: Position | None = None
-    unsearched: str = ""
-    pending: int = 0
+    last_change: RowChange | None = None
+    searched_from: Position | None = None
+    search_end_reason: str = ""
+    pending_changes: int = 0
     equal: bool | None = None
-    why: str = ""
-    columns: tuple[str, ...] = field(default=())
+    not_compared_reason: str = ""
+    differing_columns: tuple[str, ...] = field(default=())
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -208,13 +208,13 @@ class Explanation:
         if self.suspended:
             yield from _told("suspended", [self.suspended])
         yield from _told("read", map(str, self.reads))
-        yield from _told("corrected", self._corrected())
-        yield from _told("last change", self._last())
+        yield from _told("corrected", self._correction_lines())
+        yield from _told("last change", self._last_change_lines())
         yield from _told("source", self.source.lines())
         yield from _told("copy", self.copy.lines())
         yield from _told("equal", [self.verdict])
 
-    def _corrected(self) -> Iterator[str]:
+    def _correction_lines(self) -> Iterator[str]:
         corrections = self.corrections
         if corrections.unknown:
             yield f"unknown: {corrections.unknown}"
@@ -224,24 +224,24 @@ class Explanation:
             yield f"the last {len(corrections.last)} of them:"
         yield from map(str, corrections.last)
 
-    def _last(self) -> Iterator[str]:
-        if self.last is not None:
-            yield str(self.last)
+    def _last_change_lines(self) -> Iterator[str]:
+        if self.last_change is not None:
+            yield str(self.last_change)
             return
-        yield "none was found" + (f" from {self.searched} on" if self.searched else "")
-        if self.unsearched:
-            yield self.unsearched
+        yield "none was found" + (f" from {self.searched_from} on" if self.searched_from else "")
+        if self.search_end_reason:
+            yield self.search_end_reason
 
     @property
     def verdict(self) -> str:
         """Whether source and copy are the same, in words."""
-        behind = f"{_counted(self.pending)} of it behind that place, not in the copy yet"
+        behind = f"{_counted(self.pending_changes)} of it behind that place, not in the copy yet"
         if self.equal is None:
-            return f"not compared: {self.why}"
+            return f"not compared: {self.not_compared_reason}"
         if not self.equal:
-            columns = f", in {', '.join(self.columns)}" if self.columns else ""
-            return f"no{columns}" + (f"; nor with {behind}" if self.pending else "")
-        return f"yes, with {behind}" if self.pending else "yes"
+            columns = f", in {', '.join(self.differing_columns)}" if self.differing_columns else ""
+            return f"no{columns}" + (f"; nor with {behind}" if self.pending_changes else "")
+        return f"yes, with {behind}" if self.pending_changes else "yes"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
@@ -251,15 +251,15 @@ class Explanation:
             "suspended": self.suspended or None,
             "reads": [read.to_json() for read in self.reads],
             "corrections": self.corrections.to_json(),
-            "last_change": None if self.last is None else self.last.to_json(),
-            "searched": _text(self.searched),
-            "unsearched": self.unsearched or None,
+            "last_change": None if self.last_change is None else self.last_change.to_json(),
+            "searched": _text(self.searched_from),
+            "unsearched": self.search_end_reason or None,
             "source": self.source.to_json(),
             "copy": self.copy.to_json(),
-            "pending": self.pending,
+            "pending": self.pending_changes,
             "equal": self.equal,
-            "why": self.why or None,
-            "columns": list(self.columns),
+            "why": self.not_compared_reason or None,
+            "columns": list(self.differing_columns),
         }
 
 

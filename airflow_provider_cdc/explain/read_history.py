@@ -39,14 +39,14 @@ class Found:
 
     :param read: for people.
     :param plan: by whose definitions it was read.
-    :param lineage: the segment whose server it was read from; ``None`` if it was not.
-    :param begun: when the server had begun the binlog files of its watermarks.
+    :param timeline: the segment whose server it was read from; ``None`` if it was not.
+    :param binlog_begun: when the server had begun the binlog files of its watermarks.
     """
 
     read: Read
     plan: Plan
-    lineage: Lineage | None = None
-    begun: Mapping[str, int] = field(default_factory=dict)
+    timeline: Lineage | None = None
+    binlog_begun: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Reads:
     index: int
     key: Key
 
-    def find(self) -> list[Found]:
+    def find_reads(self) -> list[Found]:
         """All that count, in order of their high watermarks; what was not read or published yet comes last."""
-        reads = [self._whole(), *self._ranges()]
+        reads = [self._find_whole_table_read(), *self._find_range_reads()]
 
         def order(historical_read: Found) -> tuple[bool, int]:
             high = historical_read.read.high
@@ -75,7 +75,7 @@ class Reads:
 
         return sorted(reads, key=order)
 
-    def _whole(self) -> Found:
+    def _find_whole_table_read(self) -> Found:
         """The snapshot; or what has taken its place."""
         rejoin = self.plan.rejoined_of(self.index)
         suspension = self.plan.suspended_of(self.index)
@@ -84,33 +84,33 @@ class Reads:
         if rejoin is None and suspension is not None and suspension.schema is not None:
             return Found(Read(TABLE, WAITING), self.plan)
         if rejoin is None:
-            plan = self._with_chunks()
-            chunk = self._owner(plan)
-            return Found(Read(SNAPSHOT, PUBLISHED), plan) if chunk is None else self._in_snapshot(plan, chunk)
+            plan = self._plan_with_chunks()
+            chunk = self._find_owning_chunk(plan)
+            return Found(Read(SNAPSHOT, PUBLISHED), plan) if chunk is None else self._find_snapshot_read(plan, chunk)
         if rejoin.group is None:  # an older version has not written it down
             return Found(Read(TABLE, PUBLISHED), self.plan)
-        plan = self._share(rejoin.group)
-        chunk = self._owner(plan)
+        plan = self._load_reading_plan(rejoin.group)
+        chunk = self._find_owning_chunk(plan)
         if chunk is None:
             return Found(Read(TABLE, PUBLISHED), plan)
-        return self._aside(TABLE, plan, chunk, PUBLISHED)
+        return self._ad_hoc_read(TABLE, plan, chunk, PUBLISHED)
 
-    def _ranges(self) -> Iterator[Found]:
+    def _find_range_reads(self) -> Iterator[Found]:
         """Ranges of keys that were read again since, and that or the table as far as it waits for the stream."""
         rejoin = self.plan.rejoined_of(self.index)
         last_number, since_seq = (0, 0) if rejoin is None else (rejoin.group or 0, rejoin.seq)
         staged = {one.number: one.scope for one in waiting(self.context, self.plan) if one.table == self.index}
-        for number in sorted(self._parts(last_number) | {*staged}):
-            plan = self._share(number)
-            if (chunk := self._owner(plan)) is None:
+        for number in sorted(self._published_range_reads(last_number) | {*staged}):
+            plan = self._load_reading_plan(number)
+            if (chunk := self._find_owning_chunk(plan)) is None:
                 continue
             how = TABLE if staged.get(number, RANGES) != RANGES else KEYS
-            historical_read = self._aside(how, plan, chunk, STAGED if number in staged else PUBLISHED)
+            historical_read = self._ad_hoc_read(how, plan, chunk, STAGED if number in staged else PUBLISHED)
             assert historical_read.lineage is not None and historical_read.read.high is not None
             if historical_read.lineage.seq(historical_read.read.high) > since_seq:
                 yield historical_read
 
-    def _with_chunks(self) -> Plan:
+    def _plan_with_chunks(self) -> Plan:
         """The plan with the chunks of the table, which it has no more if that is suspended."""
         context, layout = self.context, self.context.layout
         if self.plan.suspended_of(self.index) is None:
@@ -126,30 +126,30 @@ class Reads:
         plan = plan.amended(value for value in amended if not is_end(value))
         return plan.with_zero_dates(context.pipeline.source.zero_dates)
 
-    def _owner(self, plan: Plan) -> Chunk | None:
+    def _find_owning_chunk(self, plan: Plan) -> Chunk | None:
         table_chunks = [chunk for chunk in plan.chunks if chunk.table == self.index]
         (owner,) = owners(self.connection, plan.tables[self.index], table_chunks, [self.key])
         return table_chunks[owner] if owner >= 0 else None
 
-    def _in_snapshot(self, plan: Plan, chunk: Chunk) -> Found:
+    def _find_snapshot_read(self, plan: Plan, chunk: Chunk) -> Found:
         group = Group(self.context, plan, chunk.group)
         attempt = group.markers().get(self.index)
         if attempt is not None:
-            return self._in_manifest(SNAPSHOT, PUBLISHED, group, chunk, attempt)
+            return self._read_from_manifest(SNAPSHOT, PUBLISHED, group, chunk, attempt)
         number = next(no for no, listed in enumerate(group.slices) if chunk in listed)
         read = group.finished().get(number)
         if read is None:
             return Found(Read(SNAPSHOT, WAITING, chunk.group, chunk.no), plan)
         return _of(SNAPSHOT, READ, plan, chunk, read[0], 0, read[1])
 
-    def _aside(self, how: str, plan: Plan, chunk: Chunk, state: str) -> Found:
-        return self._in_manifest(how, state, Group(self.context, plan, chunk.group), chunk, 1)
+    def _ad_hoc_read(self, how: str, plan: Plan, chunk: Chunk, state: str) -> Found:
+        return self._read_from_manifest(how, state, Group(self.context, plan, chunk.group), chunk, 1)
 
-    def _in_manifest(self, how: str, state: str, group: Group, chunk: Chunk, attempt: int) -> Found:
+    def _read_from_manifest(self, how: str, state: str, group: Group, chunk: Chunk, attempt: int) -> Found:
         entries = (e for e in group.manifest(attempt) if any(c["no"] == chunk.no for c in e["chunks"]))
         return _of(how, state, group.plan, chunk, attempt, group.complete_attempts(), next(entries))
 
-    def _share(self, number: int) -> Plan:
+    def _load_reading_plan(self, number: int) -> Plan:
         name = self.context.layout.share(self.plan.generation, number)
         if (stored := read_json(self.context.storage, name)) is None:
             label = self.plan.tables[self.index].label
@@ -159,7 +159,7 @@ class Reads:
             )
         return Plan.from_json(stored).with_zero_dates(self.context.pipeline.source.zero_dates)
 
-    def _parts(self, last_number: int) -> set[int]:
+    def _published_range_reads(self, last_number: int) -> set[int]:
         """Numbers of the readings of ranges of the table whose rows were exchanged.
 
         :param last_number: number of the reading with which the table has rejoined; others count only if they began later.

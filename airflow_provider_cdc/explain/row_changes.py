@@ -29,28 +29,28 @@ _FLUSH_BYTES = 16 << 20
 class Piece:
     """What happened to the row in a part of the stretch.
 
-    :param numbers: numbers the transactions.
+    :param timeline: numbers the transactions.
     :param changes: its changes, in binlog order.
     :param gtids: GTIDs of their transactions by ``_cdc_seq``, and more.
-    :param emptied: ``_cdc_seq`` and time (in microseconds since 1970) of a TRUNCATE or a CREATE TABLE.
-    :param altered: where a DDL ends that alters the table, or a transaction whose rows have another layout. What stands
+    :param truncation: ``_cdc_seq`` and time (in microseconds since 1970) of a TRUNCATE or a CREATE TABLE.
+    :param altered_at: where a DDL ends that alters the table, or a transaction whose rows have another layout. What stands
         before it may be of another table of the same name.
     """
 
-    numbers: Lineage
+    timeline: Lineage
     changes: pa.Table
     gtids: Mapping[int, str] = field(default_factory=dict)
-    emptied: tuple[int, int] | None = None
-    altered: Position | None = None
+    truncation: tuple[int, int] | None = None
+    altered_at: Position | None = None
 
     @property
-    def count(self) -> int:
+    def change_count(self) -> int:
         """How many changes there are; a TRUNCATE is one."""
-        return int(self.changes.num_rows) + (self.emptied is not None)
+        return int(self.changes.num_rows) + (self.truncation is not None)
 
-    def place(self, seq: int) -> Position:
+    def position_of(self, seq: int) -> Position:
         """Where a transaction ends."""
-        return self.numbers.position(seq)
+        return self.timeline.position(seq)
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ class RowChanges:
     :param open_at: opens a blocking binlog stream at a position.
     :param definitions: the table's; rows are those of the newest one.
     :param look_back: finds XA transactions of the table that are prepared at a place.
-    :param mine: mask of the changes that are the row's.
-    :param only: the same of an integer key alone, if it is one.
-    :param texts: how its text is decoded.
+    :param is_this_row: mask of the changes that are the row's.
+    :param key_filter: the same of an integer key alone, if it is one.
+    :param text_decoders: how its text is decoded.
     """
 
     open_at: Callable[[Position], BinlogStream]
     definitions: Definitions
     look_back: Callable[[Position], LookBack]
-    mine: Callable[[pa.Table], pa.Array]
-    only: Only | None = None
-    texts: Decoders = UNICODE
+    is_this_row: Callable[[pa.Table], pa.Array]
+    key_filter: Only | None = None
+    text_decoders: Decoders = UNICODE
 
     @property
     def schema(self) -> pa.Schema:
@@ -86,38 +86,38 @@ class RowChanges:
         timeline, prepared = numbering(high), Prepared({}, self.look_back(low).rows, captured)
         gtids = dict[int, str]()
         # Whoever copies the table has judged what leads to it.
-        binlog = BinlogReader(self.open_at, captured, timeline, self.texts, named=True, tell_ddl=True, detours=Detours)
+        binlog = BinlogReader(self.open_at, captured, timeline, self.text_decoders, named=True, tell_ddl=True, detours=Detours)
         binlog.begun.update(binlog_begun or {})
         with closing(binlog):
             for step in binlog.steps(low, high) if low < high else ():
                 if (item := step.item) is not None:
                     seq = timeline.seq(Position(step.file, step.position))
                     if table.id in item.altered:
-                        yield from self._taken(binlog, high, gtids)
-                        yield Piece(timeline, self.schema.empty_table(), altered=Position(item.file, item.position))
+                        yield from self._take_changes(binlog, high, gtids)
+                        yield Piece(timeline, self.schema.empty_table(), altered_at=Position(item.file, item.position))
                     if item.emptied is not None:
-                        yield from self._taken(binlog, high, gtids)
+                        yield from self._take_changes(binlog, high, gtids)
                         yield Piece(timeline, self.schema.empty_table(), {seq: item.gtid}, (seq, item.commit_us))
                     gtids |= {seq: item.gtid} if item.xa_committed else {}
                     for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
-                        yield from self._taken(binlog, high, gtids)
+                        yield from self._take_changes(binlog, high, gtids)
                 if binlog.held >= _FLUSH_BYTES:
-                    yield from self._taken(binlog, high, gtids)
-            yield from self._taken(binlog, high, gtids)
+                    yield from self._take_changes(binlog, high, gtids)
+            yield from self._take_changes(binlog, high, gtids)
 
-    def _taken(self, binlog: BinlogReader, high: Position, gtids: dict[int, str]) -> Iterator[Piece]:
+    def _take_changes(self, binlog: BinlogReader, high: Position, gtids: dict[int, str]) -> Iterator[Piece]:
         """Changes up to a place that have been read; what stands behind it has been read in vain.
 
         :param gtids: GTIDs that are known, and may be asked for again: of a transaction that goes on.
         """
-        batches = [shaped(batch, self.schema) for _, batch in binlog.take(only=self.only)]
+        batches = [shaped(batch, self.schema) for _, batch in binlog.take(only=self.key_filter)]
         gtids |= binlog.names()
         timeline, last_seq = numbering(high), None
         for changes in batches:
             changes = changes.filter(pc.less_equal(changes[SEQ], timeline.seq(high)))
             if changes.num_rows:
                 last_seq = changes[SEQ][-1].as_py()
-                changes = changes.filter(self.mine(changes))
+                changes = changes.filter(self.is_this_row(changes))
             if changes.num_rows:
                 yield Piece(timeline, changes, dict(gtids))
         if last_seq is not None:

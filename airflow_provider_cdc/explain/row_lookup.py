@@ -53,53 +53,53 @@ class OneRow:
         return identity(self.connection)
 
     @property
-    def chunk(self) -> Chunk:
+    def key_chunk(self) -> Chunk:
         """The key as a range."""
         return Chunk(0, 0, 0, self.key, self.key, True)
 
-    def mine(self, rows: pa.Table) -> pa.Array:
+    def is_this_row(self, rows: pa.Table) -> pa.Array:
         """Mask of the rows whose key is this one, as the server sees it."""
         if self.table.integer_key is not None:
-            return owned(self.connection, self.table, [self.chunk], rows)
+            return owned(self.connection, self.table, [self.key_chunk], rows)
         keys = rows.select(list(self.table.key))
         distinct_keys = keys.group_by(list(self.table.key), use_threads=False).aggregate([])
-        return matched_rows(keys, distinct_keys.filter(owned(self.connection, self.table, [self.chunk], distinct_keys)), self.table.key)
+        return matched_rows(keys, distinct_keys.filter(owned(self.connection, self.table, [self.key_chunk], distinct_keys)), self.table.key)
 
-    def in_source(self) -> tuple[Side, pa.Table | None, TableSchema | None]:
+    def find_in_source(self) -> tuple[Side, pa.Table | None, TableSchema | None]:
         """The row in the source, as of a high watermark; and the table's definition as it is now."""
         listed = find_tables(self.connection, lambda *name: name == self.table.id)
         if not listed:
-            return Side(unknown="the source has no such table any more"), None, None
+            return Side(unknown_reason="the source has no such table any more"), None, None
         left_out = self.table.left_out
         try:
             current = read_schema(self.connection, *listed[0], keeps=lambda *name: name[-1] not in left_out)
         except NotReadyError as error:
-            return Side(unknown=error.message), None, None
+            return Side(unknown_reason=error.message), None, None
         current = current.with_zero_dates(self.context.pipeline.source.zero_dates)
         if current.fingerprint() == self.table.fingerprint():
             current = self.table
         elif current.key_columns != self.table.key_columns:
-            return Side(unknown=f"its key is another one now ({', '.join(current.key) or 'none'})"), None, current
+            return Side(unknown_reason=f"its key is another one now ({', '.join(current.key) or 'none'})"), None, current
         timeline = replace(numbering(binlog_end(self.connection)), server=self.server)
         reader = Source(self.context, current, Definitions.of(current), timeline, Limits())
         with closing(reader.windows(self.connection, slots.EXPLAIN)) as log:
             take_watermark = watermarks(self.connection, self.server)
             try:
-                chunk_read = read_chunk(self.connection, log, current, self.chunk, timeline, take_watermark)
+                chunk_read = read_chunk(self.connection, log, current, self.key_chunk, timeline, take_watermark)
             except CdcError as error:  # no watermark, a value that cannot be carried; the rest is known all the same
-                return Side(unknown=f"{error.message}. {error.remedy}"), None, current
+                return Side(unknown_reason=f"{error.message}. {error.remedy}"), None, current
         return Side(chunk_read.high, values(chunk_read.rows, current)), chunk_read.rows, current
 
-    def among(self, portions: Sequence[Portion], source_row: pa.Table | None) -> pa.Table:
+    def find_in_copy(self, portions: Sequence[Portion], source_row: pa.Table | None) -> pa.Table:
         """The row in the copy; none, or by mistake more than one.
 
         :param portions: portions of the copy.
         :param source_row: the row in the source: to the server, its key may be the same in another spelling.
         """
         copy_rows = self.table.sink_schema.empty_table()
-        for is_match in self._looks(source_row):
+        for is_match in self._match_strategies(source_row):
             for portion in portions:
-                if keys := self._hits(portion, is_match):
+                if keys := self._find_matching_keys(portion, is_match):
                     for rows in portion.rows(copy_rows.column_names):
                         matching = rows.filter(matched_rows(rows, pa.concat_tables(keys), self.table.key))
                         copy_rows = pa.concat_tables([copy_rows, matching])
@@ -107,7 +107,7 @@ class OneRow:
                 break
         return copy_rows
 
-    def _hits(self, portion: Portion, is_match: Mine) -> list[pa.Table]:
+    def _find_matching_keys(self, portion: Portion, is_match: Mine) -> list[pa.Table]:
         """The keys in a portion that are the row's."""
         matching_keys = []
         for rows in portion.rows(list(self.table.key)):
@@ -116,17 +116,17 @@ class OneRow:
                 matching_keys.append(matching)
         return matching_keys
 
-    def _looks(self, source_row: pa.Table | None) -> Iterator[Mine]:
+    def _match_strategies(self, source_row: pa.Table | None) -> Iterator[Mine]:
         """How the copy is searched: first for the spelling that the source has, else the one that was asked for; then
         for all that the server takes for the same, which takes longer.
         """
         if self.table.integer_key is None:
-            keys = self._asked() if source_row is None or not source_row.num_rows else source_row.select(list(self.table.key))
+            keys = self._requested_key() if source_row is None or not source_row.num_rows else source_row.select(list(self.table.key))
             if keys is not None:
                 yield lambda rows: matched_rows(rows, keys, self.table.key)
-        yield self.mine
+        yield self.is_this_row
 
-    def _asked(self) -> pa.Table | None:
+    def _requested_key(self) -> pa.Table | None:
         """The key as it was asked for; ``None`` for types that only the server can write."""
         columns = {}
         for column, value in zip(self.table.key_columns, self.key, strict=True):

@@ -112,7 +112,7 @@ class _Explaining:
 
     def __post_init__(self) -> None:
         self.table = self.plan.tables[self.index]
-        self.progress, self.lineage = self.context.stand(self.plan)
+        self.resume_offset, self.timeline = self.context.stand(self.plan)
 
     def explain(self, shown: Row) -> Explanation:
         """Look at everything.
@@ -122,9 +122,9 @@ class _Explaining:
         suspension = self.plan.suspended_of(self.index)
         reads = Reads(self.context, self.connection, self.plan, self.index, self.row.key).find()
         published = [found for found in reads if found.read.state == PUBLISHED]
-        corrections = self._corrections(published[-1]) if published else Changes(unknown="it is not read yet")
+        corrections = self._find_corrections(published[-1]) if published else Changes(unknown_reason="it is not read yet")
         source, rows, current = self.row.in_source()
-        copy, copied = self._copy(published, rows)
+        copy, copied = self._find_in_copy(published, rows)
         explanation = Explanation(
             self.table.label,
             shown,
@@ -134,40 +134,40 @@ class _Explaining:
             copy,
             suspended="" if suspension is None else f"since {suspension.since}, at {suspension.at}: {suspension.message}",
         )
-        explanation = self._with_last(explanation, current)
+        explanation = self._add_last_change(explanation, current)
         try:
-            return self._compared(explanation, current, rows, copied, published)
+            return self._add_comparison(explanation, current, rows, copied, published)
         except _UnknownError as error:
             return replace(explanation, why=str(error))
 
     # ------------------------------------------------------------ the two sides
 
-    def _copy(self, published: Sequence[Found], source_row: pa.Table | None) -> tuple[Side, pa.Table | None]:
+    def _find_in_copy(self, published: Sequence[Found], source_row: pa.Table | None) -> tuple[Side, pa.Table | None]:
         """The row in the sink.
 
         It has everything of the row up to where the stream is, or up to the high watermark with which it was read.
         """
         target = self.context.sink.table(self.table)
         if not target.exists():
-            return Side(unknown="there is no copy of the table yet"), None
+            return Side(unknown_reason="there is no copy of the table yet"), None
         if not isinstance(target, Readable):
-            return Side(unknown=f"the {target.name} cannot be read back"), None
+            return Side(unknown_reason=f"the {target.name} cannot be read back"), None
         listed, markers = portions(target)
         copy_rows = self.row.among(listed, source_row)
         suspension = self.plan.suspended_of(self.index)
-        seqs = [self.lineage.seq(self.progress.at), markers.get(stream_marker(self.plan.pipeline)) or 0]
+        seqs = [self.timeline.seq(self.resume_offset.at), markers.get(stream_marker(self.plan.pipeline)) or 0]
         seqs = [suspension.seq] if suspension is not None else seqs
         if published and (high := published[-1].read.high) is not None and published[-1].lineage is not None:
             seqs.append(published[-1].lineage.seq(high))
         written_by = None
         if copy_rows.num_rows:
             seq, operation = copy_rows[SEQ][0].as_py(), copy_rows[OP][0].as_py()
-            written_by = OPERATIONS.get(operation, str(operation)), self.lineage.position(seq)
-        return Side(self.lineage.position(max(seqs)), values(copy_rows, self.table), written=written_by), copy_rows
+            written_by = OPERATIONS.get(operation, str(operation)), self.timeline.position(seq)
+        return Side(self.timeline.position(max(seqs)), values(copy_rows, self.table), written_by=written_by), copy_rows
 
     # ------------------------------------------------------------ the binlog
 
-    def _log(self, definitions: Definitions) -> RowChanges:
+    def _change_reader(self, definitions: Definitions) -> RowChanges:
         table, args = definitions.newest, self.context.connect_args
         source = Source(self.context, table, definitions, Lineage(self.row.server, ""), Limits())
         key_filter = None
@@ -182,38 +182,38 @@ class _Explaining:
             decoders(lambda: nullcontext(self.connection), [table]),
         )
 
-    def _over_time(self, plan: Plan, timeline: Lineage) -> Definitions:
+    def _extended_definitions(self, plan: Plan, timeline: Lineage) -> Definitions:
         """The definitions by which the binlog is read, also before and behind where the stream goes by them."""
         definitions = plan.definitions_of(timeline)[self.index]
         return Definitions(((None, definitions.steps[0][1]), *definitions.steps[1:]), definitions.revision)
 
-    def _corrections(self, historical_read: Found) -> Changes:
+    def _find_corrections(self, historical_read: Found) -> Changes:
         """What has changed the row between the watermarks of what was read."""
         low, high = historical_read.read.low, historical_read.read.high
         if low is None or high is None or historical_read.lineage is None:
             return Changes()
         try:
-            if historical_read.lineage.newest != self.lineage.newest or self.row.server != historical_read.read.server:
+            if historical_read.lineage.newest != self.timeline.newest or self.row.server != historical_read.read.server:
                 raise _UnknownError(f"it was read from server {historical_read.read.server}, whose binlog is not at hand")
             (oldest, *_) = binlog_sizes(self.connection)
             if low < Position(oldest, 0):
                 raise _UnknownError(f"the server has removed the binlog before {oldest}")
-            change_reader, count, latest = self._log(self._over_time(historical_read.plan, historical_read.lineage)), 0, deque[RowChange](maxlen=SHOWN)
+            change_reader, count, latest = self._change_reader(self._extended_definitions(historical_read.plan, historical_read.lineage)), 0, deque[RowChange](maxlen=SHOWN)
             for segment in change_reader.read(low, high, historical_read.begun):
                 if segment.altered is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered}")
                 count += segment.count
                 latest.extend(_told(segment, self.table))
         except (_UnknownError, CdcError) as error:
-            return Changes(unknown=_words(error))
+            return Changes(unknown_reason=_words(error))
         return Changes(count, tuple(latest))
 
-    def _with_last(self, explanation: Explanation, current: TableSchema | None) -> Explanation:
+    def _add_last_change(self, explanation: Explanation, current: TableSchema | None) -> Explanation:
         """With the last change of the row, searched from the newest binlog file back."""
         if current is not None and current.key_columns != self.table.key_columns:
             return replace(explanation, unsearched="the table has another key now")
         is_followed = current is None or current is self.table
-        change_reader = self._log(self._over_time(self.plan, self.lineage) if is_followed else Definitions.of(current or self.table))
+        change_reader = self._change_reader(self._extended_definitions(self.plan, self.timeline) if is_followed else Definitions.of(current or self.table))
         end, end_reason = binlog_end(self.connection), "the server has no older binlog"
         searched_from: Position | None = None
         sizes = binlog_sizes(self.connection)
@@ -242,7 +242,7 @@ class _Explaining:
 
     # ------------------------------------------------------------ whether they agree
 
-    def _compared(
+    def _add_comparison(
         self,
         explanation: Explanation,
         current: TableSchema | None,
@@ -263,14 +263,14 @@ class _Explaining:
             raise _UnknownError("the table was altered, and the stream has not followed that yet")
         if not published:
             raise _UnknownError("it is not published yet")
-        if self.progress.held:
+        if self.resume_offset.held:
             raise _UnknownError("the stream has moved to another server, and has not passed all that it had applied")
         pending = 0
         if copy_at < source_at:
-            copy, pending = self._brought(copy, copy_at, source_at)
+            copy, pending = self._replay_changes(copy, copy_at, source_at)
         else:
-            source, _ = self._brought(source, source_at, copy_at)
-        diff = by_key(self.table, source, copy, most=1, keeps=self._keeps)
+            source, _ = self._replay_changes(source, source_at, copy_at)
+        diff = by_key(self.table, source, copy, most=1, keeps=self._keeps_deleted)
         if diff.kept:
             raise _UnknownError("only the copy has it, as it may: the source has deleted it (sink.deletes: ignore)")
         if diff.total and self.plan.start != SNAPSHOT and not copy.num_rows:
@@ -279,29 +279,29 @@ class _Explaining:
         return replace(explanation, equal=not diff.total, columns=columns, pending=pending)
 
     @property
-    def _keeps(self) -> bool:
+    def _keeps_deleted(self) -> bool:
         """Whether the copy keeps what the source deletes."""
         return self.context.pipeline.sink.deletions.of(self.table) == IGNORE
 
-    def _brought(self, rows: pa.Table, low: Position, high: Position) -> tuple[pa.Table, int]:
+    def _replay_changes(self, rows: pa.Table, low: Position, high: Position) -> tuple[pa.Table, int]:
         """A side as of a later place, and how many changes that took.
 
         :raises _UnknownError: if the binlog does not tell.
         """
         try:
-            resume(self.connection, self.progress, self.context.opener(slots.EXPLAIN))
+            resume(self.connection, self.resume_offset, self.context.opener(slots.EXPLAIN))
             sizes = binlog_sizes(self.connection)
             between = [size for name, size in sizes.items() if low < Position(name, 0) and Position(name, 0) < high]
             if sum(between) > SEARCHED_BYTES:
                 limit = f"more than {SEARCHED_BYTES >> 30} GiB of the binlog are behind that"
                 raise _UnknownError(f"the copy stands at {low}, and {limit}")
-            count, change_reader = 0, self._log(self._over_time(self.plan, self.lineage))
+            count, change_reader = 0, self._change_reader(self._extended_definitions(self.plan, self.timeline))
             for segment in change_reader.read(low, high):
                 if segment.altered is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered}")
-                if segment.emptied is not None and not self._keeps:
+                if segment.emptied is not None and not self._keeps_deleted:
                     rows = rows.slice(0, 0)
-                changes = upserts(segment.changes) if self._keeps else segment.changes
+                changes = upserts(segment.changes) if self._keeps_deleted else segment.changes
                 rows = apply_changes(rows, changes.select(rows.column_names), self.table.key)
                 count += segment.count
         except CdcError as error:

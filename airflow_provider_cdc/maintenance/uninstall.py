@@ -25,15 +25,15 @@ class Folder:
     """A folder of the sink, or of this host.
 
     :param name: below ``sink.path``; empty for one of this host.
-    :param place: for people.
-    :param files: how many there are in it.
+    :param location: for people.
+    :param file_count: how many there are in it.
     :param size: of these in bytes.
     :param table: the table that it is, ``database.table``; empty if it is none.
     """
 
     name: str
-    place: str
-    files: int
+    location: str
+    file_count: int
     size: int
     table: str = ""
 
@@ -43,15 +43,15 @@ class Belongings:
     """All that is left of a pipeline.
 
     :param plan: its plan, if it is still there.
-    :param rows: of the bookkeeping, by table.
-    :param own: folders of what it has written for itself.
-    :param tables: its copies.
+    :param row_counts: of the bookkeeping, by table.
+    :param internal_folders: folders of what it has written for itself.
+    :param table_folders: its copies.
     """
 
     plan: Plan | None
-    rows: dict[str, int]
-    own: list[Folder]
-    tables: list[Folder]
+    row_counts: dict[str, int]
+    internal_folders: list[Folder]
+    table_folders: list[Folder]
 
 
 def bookkeeping(context: Context) -> Store | None:

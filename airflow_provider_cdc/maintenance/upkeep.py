@@ -98,7 +98,7 @@ class Upkeep:
     """
 
     def __init__(self, tables: Sequence[SinkTable], runner: Runner | None, log_line: Callable[[str], None]) -> None:
-        self._tables, self.run, self._tell = list(tables), runner, log_line
+        self._tables, self.runner, self._log_line = list(tables), runner, log_line
         self._changed: set[int] = set()
         self._lock = threading.Lock()
         self._since_tidied: set[int] = set()
@@ -106,35 +106,35 @@ class Upkeep:
         self._sizes: dict[int, Size] = {}
         self._compacted: dict[int, Compacted] = {}
         self._emptied: set[int] = set()
-        self._tidied = self._measured = time.monotonic()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=carried(self._go), name="upkeep", daemon=True)
+        self._tidied_at = self._measured_at = time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=carried(self._loop), name="upkeep", daemon=True)
 
-    def changed(self, index: int) -> None:
+    def mark_changed(self, index: int) -> None:
         """Hear of a table that was written to."""
         with self._lock:
             self._changed.add(index)
 
-    def sizes(self) -> dict[int, Size]:
+    def take_sizes(self) -> dict[int, Size]:
         """What tables take, by index: those that were looked at since the last call."""
         with self._lock:
             sizes, self._sizes = self._sizes, {}
         return sizes
 
-    def compacted(self) -> dict[int, Compacted]:
+    def take_compactions(self) -> dict[int, Compacted]:
         """The last compaction of each table that was compacted since the last call, by index."""
         with self._lock:
             compactions, self._compacted = self._compacted, {}
         return compactions
 
-    def grow(self, table: SinkTable) -> None:
+    def add_table(self, table: SinkTable) -> None:
         """Look after one table more.
 
         :param table: an object that nobody else uses.
         """
         self._tables.append(table)
 
-    def renew(self, index: int, table: SinkTable) -> None:
+    def replace_table(self, index: int, table: SinkTable) -> None:
         """Look after a table through another object from now on: that of its new definition.
 
         Nobody waits for what the old object does at this moment, which may be a compaction of minutes: it ends after
@@ -147,9 +147,9 @@ class Upkeep:
         self._tables[index] = table
         with self._lock:
             self._emptied.discard(index)
-        self.changed(index)
+        self.mark_changed(index)
 
-    def emptied(self, index: int) -> None:
+    def mark_emptied(self, index: int) -> None:
         """Look for old files of a table each time: it was emptied, and will not change any more."""
         with self._lock:
             self._emptied.add(index)
@@ -158,60 +158,60 @@ class Upkeep:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopping.set()
         self._thread.join(_END_SECONDS)
         if not self._thread.is_alive():
             self._tidy()
             self._measure()
 
-    def _go(self) -> None:
-        while not self._over.wait(_LOOK_SECONDS):
+    def _loop(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
             with self._lock:
                 written, self._changed = self._changed, set()
             self._since_tidied |= written
             self._since_measured |= written
             for index in sorted(written):
-                self._do(index, partial(self._compact, index))
-            if time.monotonic() - self._tidied > _TIDY_SECONDS:
+                self._run_on_table(index, partial(self._compact, index))
+            if time.monotonic() - self._tidied_at > _TIDY_SECONDS:
                 self._tidy()
-            if time.monotonic() - self._measured > _MEASURE_SECONDS:
+            if time.monotonic() - self._measured_at > _MEASURE_SECONDS:
                 self._measure()
 
     def _compact(self, index: int, table: SinkTable) -> None:
-        if self.run is None:
+        if self.runner is None:
             return
         begun = time.monotonic()
-        if compact(table, self.run, lambda: self._over.is_set() or self._tables[index] is not table):
+        if compact(table, self.runner, lambda: self._stopping.is_set() or self._tables[index] is not table):
             with self._lock:
                 self._compacted[index] = Compacted(now(), time.monotonic() - begun)
 
     def _tidy(self) -> None:
-        self._tidied = time.monotonic()
+        self._tidied_at = time.monotonic()
         with self._lock:
             changed, self._since_tidied = self._since_tidied | self._changed | self._emptied, set()
         for index in sorted(changed):
-            self._do(index, lambda table: table.tidy())
+            self._run_on_table(index, lambda table: table.tidy())
 
     def _measure(self) -> None:
-        self._measured = time.monotonic()
+        self._measured_at = time.monotonic()
         with self._lock:
             changed, self._since_measured = self._since_measured | self._changed, set()
         for index in sorted(changed):
-            self._do(index, partial(self._look_up, index))
+            self._run_on_table(index, partial(self._measure_table, index))
 
-    def _look_up(self, index: int, table: SinkTable) -> None:
+    def _measure_table(self, index: int, table: SinkTable) -> None:
         if isinstance(table, Measured):
             size = table.size()
             with self._lock:
                 self._sizes[index] = size
 
-    def _do(self, index: int, action: Callable[[SinkTable], None]) -> None:
+    def _run_on_table(self, index: int, action: Callable[[SinkTable], None]) -> None:
         """What fails is done the next time: the stream needs none of it to be right."""
         table = self._tables[index]
         try:
             action(table)
         except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
-            if self._over.is_set() or self._tables[index] is not table:
+            if self._stopping.is_set() or self._tables[index] is not table:
                 return
             text = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
-            self._tell(f"upkeep of the {table.name} failed, and is tried again after its next change: {text}")
+            self._log_line(f"upkeep of the {table.name} failed, and is tried again after its next change: {text}")

@@ -22,11 +22,11 @@ class Sums:
     """
 
     def __init__(self) -> None:
-        self.rows: Any = np.zeros(BUCKETS, np.int64)
-        self.first: Any = np.zeros(BUCKETS, np.uint64)
-        self.second: Any = np.zeros(BUCKETS, np.uint64)
+        self.row_counts: Any = np.zeros(BUCKETS, np.int64)
+        self.first_sums: Any = np.zeros(BUCKETS, np.uint64)
+        self.second_sums: Any = np.zeros(BUCKETS, np.uint64)
         #: Bytes of the rows that were added, in memory.
-        self.size = 0
+        self.row_bytes = 0
 
     def add(self, buckets: Any, first: Any, second: Any, weights: Any = None) -> None:
         """Take in rows.
@@ -42,22 +42,22 @@ class Sums:
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         at = ordered[starts]
         if weights is None:
-            self.rows[at] += np.diff(np.append(starts, len(ordered)))
+            self.row_counts[at] += np.diff(np.append(starts, len(ordered)))
         else:
             factors = weights.astype(np.int64).view(np.uint64)
             first, second = first * factors, second * factors
-            self.rows[at] += np.add.reduceat(weights[order].astype(np.int64), starts)
-        self.first[at] += np.add.reduceat(first[order], starts)
-        self.second[at] += np.add.reduceat(second[order], starts)
+            self.row_counts[at] += np.add.reduceat(weights[order].astype(np.int64), starts)
+        self.first_sums[at] += np.add.reduceat(first[order], starts)
+        self.second_sums[at] += np.add.reduceat(second[order], starts)
 
-    def join(self, other: Sums) -> None:
+    def merge(self, other: Sums) -> None:
         """Take in all rows of other sums."""
-        self.rows += other.rows
-        self.first += other.first
-        self.second += other.second
-        self.size += other.size
+        self.row_counts += other.rows
+        self.first_sums += other.first
+        self.second_sums += other.second
+        self.row_bytes += other.size
 
-    def differing(self, other: Sums) -> Any:
+    def differing_buckets(self, other: Sums) -> Any:
         """Numbers of the buckets in which the rows are not the same, in ascending order."""
-        same = (self.rows == other.rows) & (self.first == other.first) & (self.second == other.second)
+        same = (self.row_counts == other.rows) & (self.first_sums == other.first) & (self.second_sums == other.second)
         return np.flatnonzero(~same)

@@ -22,14 +22,14 @@ EQUAL, UNEQUAL, NOT_COMPARABLE = "equal", "different", "not_comparable"
 class Touched:
     """The last transaction in the binlog that changed a row.
 
-    :param at: where it ends, and ``time``: when it was committed, in ISO 8601.
+    :param position: where it ends, and ``time``: when it was committed, in ISO 8601.
     """
 
-    at: Position
+    position: Position
     time: str
 
     def __str__(self) -> str:
-        return f"last changed by the transaction that ends at {self.at} ({self.time})"
+        return f"last changed by the transaction that ends at {self.position} ({self.time})"
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Difference:
     kind: str
     key: Key = field(repr=False)
     columns: tuple[str, ...] = ()
-    touched: Touched | None = None
+    last_change: Touched | None = None
 
-    def text(self, *, show_values: bool) -> str:
+    def describe(self, *, show_values: bool) -> str:
         """One line for people."""
         key = f" {list(self.key)}" if show_values else ""
         columns = f" in {', '.join(self.columns)}" if self.columns else ""
-        return f"{self.kind}{key}{columns}; {self.touched or 'no change of it was found in the binlog'}"
+        return f"{self.kind}{key}{columns}; {self.last_change or 'no change of it was found in the binlog'}"
 
     def to_json(self, *, show_values: bool) -> dict[str, Any]:
         """Plain JSON value."""
-        last_change = {"at": str(self.touched.at), "time": self.touched.time} if self.touched else None
+        last_change = {"at": str(self.last_change.at), "time": self.last_change.time} if self.last_change else None
         key = {"key": list(self.key)} if show_values else {}
         return {"kind": self.kind, **key, "columns": list(self.columns), "last_change": last_change}
 
@@ -64,25 +64,25 @@ class Difference:
 class CopyPlace:
     """How far a copy stands.
 
-    :param at: the position up to which it has everything.
-    :param since: when the oldest commit was made that it lacks, in ISO 8601; ``None`` if it lacks none, or if that is
+    :param position: the position up to which it has everything.
+    :param oldest_missing_commit: when the oldest commit was made that it lacks, in ISO 8601; ``None`` if it lacks none, or if that is
         not known.
     :param lag_seconds: how long ago that was; 0 if it lacks none, ``None`` if that is not known.
     """
 
-    at: Position
-    since: str | None = None
+    position: Position
+    oldest_missing_commit: str | None = None
     lag_seconds: float | None = None
 
     def __str__(self) -> str:
-        if self.since is None or self.lag_seconds is None:
-            return f"the copy stands at {self.at}"
-        return f"the copy stands at {self.at} and lacks commits since {self.since} ({duration(self.lag_seconds)})"
+        if self.oldest_missing_commit is None or self.lag_seconds is None:
+            return f"the copy stands at {self.position}"
+        return f"the copy stands at {self.position} and lacks commits since {self.oldest_missing_commit} ({duration(self.lag_seconds)})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
         lag = None if self.lag_seconds is None else round(self.lag_seconds, 3)
-        return {"at": str(self.at), "since": self.since, "lag_seconds": lag}
+        return {"at": str(self.position), "since": self.oldest_missing_commit, "lag_seconds": lag}
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class TableComparison:
     copy: CopyPlace | None = None
 
     @classmethod
-    def refused(cls, table: str, refusal: Refusal, copy: CopyPlace | None) -> TableComparison:
+    def from_refusal(cls, table: str, refusal: Refusal, copy: CopyPlace | None) -> TableComparison:
         """The result of a table that cannot be compared."""
         return cls(table, 0, 0, 0, 0, None, refusal=refusal, copy=copy)
 
@@ -151,7 +151,7 @@ class TableComparison:
         return UNEQUAL if self.missing or self.extra or self.different else EQUAL
 
     @property
-    def equal(self) -> bool:
+    def is_equal(self) -> bool:
         """Whether source and sink were compared, and are the same."""
         return self.verdict == EQUAL
 
@@ -163,9 +163,9 @@ class TableComparison:
         examples = f" ({', '.join(self.examples)})" if self.examples else ""
         retained = f", {self.kept} more that the source has deleted" if self.kept else ""
         repaired = f", after {self.repaired:,} keys were read again" if self.repaired else ""
-        return f"{self.table}: {self.rows} rows, " + ("equal" if self.equal else counts + examples) + retained + repaired
+        return f"{self.table}: {self.rows} rows, " + ("equal" if self.is_equal else counts + examples) + retained + repaired
 
-    def details(self, *, show_values: bool) -> Iterator[str]:
+    def detail_lines(self, *, show_values: bool) -> Iterator[str]:
         """Lines for people: in which columns rows differ, and since when.
 
         :param show_values: whether keys may be shown.
@@ -185,7 +185,7 @@ class TableComparison:
 
         :param show_values: whether keys may be shown.
         """
-        value = {**self.__dict__, "verdict": self.verdict, "equal": self.equal, "examples": list(self.examples)}
+        value = {**self.__dict__, "verdict": self.verdict, "equal": self.is_equal, "examples": list(self.examples)}
         value["at"] = None if self.at is None else str(self.at)
         refusal = value.pop("refusal") or Refusal("")
         value |= {"reason": refusal.reason, "remedy": refusal.remedy, "retry": refusal.retry}

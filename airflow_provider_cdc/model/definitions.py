@@ -16,86 +16,86 @@ _VERSION = 1
 class Definitions:
     """The definitions of one table, each from a place of the binlog on.
 
-    :param steps: (place, definition), the oldest first. The first place is ``None`` where the first definition holds
+    :param versions: (place, definition), the oldest first. The first place is ``None`` where the first definition holds
         from the beginning; else nothing that the binlog says of the table before it is of concern, since the table was
         planned again there.
     :param revision: how often the table was planned again.
-    :param end: the place from which on nothing is of concern, since the table is suspended, and ``ended``: whether it
+    :param suspended_from: the place from which on nothing is of concern, since the table is suspended, and ``ended``: whether it
         is, with an ``end`` of ``None`` from the beginning.
     """
 
-    steps: tuple[tuple[Position | None, TableSchema], ...]
+    versions: tuple[tuple[Position | None, TableSchema], ...]
     revision: int = 0
-    end: Position | None = None
-    ended: bool = False
+    suspended_from: Position | None = None
+    is_suspended: bool = False
 
     @classmethod
-    def of(cls, definition: TableSchema) -> Definitions:
+    def from_single(cls, definition: TableSchema) -> Definitions:
         """One definition that holds everywhere."""
         return cls(((None, definition),))
 
     @property
     def newest(self) -> TableSchema:
         """The definition that holds at the end."""
-        return self.steps[-1][1]
+        return self.versions[-1][1]
 
     @property
-    def since(self) -> Position | None:
+    def start(self) -> Position | None:
         """Where the first definition begins to hold; ``None`` for the beginning."""
-        return self.steps[0][0]
+        return self.versions[0][0]
 
     def at(self, position: Position) -> TableSchema | None:
         """The definition by which a row event or a statement is read that begins at a place; ``None``: by none, what
         happens there is of no concern.
         """
-        if self.ended and (self.end is None or self.end <= position):
+        if self.is_suspended and (self.suspended_from is None or self.suspended_from <= position):
             return None
-        candidates = (definition for since, definition in reversed(self.steps) if since is None or since <= position)
+        candidates = (definition for since, definition in reversed(self.versions) if since is None or since <= position)
         return next(candidates, None)
 
-    def begins_at(self, position: Position) -> bool:
+    def changes_at(self, position: Position) -> bool:
         """Whether a definition begins to hold exactly at a place: a DDL that ends there has been followed."""
-        return any(since == position for since, _ in self.steps)
+        return any(since == position for since, _ in self.versions)
 
-    def then(self, position: Position, definition: TableSchema) -> Definitions:
+    def with_change(self, position: Position, definition: TableSchema) -> Definitions:
         """These definitions, and another one that holds from a place on: the end of the DDL.
 
         :raises ValueError: if a definition begins to hold there or behind that already.
         """
-        last = self.steps[-1][0]
+        last = self.versions[-1][0]
         if last is not None and position <= last:
             raise ValueError(f"a definition of {definition.label} from {position} on cannot follow one from {last} on")
-        return Definitions((*self.steps, (position, definition)), self.revision)
+        return Definitions((*self.versions, (position, definition)), self.revision)
 
-    def until(self, position: Position | None) -> Definitions:
+    def suspended_at(self, position: Position | None) -> Definitions:
         """These definitions, of which none holds from a place on: the table is suspended there.
 
         :param position: ``None`` for the beginning.
         """
         return replace(self, end=position, ended=True)
 
-    def planned_again(self, position: Position, definition: TableSchema) -> Definitions:
+    def replanned(self, position: Position, definition: TableSchema) -> Definitions:
         """What takes their place when the table is planned again: nothing before a place is of concern any more.
 
         :param position: the low watermark behind which it is read.
         """
         return Definitions(((position, definition),), self.revision + 1)
 
-    def elsewhere(self) -> Definitions:
+    def on_other_server(self) -> Definitions:
         """What holds at another server than that of the places, once all of them have been passed."""
         return Definitions(((None, self.newest),), self.revision)
 
     def with_zero_dates(self, policy: str) -> Definitions:
         """The same definitions under another policy, which is no part of them."""
-        return replace(self, steps=tuple((at, d.with_zero_dates(policy)) for at, d in self.steps))
+        return replace(self, steps=tuple((at, d.with_zero_dates(policy)) for at, d in self.versions))
 
-    def with_whole_rows(self) -> Definitions:
+    def with_full_before_images(self) -> Definitions:
         """The same definitions where old rows are wanted whole."""
-        return replace(self, steps=tuple((at, replace(d, whole_rows=True)) for at, d in self.steps))
+        return replace(self, steps=tuple((at, replace(d, whole_rows=True)) for at, d in self.versions))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
-        steps = [{"since": at.to_json() if at else None, "schema": d.to_json()} for at, d in self.steps]
+        steps = [{"since": at.to_json() if at else None, "schema": d.to_json()} for at, d in self.versions]
         return {"version": _VERSION, "revision": self.revision, "definitions": steps}
 
     @classmethod

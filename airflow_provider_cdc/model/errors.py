@@ -86,7 +86,7 @@ class TerminalError(CdcError):
     first: str | None = None
 
     @classmethod
-    def of_table(cls, message: str, table: str, *, place: str, first: str = "", **facts: str | int | None) -> Self:
+    def for_table(cls, message: str, table: str, *, place: str, first: str = "", **facts: str | int | None) -> Self:
         """An error that one table alone has: reading it again gets past it, and the other tables need not wait.
 
         :param table: ``database.table``.
@@ -126,7 +126,7 @@ class StoreError(TransientError, OSError):
     """
 
     #: Whether an answer has begun and did not come to its end: the library asks again only if none has begun.
-    broken_off = False
+    response_interrupted = False
 
 
 class NoRoomError(TransientError, OSError):

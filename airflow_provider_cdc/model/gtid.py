@@ -114,7 +114,7 @@ class GtidSet:
         }
         return _of({source: parts for source, parts in result.items() if parts})
 
-    def again(self, more: GtidSet) -> GtidSet:
+    def repeated_in(self, more: GtidSet) -> GtidSet:
         """The GTIDs of both sets, of this one and of what a binlog has behind it: in one binlog there are none."""
         common = {source: _common(parts, self._intervals.get(source, ())) for source, parts in more._intervals.items()}
         return _of({source: parts for source, parts in common.items() if parts})
@@ -123,7 +123,7 @@ class GtidSet:
         """Whether every GTID of this set is in the other."""
         return not self.subtract(other)
 
-    def without(self, gtids: Iterable[str]) -> GtidSet:
+    def minus_all(self, gtids: Iterable[str]) -> GtidSet:
         """What is left of the set when more GTIDs, and runs of them, have come."""
         return self.subtract(GtidSet().with_all(gtids))
 
@@ -160,12 +160,12 @@ class MariadbPosition:
         """Whether all that lies at or before this position lies at or before the other."""
         return all(d in other.newest and number <= other.newest[d][1] for d, (_, number) in self.newest.items())
 
-    def without(self, gtids: Iterable[str]) -> MariadbPosition:
+    def minus_all(self, gtids: Iterable[str]) -> MariadbPosition:
         """The position without the domains in which it is reached with more GTIDs, in their order."""
         reached = self.parse(",".join(gtids))
         return MariadbPosition({d: gtid for d, gtid in self.newest.items() if gtid[1] > reached.newest.get(d, (0, 0))[1]})
 
-    def again(self, more: MariadbPosition) -> MariadbPosition:
+    def repeated_in(self, more: MariadbPosition) -> MariadbPosition:
         """Nothing: in a binlog of MariaDB the numbers of a domain need not grow (``gtid_strict_mode=OFF``)."""
         return MariadbPosition({})
 

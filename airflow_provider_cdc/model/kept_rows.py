@@ -15,20 +15,20 @@ _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 class Loss:
     """Rows that ``sink.deletes`` keeps, and that could not stay in a copy of another definition.
 
-    :param why: what is in the way.
+    :param reason: what is in the way.
     :param rows: how many would go.
-    :param exact: whether it is known that all of these would; else it is the most that could.
+    :param is_exact: whether it is known that all of these would; else it is the most that could.
     """
 
-    why: str
+    reason: str
     rows: int
-    exact: bool = True
+    is_exact: bool = True
 
     def __str__(self) -> str:
         count = f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
         deleted = "that the source has deleted (sink.deletes) would go"
-        return f"{self.why}: {count if self.exact else 'those'} {deleted}" + (
-            "" if self.exact else f", and which of its {count} these are is not known"
+        return f"{self.reason}: {count if self.is_exact else 'those'} {deleted}" + (
+            "" if self.is_exact else f", and which of its {count} these are is not known"
         )
 
 

@@ -39,12 +39,12 @@ class Net:
 
     :param added: the rows that are more than before: of several equal ones the newest.
     :param removed: one row for each image of which there are fewer: the newest that was deleted.
-    :param counts: how many fewer, one number for each of these.
+    :param removed_counts: how many fewer, one number for each of these.
     """
 
     added: pa.Table
     removed: pa.Table
-    counts: Any
+    removed_counts: Any
 
     def __bool__(self) -> bool:
         return bool(self.added.num_rows or self.removed.num_rows)

@@ -40,14 +40,14 @@ class Position:
     file: str
     position: int
 
-    def _order(self) -> tuple[int, int]:
+    def _sort_key(self) -> tuple[int, int]:
         return split_file(self.file)[1], self.position
 
     def __lt__(self, other: Position) -> bool:
-        return self._order() < other._order()
+        return self._sort_key() < other._order()
 
     def __le__(self, other: Position) -> bool:
-        return self._order() <= other._order()
+        return self._sort_key() <= other._order()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.position}"
@@ -70,13 +70,13 @@ class Offset:
     :param at: file and position, always the end of a complete transaction.
     :param gtid_set: GTIDs at or before the position, in the server's text form. At the very start of a pipeline it may
         hold a few GTIDs just behind the position (transactions in flight then); reading on makes it exact.
-    :param xa: XA transactions that are prepared and still open at the position: the xid alone if it holds no row of a
+    :param open_xa: XA transactions that are prepared and still open at the position: the xid alone if it holds no row of a
         captured table, else with the position where it begins (``mysql/binlog/events/xa.py``).
-    :param held: GTIDs that the sink holds although they stand behind the position: the server committed in another
+    :param already_applied: GTIDs that the sink holds although they stand behind the position: the server committed in another
         order than the one before it.
-    :param began: when the server began the file, in seconds by its own clock: a file of the same name that was begun at
+    :param file_start_time: when the server began the file, in seconds by its own clock: a file of the same name that was begun at
         another time is another file. 0 if that is not known, as in offsets of older versions.
-    :param numbered: whether ``gtid_mode`` of MySQL was ON at the position, so that what stands behind it has GTIDs.
+    :param gtid_mode_on: whether ``gtid_mode`` of MySQL was ON at the position, so that what stands behind it has GTIDs.
         ``False`` also where that is not known.
     :param before_ddl: whether a DDL follows that the stream has to follow before it reads on. Only of ends of batches,
         never of a resume point.
@@ -85,10 +85,10 @@ class Offset:
     server: str
     at: Position
     gtid_set: str
-    xa: tuple[str, ...] = ()
-    held: str = ""
-    began: int = 0
-    numbered: bool = False
+    open_xa: tuple[str, ...] = ()
+    already_applied: str = ""
+    file_start_time: int = 0
+    gtid_mode_on: bool = False
     before_ddl: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -98,10 +98,10 @@ class Offset:
             "file": self.at.file,
             "position": self.at.position,
             "gtid_set": self.gtid_set,
-            "xa": list(self.xa),
-            **({"held": self.held} if self.held else {}),
-            **({"began": self.began} if self.began else {}),
-            **({"numbered": True} if self.numbered else {}),
+            "xa": list(self.open_xa),
+            **({"held": self.already_applied} if self.already_applied else {}),
+            **({"began": self.file_start_time} if self.file_start_time else {}),
+            **({"numbered": True} if self.gtid_mode_on else {}),
             **({"before_ddl": True} if self.before_ddl else {}),
         }
 
@@ -123,26 +123,26 @@ class Lineage:
 
     :param server: ``server_uuid`` of the segment.
     :param start_file: first binlog file of the segment.
-    :param base: ordinal of that file; ordinals of one pipeline never go back.
+    :param first_ordinal: ordinal of that file; ordinals of one pipeline never go back.
     :param previous: the segments before this one.
     """
 
     server: str
     start_file: str
-    base: int = 1
-    before: Lineage | None = None
+    first_ordinal: int = 1
+    previous: Lineage | None = None
 
     @property
     def segments(self) -> list[Lineage]:
         """All segments, the oldest first, each with those before it."""
-        return [*(self.before.segments if self.before else ()), self]
+        return [*(self.previous.segments if self.previous else ()), self]
 
     @property
-    def newest(self) -> Lineage:
+    def newest_segment(self) -> Lineage:
         """The newest segment by itself. No two segments of a pipeline are equal, of the same server either."""
         return replace(self, before=None)
 
-    def then(self, server: str, start_file: str, highest_seq: int) -> Lineage:
+    def with_segment(self, server: str, start_file: str, highest_seq: int) -> Lineage:
         """The lineage with one more segment.
 
         :param server: its server, and ``start_file`` its first file.
@@ -164,7 +164,7 @@ class Lineage:
                 f"binlog position {at} does not belong to the series that began with {self.start_file}",
                 "The server's binlogs were reset or renamed: start with a fresh sink.path (or remove the old one)",
             )
-        ordinal = self.base + number - first
+        ordinal = self.first_ordinal + number - first
         if at.position >= 1 << POSITION_BITS or ordinal >= 1 << ORDINAL_BITS:
             raise TerminalError(
                 f"binlog position {at} has no number: files may have 2 TiB, a pipeline {1 << ORDINAL_BITS:,} of them",
@@ -175,15 +175,15 @@ class Lineage:
 
     def position(self, seq: int) -> Position:
         """Inverse of :meth:`seq`, in whichever segment it is."""
-        if self.before is not None and seq >> POSITION_BITS < self.base:
-            return self.before.position(seq)
+        if self.previous is not None and seq >> POSITION_BITS < self.first_ordinal:
+            return self.previous.position(seq)
         prefix, first = split_file(self.start_file)
-        number = (seq >> POSITION_BITS) - self.base + first
+        number = (seq >> POSITION_BITS) - self.first_ordinal + first
         return Position(f"{prefix}{number:06d}", seq & ((1 << POSITION_BITS) - 1))
 
     def to_json(self) -> dict[str, Any]:
         """The newest segment as a plain JSON value; :meth:`from_json` turns it back."""
-        return {"server": self.server, "start_file": self.start_file, "base": self.base}
+        return {"server": self.server, "start_file": self.start_file, "base": self.first_ordinal}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], previous: Lineage | None = None) -> Lineage:

@@ -39,24 +39,24 @@ class Chunk:
 
     A table without a usable key is one chunk, whose bounds are empty.
 
-    :param no: number of the chunk in the plan.
+    :param number: number of the chunk in the plan.
     :param table: index of the table in the plan.
     :param group: number of its group.
     :param lower: first key that belongs to it.
     :param upper: first key that does not (or, if ``last``, the last one that does).
-    :param last: whether ``upper`` is included.
+    :param includes_upper: whether ``upper`` is included.
     """
 
-    no: int
+    number: int
     table: int
     group: int
     lower: Key
     upper: Key
-    last: bool
+    includes_upper: bool
 
     def to_json(self) -> list[Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
-        return [self.no, self.table, self.group, list(self.lower), list(self.upper), self.last]
+        return [self.number, self.table, self.group, list(self.lower), list(self.upper), self.includes_upper]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Chunk:
@@ -104,7 +104,7 @@ class Plan:
     pipeline: str
     generation: int
     p0: Offset
-    lineage: Lineage
+    timeline: Lineage
     patterns: tuple[tuple[str, ...], ...]
     definitions: tuple[Definitions, ...]
     chunks: tuple[Chunk, ...]
@@ -112,57 +112,57 @@ class Plan:
     start: Start = field(default=SNAPSHOT, hash=False)
     table_path: str = "{database}/{table}"
     lower_case: bool = False
-    steps: tuple[Step, ...] = ()
-    left: tuple[Chunk, ...] = field(default=(), compare=False)
+    amendments: tuple[Step, ...] = ()
+    superseded_chunks: tuple[Chunk, ...] = field(default=(), compare=False)
 
     @property
     def p0_seq(self) -> int:
         """``_cdc_seq`` of P0."""
-        return self.lineage.seq(self.p0.at)
+        return self.timeline.seq(self.p0.at)
 
     @cached_property
     def tables(self) -> tuple[TableSchema, ...]:
         """The newest definition of each table."""
         return tuple(
-            self.followed_of(index)[-1].schema if self.followed_of(index) else self.first_of(index)
+            self.followed_ddls_of(index)[-1].schema if self.followed_ddls_of(index) else self.base_definition_of(index)
             for index in range(len(self.definitions))
         )
 
     @cached_property
-    def active(self) -> tuple[int, ...]:
+    def active_tables(self) -> tuple[int, ...]:
         """Indexes of the tables that are not suspended."""
-        return tuple(index for index in range(len(self.definitions)) if self.suspended_of(index) is None)
+        return tuple(index for index in range(len(self.definitions)) if self.suspension_of(index) is None)
 
     @property
-    def suspended(self) -> tuple[Suspended, ...]:
+    def suspensions(self) -> tuple[Suspended, ...]:
         """What has suspended those that are, in the plan's order."""
-        suspensions = map(self.suspended_of, range(len(self.definitions)))
+        suspensions = map(self.suspension_of, range(len(self.definitions)))
         return tuple(step for step in suspensions if step is not None)
 
-    def revision(self, table: int) -> int:
+    def revision_of(self, table: int) -> int:
         """How often a table was planned or read again."""
-        rejoin = self.rejoined_of(table)
+        rejoin = self.rejoin_of(table)
         return self.definitions[table].revision if rejoin is None else rejoin.revision
 
-    def rejoined_of(self, table: int) -> Rejoined | None:
+    def rejoin_of(self, table: int) -> Rejoined | None:
         """How a table has rejoined the last time that it was read again as a whole."""
-        rejoins = (step for step in self.steps if isinstance(step, Rejoined) and step.table == table)
+        rejoins = (step for step in self.amendments if isinstance(step, Rejoined) and step.table == table)
         return max(rejoins, key=lambda step: step.revision, default=None)
 
-    def first_of(self, table: int) -> TableSchema:
+    def base_definition_of(self, table: int) -> TableSchema:
         """The definition with which a table was planned, or read again, the last time."""
-        rejoin = self.rejoined_of(table)
+        rejoin = self.rejoin_of(table)
         return self.definitions[table].newest if rejoin is None else rejoin.schema
 
-    def followed_of(self, table: int) -> list[Followed]:
+    def followed_ddls_of(self, table: int) -> list[Followed]:
         """The DDL of a table that has been followed since then, the oldest first."""
-        revision = self.revision(table)
-        return [s for s in self.steps if isinstance(s, Followed) and (s.table, s.revision) == (table, revision)]
+        revision = self.revision_of(table)
+        return [s for s in self.amendments if isinstance(s, Followed) and (s.table, s.revision) == (table, revision)]
 
-    def suspended_of(self, table: int) -> Suspended | None:
+    def suspension_of(self, table: int) -> Suspended | None:
         """What has suspended a table; ``None`` if it is not."""
-        revision = self.revision(table)
-        suspensions = (s for s in self.steps if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision))
+        revision = self.revision_of(table)
+        suspensions = (s for s in self.amendments if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision))
         return next(suspensions, None)
 
     @staticmethod
@@ -170,48 +170,48 @@ class Plan:
         """Whether a step adds a table to the plan."""
         return isinstance(amendment, Suspended) and amendment.schema is not None
 
-    def definitions_of(self, timeline: Lineage) -> tuple[Definitions, ...]:
+    def definitions_for(self, timeline: Lineage) -> tuple[Definitions, ...]:
         """The definitions over time, for those who read the binlog of a lineage's newest segment.
 
         Places of another segment mean nothing there. A stream goes on in a new segment only when it has passed all
         places of those before it, so what holds last of these holds from its beginning.
         """
-        is_same_segment = timeline.newest == self.lineage.newest
+        is_same_segment = timeline.newest == self.timeline.newest
         return tuple(
-            self._over_time(index, history if is_same_segment else history.elsewhere(), timeline)
+            self._definition_history(index, history if is_same_segment else history.elsewhere(), timeline)
             for index, history in enumerate(self.definitions)
         )
 
-    def _over_time(self, index: int, planned: Definitions, timeline: Lineage) -> Definitions:
+    def _definition_history(self, index: int, planned: Definitions, timeline: Lineage) -> Definitions:
         def place(step: Step) -> Position | None:
             return None if step.seq >> POSITION_BITS < timeline.base else timeline.position(step.seq)
 
-        if (rejoin := self.rejoined_of(index)) is not None:
+        if (rejoin := self.rejoin_of(index)) is not None:
             planned = Definitions(((place(rejoin), rejoin.schema),), rejoin.revision)
         history = planned
-        for ddl in self.followed_of(index):
+        for ddl in self.followed_ddls_of(index):
             if (at := place(ddl)) is None:
                 history = replace(planned, steps=((None, ddl.schema),))
             else:
                 history = history.then(at, ddl.schema)
-        if (suspension := self.suspended_of(index)) is not None:
+        if (suspension := self.suspension_of(index)) is not None:
             history = history.until(place(suspension))
         return history
 
-    def captured(self, timeline: Lineage) -> Captured:
+    def captured_tables(self, timeline: Lineage) -> Captured:
         """The same by table."""
-        return by_table(self.definitions_of(timeline))
+        return by_table(self.definitions_for(timeline))
 
     def start_seq(self, table: int) -> int:
         """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or where the
         table was planned again, or has rejoined.
         """
-        if (rejoin := self.rejoined_of(table)) is not None:
+        if (rejoin := self.rejoin_of(table)) is not None:
             return rejoin.seq
         since = self.definitions[table].since
-        return self.p0_seq if since is None else self.lineage.seq(since)
+        return self.p0_seq if since is None else self.timeline.seq(since)
 
-    def amended(self, amendments: Iterable[Mapping[str, Any]]) -> Plan:
+    def with_amendments(self, amendments: Iterable[Mapping[str, Any]]) -> Plan:
         """The plan with what has changed since: tables planned again, and what has happened to them in the stream.
 
         :param amendments: of a table that was planned again ``table`` (index), ``definitions``, and its outermost
@@ -219,15 +219,15 @@ class Plan:
             counts; or what a step's ``to_json`` returned.
         """
         parsed = [(amendment, step_of(amendment)) for amendment in amendments]
-        all_amendments = in_order([*self.steps, *(step for _, step in parsed if step is not None)])
-        plan = replace(self, steps=all_amendments, definitions=(*self.definitions, *self._added(all_amendments)))
+        all_amendments = in_order([*self.amendments, *(step for _, step in parsed if step is not None)])
+        plan = replace(self, steps=all_amendments, definitions=(*self.definitions, *self._added_tables(all_amendments)))
         replans = [amendment for amendment, step in parsed if step is None]
         replanned = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in replans]
         for index, definitions, amendment in sorted(replanned, key=lambda found: (found[0], found[1].revision)):
             plan = plan._amended(index, definitions, amendment["lower"], amendment["upper"])
         return plan._without_left()
 
-    def _added(self, amendments: Iterable[Step]) -> list[Definitions]:
+    def _added_tables(self, amendments: Iterable[Step]) -> list[Definitions]:
         """Tables that steps add to the plan, in their order.
 
         :raises ValueError: if one is missing.
@@ -238,17 +238,17 @@ class Plan:
             raise ValueError(f"tables {indexes} were added to a plan of {len(self.definitions)}")
         return [Definitions.of(definition) for index in indexes if (definition := added[index]) is not None]
 
-    def _without_left(self) -> Plan:
+    def _without_superseded_chunks(self) -> Plan:
         """The plan without the chunks of tables whose rows are not what those hold any more."""
-        superseded = {i for i in range(len(self.definitions)) if self.rejoined_of(i) or self.suspended_of(i)}
+        superseded = {i for i in range(len(self.definitions)) if self.rejoin_of(i) or self.suspension_of(i)}
         if not superseded:
             return self
         current_and_superseded: tuple[list[Chunk], list[Chunk]] = [], []
         for chunk in self.chunks:
             current_and_superseded[chunk.table in superseded].append(chunk)
-        return replace(self, chunks=tuple(current_and_superseded[False]), left=(*self.left, *current_and_superseded[True]))
+        return replace(self, chunks=tuple(current_and_superseded[False]), left=(*self.superseded_chunks, *current_and_superseded[True]))
 
-    def _amended(self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]) -> Plan:
+    def _with_replanned_table(self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]) -> Plan:
         table_chunks = [c for c in self.chunks if c.table == index]
         changed_chunks = {}
         if table_chunks:
@@ -263,58 +263,58 @@ class Plan:
         return replace(
             self,
             definitions=tuple(d.with_zero_dates(policy) for d in self.definitions),
-            steps=tuple(with_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.steps),
+            steps=tuple(with_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.amendments),
         )
 
-    def with_whole_rows(self, wanted: Callable[[TableSchema], bool]) -> Plan:
+    def with_full_before_images(self, wanted: Callable[[TableSchema], bool]) -> Plan:
         """The plan where the old rows of some tables are wanted whole, which is not written down with it, either."""
         return replace(
             self,
             definitions=tuple(d.with_whole_rows() if wanted(d.newest) else d for d in self.definitions),
             steps=tuple(
                 with_schema(step, lambda table: replace(table, whole_rows=table.whole_rows or wanted(table)))
-                for step in self.steps
+                for step in self.amendments
             ),
         )
 
     def groups(self) -> dict[int, list[Chunk]]:
         """Chunks by group number."""
-        return self._groups
+        return self._chunks_by_group
 
     def groups_of(self, table: int) -> set[int]:
         """Numbers of the groups that hold chunks of a table; empty if the table was."""
-        return self._groups_of.get(table, set())
+        return self._groups_by_table.get(table, set())
 
-    def groups_left(self) -> dict[int, list[Chunk]]:
+    def superseded_groups(self) -> dict[int, list[Chunk]]:
         """Groups of which no table is what the snapshot has read any more, with their chunks as they were planned."""
-        return {number: chunks for number, chunks in self._left.items() if number not in self._groups}
+        return {number: chunks for number, chunks in self._superseded_by_group.items() if number not in self._chunks_by_group}
 
-    def share(self, group: int) -> Plan:
+    def for_group(self, group: int) -> Plan:
         """The plan with the chunks of one group only."""
-        return replace(self, chunks=tuple(self._groups[group]))
+        return replace(self, chunks=tuple(self._chunks_by_group[group]))
 
     @cached_property
-    def _groups(self) -> dict[int, list[Chunk]]:
+    def _chunks_by_group(self) -> dict[int, list[Chunk]]:
         groups: dict[int, list[Chunk]] = {}
         for chunk in self.chunks:
             groups.setdefault(chunk.group, []).append(chunk)
         return groups
 
     @cached_property
-    def _left(self) -> dict[int, list[Chunk]]:
+    def _superseded_by_group(self) -> dict[int, list[Chunk]]:
         groups: dict[int, list[Chunk]] = {}
-        for chunk in self.left:
+        for chunk in self.superseded_chunks:
             groups.setdefault(chunk.group, []).append(chunk)
         return groups
 
     @cached_property
-    def _groups_of(self) -> dict[int, set[int]]:
+    def _groups_by_table(self) -> dict[int, set[int]]:
         groups: dict[int, set[int]] = {}
         for chunk in self.chunks:
             groups.setdefault(chunk.table, set()).add(chunk.group)
         return groups
 
-    def label(self, chunks: Sequence[Chunk]) -> str:
+    def group_label(self, chunks: Sequence[Chunk]) -> str:
         """A group for people: its number and its tables.
 
         :param chunks: its chunks.
@@ -323,16 +323,16 @@ class Plan:
         more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
         return f"{chunks[0].group}: {self.tables[tables[0]].label}{more}"
 
-    def summaries(self, chunk_rows: int, *, include_superseded: bool = False) -> list[dict[str, Any]]:
+    def group_summaries(self, chunk_rows: int, *, include_superseded: bool = False) -> list[dict[str, Any]]:
         """The groups for people and schedulers: ``group``, ``label``, ``tables``, ``chunks``, ``rows`` (about).
 
         :param chunk_rows: expected rows a chunk.
         :param include_superseded: whether groups are among them of which there is nothing left to read: all that were planned.
         """
         summaries = []
-        groups = self.groups() | (self.groups_left() if include_superseded else {})
+        groups = self.groups() | (self.superseded_groups() if include_superseded else {})
         for number, chunks in sorted(groups.items()):
-            tables, label = [self.tables[i].label for i in sorted({c.table for c in chunks})], self.label(chunks)
+            tables, label = [self.tables[i].label for i in sorted({c.table for c in chunks})], self.group_label(chunks)
             rows = len(chunks) * chunk_rows
             summaries.append({"group": number, "label": label, "tables": tables, "chunks": len(chunks), "rows": rows})
         return summaries
@@ -344,10 +344,10 @@ class Plan:
             "pipeline": self.pipeline,
             "generation": self.generation,
             "p0": self.p0.to_json(),
-            "lineage": self.lineage.to_json(),
+            "lineage": self.timeline.to_json(),
             "patterns": [list(p) for p in self.patterns],
             "tables": [d.to_json() for d in self.definitions],
-            "steps": [step.to_json() for step in self.steps],
+            "steps": [step.to_json() for step in self.amendments],
             "chunks": [c.to_json() for c in self.chunks],
             "start": self.start,
             "table_path": self.table_path,

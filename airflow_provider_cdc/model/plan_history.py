@@ -91,7 +91,7 @@ class Rejoined:
     :param schema: its definition there.
     :param slices: JSON values of what takes the place of its rows in the sink.
     :param group: number of the group in which it was read; ``None`` where that was not written down.
-    :param keeps: whether rows that ``sink.deletes`` keeps stay; else all rows go.
+    :param keeps_deleted_rows: whether rows that ``sink.deletes`` keeps stay; else all rows go.
     """
 
     table: int
@@ -100,7 +100,7 @@ class Rejoined:
     schema: TableSchema
     slices: tuple[dict[str, Any], ...] = ()
     group: int | None = None
-    keeps: bool = True
+    keeps_deleted_rows: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
@@ -111,7 +111,7 @@ class Rejoined:
             "rejoined": self.schema.to_json(),
             "slices": list(self.slices),
             **({} if self.group is None else {"group": self.group}),
-            **({} if self.keeps else {"keeps": False}),
+            **({} if self.keeps_deleted_rows else {"keeps": False}),
         }
 
     @classmethod

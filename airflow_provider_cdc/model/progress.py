@@ -49,7 +49,7 @@ class ChunkProgress:
             return 0.0
         return remaining * self.seconds / self.fresh_chunks if self.fresh_chunks and self.seconds > 0 else None
 
-    def ahead(self, chunks: int) -> ChunkProgress:
+    def projected(self, chunks: int) -> ChunkProgress:
         """The same, had so many more chunks been read in the same time."""
         return replace(self, chunks_done=self.chunks_done + chunks, fresh_chunks=self.fresh_chunks + chunks)
 

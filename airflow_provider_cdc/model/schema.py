@@ -131,31 +131,31 @@ class Column:
     members: tuple[str, ...] = ()
 
     @property
-    def unsigned(self) -> bool:
+    def is_unsigned(self) -> bool:
         """Whether the column is an unsigned integer or decimal."""
         return " unsigned" in self.column_type
 
     @property
-    def compressed(self) -> bool:
+    def is_compressed(self) -> bool:
         """Whether MariaDB stores, and logs, the column's values compressed."""
         return " COMPRESSED*/" in self.column_type
 
     @property
-    def hidden(self) -> bool:
+    def is_hidden(self) -> bool:
         """Whether only row events have the column."""
         return self.column_type.endswith(HIDDEN)
 
     @property
-    def old_format(self) -> bool:
+    def has_old_temporal_format(self) -> bool:
         """Whether MariaDB keeps a date or time in the format that it had before MySQL 5.6."""
         return "/* mariadb-5.3 */" in self.column_type
 
     @property
-    def two_digits(self) -> bool:
+    def is_two_digit_year(self) -> bool:
         """Whether it is a YEAR that the server shows without its century."""
         return self.column_type.startswith("year(2)")
 
-    def refusal(self) -> str | None:
+    def unsupported_reason(self) -> str | None:
         """Why the column cannot be carried exactly, or ``None`` if it can."""
         if self.data_type == "vector" and (self.charset is not None or self.collation is not None):
             return f"type {self.column_type} is not supported yet"
@@ -169,7 +169,7 @@ class Column:
         """
         kind = self.data_type
         if kind in INTEGER_TYPES:
-            return (_UNSIGNED if self.unsigned else _SIGNED)[kind]
+            return (_UNSIGNED if self.is_unsigned else _SIGNED)[kind]
         if kind == "decimal":
             precision, scale = self.precision or 10, self.scale or 0
             # Lakehouse decimals end at 38 digits; longer ones keep the server's own text.
@@ -214,7 +214,7 @@ class TableSchema:
     :param excluded: names of the columns that the pipeline does not copy; never one of the key.
     :param zero_dates: what becomes of an invalid date such as 0000-00-00: ``error`` or ``null``; a setting of the
         pipeline, and no part of the definition.
-    :param whole_rows: whether the old rows of updates and deletes are wanted whole; else their key is enough, if there
+    :param full_before_images: whether the old rows of updates and deletes are wanted whole; else their key is enough, if there
         is one. Of the reader, too.
     :param key_index: name of the index that is the key; ``None`` where that was not written down, or there is none. No
         part of the definition.
@@ -233,15 +233,15 @@ class TableSchema:
     name: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     zero_dates: str = "error"
-    whole_rows: bool = False
+    full_before_images: bool = False
     key_index: str | None = None
     comments: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     collation: str | None = field(default=None, compare=False)
-    ignored: tuple[str, ...] = field(default=(), compare=False)
-    kept: tuple[Column, ...] = field(default=(), compare=False)
-    dropped: tuple[str, ...] = field(default=(), compare=False)
+    auto_excluded: tuple[str, ...] = field(default=(), compare=False)
+    retained: tuple[Column, ...] = field(default=(), compare=False)
+    removed: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def id(self) -> tuple[str, str]:
@@ -260,33 +260,33 @@ class TableSchema:
         return tuple(by_name[name] for name in self.key)
 
     @cached_property
-    def integer_key(self) -> str | None:
+    def integer_key_column(self) -> str | None:
         """Name of the key column, if the key is a single integer: such keys are compared without asking the server."""
         columns = self.key_columns
         return columns[0].name if len(columns) == 1 and columns[0].data_type in INTEGER_TYPES else None
 
     @cached_property
-    def copied(self) -> tuple[Column, ...]:
+    def copied_columns(self) -> tuple[Column, ...]:
         """The columns that are copied, in ordinal order."""
-        return tuple(c for c in self.columns if c.name not in self.left_out)
+        return tuple(c for c in self.columns if c.name not in self.excluded)
 
     @cached_property
-    def in_copy(self) -> tuple[Column, ...]:
+    def sink_columns(self) -> tuple[Column, ...]:
         """The columns of the copy: those that are copied, then those that are kept."""
-        return (*self.copied, *self.kept)
+        return (*self.copied_columns, *self.retained)
 
     @cached_property
-    def needed_after(self) -> frozenset[str]:
+    def required_after_image(self) -> frozenset[str]:
         """Names of the columns without which the new image of a row cannot be read."""
-        return frozenset(c.name for c in self.copied)
+        return frozenset(c.name for c in self.copied_columns)
 
     @cached_property
-    def needed_before(self) -> frozenset[str]:
+    def required_before_image(self) -> frozenset[str]:
         """The same of an old image."""
-        return frozenset(self.key) if self.key and not self.whole_rows else self.needed_after
+        return frozenset(self.key) if self.key and not self.full_before_images else self.required_after_image
 
     @cached_property
-    def may_be_null(self) -> frozenset[str]:
+    def null_date_columns(self) -> frozenset[str]:
         """Names of the columns in which an invalid date becomes NULL: never of the key's."""
         return frozenset(c.name for c in self.columns) - {*self.key} if self.zero_dates == "null" else frozenset()
 
@@ -297,16 +297,16 @@ class TableSchema:
     @cached_property
     def arrow_schema(self) -> pa.Schema:
         """Arrow schema of the copied source columns alone."""
-        return pa.schema([pa.field(c.name, c.arrow_type) for c in self.copied])
+        return pa.schema([pa.field(c.name, c.arrow_type) for c in self.copied_columns])
 
-    def nulls(self, rows: int) -> list[pa.Array]:
+    def retained_nulls(self, rows: int) -> list[pa.Array]:
         """The values of the kept columns in so many rows."""
-        return [pa.nulls(rows, column.arrow_type) for column in self.kept]
+        return [pa.nulls(rows, column.arrow_type) for column in self.retained]
 
     @cached_property
     def sink_schema(self) -> pa.Schema:
         """Arrow schema of a sink table: the columns of the copy, then ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
-        schema = pa.schema([pa.field(c.name, c.arrow_type) for c in self.in_copy])
+        schema = pa.schema([pa.field(c.name, c.arrow_type) for c in self.sink_columns])
         for added in (
             pa.field(SEQ, pa.int64()),
             pa.field(OP, pa.string()),
@@ -318,14 +318,14 @@ class TableSchema:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
         extras: dict[str, Any] = {"key_index": self.key_index, "collation": self.collation}
-        if self.kept:
-            extras["kept"] = [asdict(c) for c in self.kept]
+        if self.retained:
+            extras["kept"] = [asdict(c) for c in self.retained]
         extras |= {name: list(names) for name in ("ignored", "dropped") if (names := getattr(self, name))}
         return {**self._definition(), **extras, "comments": [list(pair) for pair in self.comments]}
 
     def _definition(self) -> dict[str, Any]:
         columns = [asdict(c) for c in self.columns]
-        names = {"database": self.database, "name": self.name, "key": list(self.key), "left_out": list(self.left_out)}
+        names = {"database": self.database, "name": self.name, "key": list(self.key), "left_out": list(self.excluded)}
         return {**names, "columns": columns}
 
     @classmethod

@@ -34,12 +34,12 @@ class Staged:
     :param table: index of the table in the plan; ``None`` of a group, and where an older version has read a table.
     :param group: number of the chunk group: one of the plan, or the reading's own number.
     :param attempt: number of the attempt at that group.
-    :param high: highest high watermark of its chunks.
-    :param since: start position: where the stream stood, or the low watermark that was taken, before the first chunk
+    :param high_watermark: highest high watermark of its chunks.
+    :param start: start position: where the stream stood, or the low watermark that was taken, before the first chunk
         was read, with the XA transactions open there.
-    :param lineage: the segment of the server that it was read from.
+    :param timeline: the segment of the server that it was read from.
     :param revision: the table's revision when the reading began, and ``steps`` the steps of that revision that stood.
-    :param request: the request of the bookkeeping for which it was read, and ``by`` who has made it.
+    :param request_id: the request of the bookkeeping for which it was read, and ``by`` who has made it.
     """
 
     number: int
@@ -47,13 +47,13 @@ class Staged:
     table: int | None
     group: int
     attempt: int
-    high: Position
-    since: Offset
-    lineage: Lineage
+    high_watermark: Position
+    start: Offset
+    timeline: Lineage
     revision: int = 0
-    steps: tuple[StepId, ...] = ()
-    request: int | None = None
-    by: str | None = None
+    amendments: tuple[StepId, ...] = ()
+    request_id: int | None = None
+    requested_by: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
@@ -63,12 +63,12 @@ class Staged:
             "table": self.table,
             "group": self.group,
             "attempt": self.attempt,
-            "high": self.high.to_json(),
-            "since": self.since.to_json(),
-            "lineage": self.lineage.to_json(),
+            "high": self.high_watermark.to_json(),
+            "since": self.start.to_json(),
+            "lineage": self.timeline.to_json(),
             "revision": self.revision,
-            "steps": [list(step) for step in self.steps],
-            **({} if self.request is None else {"request": self.request, "by": self.by}),
+            "steps": [list(step) for step in self.amendments],
+            **({} if self.request_id is None else {"request": self.request_id, "by": self.requested_by}),
         }
 
     @classmethod
@@ -108,11 +108,11 @@ class ReadNumbers(NamedTuple):
 class Refusal(NamedTuple):
     """Why rows may not be published any more.
 
-    :param why: for people.
+    :param reason: for people.
     :param superseded: whether all that was read is in the copy already, as a later reading has it.
     """
 
-    why: str
+    reason: str
     superseded: bool = False
 
 

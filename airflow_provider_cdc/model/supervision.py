@@ -64,11 +64,11 @@ class Pulse:
     """
 
     patience: float = LOST_SECONDS
-    _beat: object = None
-    _since: float = 0.0
-    _moved: bool = False
+    _last_heartbeat: object = None
+    _last_change: float = 0.0
+    _has_moved: bool = False
 
-    def see(self, heartbeat: object, now: float) -> bool | None:
+    def observe(self, heartbeat: object, now: float) -> bool | None:
         """Look once.
 
         :param heartbeat: whose it is, and when the last one was by a clock that need not be right. Not ``None``.
@@ -76,11 +76,11 @@ class Pulse:
         :returns: ``True`` if it moved while it was looked at, ``False`` if it stood still for too long, ``None`` before
             either can be said.
         """
-        if heartbeat != self._beat:
-            self._moved, self._beat, self._since = self._beat is not None, heartbeat, now
-        if now - self._since > self.patience:
+        if heartbeat != self._last_heartbeat:
+            self._has_moved, self._last_heartbeat, self._last_change = self._last_heartbeat is not None, heartbeat, now
+        if now - self._last_change > self.patience:
             return False
-        return True if self._moved else None
+        return True if self._has_moved else None
 
 
 @dataclass
@@ -93,9 +93,9 @@ class Watch:
 
     epoch: int
     patience: float = LOST_SECONDS
-    _pulse: Pulse | None = None
+    _monitor: Pulse | None = None
 
-    def see(self, newest: Run | None, now: float) -> Verdict | None:
+    def observe(self, newest: Run | None, now: float) -> Verdict | None:
         """Look at the newest run of the stream.
 
         :param newest: its row; ``None`` when the bookkeeping could not be asked, or has lost it.
@@ -103,14 +103,14 @@ class Watch:
         :returns: ``None`` while the stream goes on.
         """
         if newest is None or newest.epoch < self.epoch:
-            self._pulse = None  # begins to count anew when the bookkeeping is back
+            self._monitor = None  # begins to count anew when the bookkeeping is back
             return None
         if newest.epoch > self.epoch:
             return Verdict.SUPERSEDED
         if newest.state != "running":
             return Verdict(newest.state)
-        self._pulse = self._pulse or Pulse(self.patience)
-        return Verdict.LOST if self._pulse.see(newest.heartbeat_at, now) is False else None
+        self._monitor = self._monitor or Pulse(self.patience)
+        return Verdict.LOST if self._monitor.see(newest.heartbeat_at, now) is False else None
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Restarts:
     seconds: float = 0.0
     losses: tuple[float, ...] = ()
 
-    def failed(self, lived: float, *, made_progress: bool, lost: bool) -> Restarts:
+    def with_failure(self, lived: float, *, made_progress: bool, lost: bool) -> Restarts:
         """Count one more end that nobody wanted.
 
         :param lived: seconds for which the stream, or the try to start it, lasted.
@@ -143,7 +143,7 @@ class Restarts:
             (*self.losses, lived)[-LOSSES:] if lost else self.losses,
         )
 
-    def waited(self) -> Restarts:
+    def after_delay(self) -> Restarts:
         """The same after :attr:`delay`."""
         return replace(self, seconds=self.seconds + self.delay)
 
@@ -157,6 +157,6 @@ class Restarts:
         )
 
     @property
-    def crashing(self) -> bool:
+    def is_crash_looping(self) -> bool:
         """Whether drivers are lost so often that another one would be lost as well."""
         return len(self.losses) == LOSSES and sum(self.losses) < LOSS_SECONDS

@@ -42,7 +42,7 @@ class UnfitValue(Exception):
 
     def __init__(self, column: int, reason: Reason, description: str, seq: int = 0) -> None:
         super().__init__(description)
-        self.column, self.reason, self.what, self.seq = column, reason, description, seq
+        self.column, self.reason, self.description, self.seq = column, reason, description, seq
 
 
 def in_binlog(table: TableSchema, column: Column | None, reason: Reason, description: str, place: str) -> UnfitError:

@@ -34,13 +34,13 @@ class Observed:
     :param lag_seconds: as of :class:`Limits`; ``None`` if it is not known.
     :param hours_to_purge: the same; infinite for never.
     :param suspended: tables that the stream goes on without, and why.
-    :param well: the newest epoch, if it runs well or has ended as it should; else ``None``.
+    :param healthy_epoch: the newest epoch, if it runs well or has ended as it should; else ``None``.
     """
 
     lag_seconds: float | None
     hours_to_purge: float | None
     suspended: Mapping[str, str]
-    well: int | None
+    healthy_epoch: int | None
 
 
 def standing(limits: Limits, observed: Observed, active_before: Collection[Subject]) -> dict[Subject, str]:

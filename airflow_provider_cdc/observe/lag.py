@@ -32,14 +32,14 @@ class Lag:
 
     :param seconds: how long ago the oldest transaction behind it was committed; 0 if there is none.
     :param bytes: bytes of binlog behind it.
-    :param purge_in: seconds until the server may remove what has to be read from there; 0 if it is gone, ``None`` for
+    :param seconds_to_purge: seconds until the server may remove what has to be read from there; 0 if it is gone, ``None`` for
         never.
     :param unknown: why something of it is ``None`` that should not be, in one line.
     """
 
     seconds: float | None = None
     bytes: int | None = None
-    purge_in: float | None = None
+    seconds_to_purge: float | None = None
     unknown: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Lag:
         return {
             "lag_seconds": None if self.seconds is None else round(self.seconds, 3),
             "lag_bytes": self.bytes,
-            "purge_in_hours": None if self.purge_in is None else round(self.purge_in / 3600, 2),
+            "purge_in_hours": None if self.seconds_to_purge is None else round(self.seconds_to_purge / 3600, 2),
             "lag_unknown": self.unknown,
         }
 

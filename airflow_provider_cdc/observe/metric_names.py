@@ -11,20 +11,20 @@ class Metric:
     """A number.
 
     :param name: as in ``cdc.<name>`` for Airflow's stats.
-    :param what: what it says.
+    :param help_text: what it says.
     :param per_table: whether each table has its own; otherwise a pipeline has one.
-    :param total: whether it only grows, as long as the bookkeeping is not lost.
+    :param is_counter: whether it only grows, as long as the bookkeeping is not lost.
     """
 
     name: str
-    what: str
+    help_text: str
     per_table: bool = False
-    total: bool = False
+    is_counter: bool = False
 
     @property
-    def full_name(self) -> str:
+    def prometheus_name(self) -> str:
         """What Prometheus calls it."""
-        return f"cdc_{self.name}" + ("_total" if self.total else "")
+        return f"cdc_{self.name}" + ("_total" if self.is_counter else "")
 
 
 METRICS = {
@@ -39,8 +39,8 @@ METRICS = {
         Metric("hours_to_purge", "Hours until the source may purge binlog that is needed; absent for never"),
         Metric("change_lag_seconds", "Seconds from commit in the source to commit in the sink, p95 of the last batch"),
         Metric("merge_seconds", "Seconds that the last batch took to be applied"),
-        Metric("changes", "Changes that streams have applied", total=True),
-        Metric("batches", "Batches that streams have applied", total=True),
+        Metric("changes", "Changes that streams have applied", is_counter=True),
+        Metric("batches", "Batches that streams have applied", is_counter=True),
         Metric("rows", "Rows that the snapshot has read"),
         Metric("chunks_done", "Chunks that the snapshot has read"),
         Metric("chunks_total", "Chunks of the snapshot"),
@@ -51,11 +51,11 @@ METRICS = {
         Metric("table_bytes", "Bytes of the copy's files", per_table=True),
         Metric("files", "Files of the copy", per_table=True),
         Metric("dead_rows", "Rows in the copy's files that do not count any more", per_table=True),
-        Metric("compactions", "Compactions of the copy's files", per_table=True, total=True),
+        Metric("compactions", "Compactions of the copy's files", per_table=True, is_counter=True),
         Metric("compaction_seconds", "Seconds that the last compaction of the copy took", per_table=True),
-        Metric("inserts", "Inserts that streams have applied", per_table=True, total=True),
-        Metric("updates", "Updates that streams have applied", per_table=True, total=True),
-        Metric("deletes", "Deletes that streams have applied", per_table=True, total=True),
+        Metric("inserts", "Inserts that streams have applied", per_table=True, is_counter=True),
+        Metric("updates", "Updates that streams have applied", per_table=True, is_counter=True),
+        Metric("deletes", "Deletes that streams have applied", per_table=True, is_counter=True),
         Metric("verified_equal", "1 if source and copy were equal at the last comparison, else 0", per_table=True),
         Metric("not_comparable", "1 if the table could not be compared at the last try, else 0", per_table=True),
         Metric("verified_age_seconds", "Seconds since source and copy were compared last", per_table=True),

@@ -49,14 +49,14 @@ class Seen:
 
     :param plan: the plan as it is now.
     :param offset: the resume point, and ``lineage`` its lineage.
-    :param standing: how the pipeline stands.
+    :param state: how the pipeline stands.
     :param epoch: of a stream its epoch, and how many ``batches`` and ``changes`` it has applied.
     """
 
     plan: Plan
     offset: Offset
-    lineage: Lineage
-    standing: Standing
+    timeline: Lineage
+    state: Standing
     epoch: int | None = None
     batches: int = 0
     changes: int = 0
@@ -78,33 +78,33 @@ class Observer:
         sizes: Callable[[], Mapping[int, Size]] = dict,
         compacted: Callable[[], Mapping[int, Compacted]] = dict,
     ) -> None:
-        self._context, self._store, self._see, self._look_at = context, store, get_view, sizes
-        self._last_compacted = compacted
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._context, self._store, self._get_view, self._take_sizes = context, store, get_view, sizes
+        self._take_compacted = compacted
+        self._lock, self._write_lock = threading.Lock(), threading.Lock()
         self._applied: dict[int, Counter[str]] = {}
         self._sizes: dict[int, Size] = {}
         self._compacted: dict[int, Compacted] = {}
         self._written: dict[int, TableStanding] = {}
-        self._known: tuple[Plan, list[list[Any]]] | None = None
-        self._chunks: Mapping[tuple[str, str], TableProgress] | None = None
-        self._gone: Collection[int] = ()
-        self._wake, self._over = threading.Event(), False
-        self._thread = threading.Thread(target=carried(self._go), name="observer", daemon=True)
+        self._definition_cache: tuple[Plan, list[list[Any]]] | None = None
+        self._chunk_progress: Mapping[tuple[str, str], TableProgress] | None = None
+        self._missing: Collection[int] = ()
+        self._wake_event, self._stopping = threading.Event(), False
+        self._thread = threading.Thread(target=carried(self._loop), name="observer", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over = True
-        self._wake.set()
+        self._stopping = True
+        self._wake_event.set()
         self._thread.join(_END_SECONDS)
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Write down soon how the tables stand: something has happened."""
-        self._wake.set()
+        self._wake_event.set()
 
-    def applied(self, operations: Mapping[int, Counter[str]]) -> None:
+    def add_applied(self, operations: Mapping[int, Counter[str]]) -> None:
         """Hear of changes that were applied, by table and operation."""
         with self._lock:
             for index, counts in operations.items():
@@ -115,30 +115,30 @@ class Observer:
 
         :param tables: these tables, and what they take.
         """
-        if self._over and self._writing.locked():
+        if self._stopping and self._write_lock.locked():
             return  # it waits for a database that does not answer: the end of the driver does not, too
-        with self._not_in_vain("how the tables stand"), self._writing:
-            view = self._see()
+        with self._log_failures("how the tables stand"), self._write_lock:
+            view = self._get_view()
             if view is not None:
                 self._write(view, tables)
 
-    def _go(self) -> None:
+    def _loop(self) -> None:
         due = time.monotonic() + _FIRST_SECONDS
-        while not self._over:
-            if self._wake.wait(max(0.0, due - time.monotonic())):
-                self._wake.clear()
+        while not self._stopping:
+            if self._wake_event.wait(max(0.0, due - time.monotonic())):
+                self._wake_event.clear()
             else:
                 due = time.monotonic() + _SECONDS
-                with self._not_in_vain("how far the source is ahead"):
-                    self._sample()
-            if not self._over:
-                with self._not_in_vain("which tables are gone from the source"):
-                    if (view := self._see()) is not None:
-                        self._gone = known_to_be_gone(self._context, view.plan)
+                with self._log_failures("how far the source is ahead"):
+                    self._record_sample()
+            if not self._stopping:
+                with self._log_failures("which tables are gone from the source"):
+                    if (view := self._get_view()) is not None:
+                        self._missing = known_to_be_gone(self._context, view.plan)
                 self.write()
 
-    def _sample(self) -> None:
-        view = self._see()
+    def _record_sample(self) -> None:
+        view = self._get_view()
         if view is None or (view.epoch is None and self._is_fresh(view.plan.pipeline)):
             return
         lag = lag_of(self._context, view.offset, slots.SAMPLE)
@@ -160,16 +160,16 @@ class Observer:
     def _write(self, view: Seen, tables: Mapping[int, SinkTable] | None) -> None:
         plan, is_first = view.plan, tables is None and not self._written
         if view.epoch is None:
-            self._chunks = None  # of a stream they stay as they are
+            self._chunk_progress = None  # of a stream they stay as they are
         measured = {index: table.size() for index, table in (tables or {}).items() if isinstance(table, Measured)}
         with self._lock:
-            self._sizes |= {**self._look_at(), **measured}
+            self._sizes |= {**self._take_sizes(), **measured}
             sizes, self._sizes = self._sizes, {}
-            self._compacted |= self._last_compacted()
+            self._compacted |= self._take_compacted()
             compacted, self._compacted = self._compacted, {}
             applied, self._applied = self._applied, {}
         try:
-            states = {index: self._standing(view, index) for index in (tables or range(len(plan.tables)))}
+            states = {index: self._table_state(view, index) for index in (tables or range(len(plan.tables)))}
             # Where the stream stands moves all the time: that alone is not worth a row.
             changed = applied.keys() | sizes.keys() | compacted.keys()
             due = {i: s for i, s in states.items() if i in changed or _still(s) != self._written.get(i)}
@@ -193,10 +193,10 @@ class Observer:
         if tables is None:
             self._written |= {index: _still(standing) for index, standing in due.items()}
 
-    def _standing(self, view: Seen, index: int) -> TableStanding:
+    def _table_state(self, view: Seen, index: int) -> TableStanding:
         plan, table = view.plan, view.plan.tables[index]
-        suspension, progress = plan.suspended_of(index), self._progress(plan).get(table.id)
-        state = replace(view.standing, gone=self._gone)
+        suspension, progress = plan.suspended_of(index), self._table_progress(plan).get(table.id)
+        state = replace(view.standing, gone=self._missing)
         was_added = suspension is not None and suspension.kind == ADDED
         return TableStanding(
             *table.id,
@@ -211,14 +211,14 @@ class Observer:
             definitions=self._definitions(view)[index],
         )
 
-    def _progress(self, plan: Plan) -> Mapping[tuple[str, str], TableProgress]:
-        if self._chunks is None:
+    def _table_progress(self, plan: Plan) -> Mapping[tuple[str, str], TableProgress]:
+        if self._chunk_progress is None:
             rows = self._store.progress(plan.pipeline, plan.generation)
-            self._chunks = {(row.database, row.table): row for row in rows}
-        return self._chunks
+            self._chunk_progress = {(row.database, row.table): row for row in rows}
+        return self._chunk_progress
 
     def _definitions(self, view: Seen) -> list[list[Any]]:
-        if self._known is None or self._known[0] is not view.plan:
+        if self._definition_cache is None or self._definition_cache[0] is not view.plan:
             by_table_index = []
             for definitions in view.plan.definitions_of(view.lineage):
                 versions, before = [], None
@@ -234,18 +234,18 @@ class Observer:
                     )
                     before = schema
                 by_table_index.append(versions)
-            self._known = view.plan, by_table_index
-        return self._known[1]
+            self._definition_cache = view.plan, by_table_index
+        return self._definition_cache[1]
 
     @contextmanager
-    def _not_in_vain(self, what: str) -> Iterator[None]:
+    def _log_failures(self, what: str) -> Iterator[None]:
         """Whatever fails, the driver goes on: an outage is told by others, and what is unexpected is told here."""
         try:
             yield
         except (CdcError, SQLAlchemyError):
             return
         except Exception as error:  # Spark, or the process, may be ending
-            if not self._over:
+            if not self._stopping:
                 self._context.reporter.line(f"{what} could not be written down: {type(error).__name__}: {error}")
 
 

@@ -23,15 +23,15 @@ class Sparingly:
     """Says which progress is worth a line: the first and the last, and in between one every few seconds."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[float, int]] = {}
+        self._last_shown: dict[str, tuple[float, int]] = {}
 
-    def worth(self, progress: ChunkProgress) -> bool:
+    def should_show(self, progress: ChunkProgress) -> bool:
         """Whether enough has happened since the last line about the same thing; it then counts as told."""
-        at, before = self._told.get(progress.label, (float("-inf"), 0))
+        at, before = self._last_shown.get(progress.label, (float("-inf"), 0))
         done = progress.chunks_done
         is_worth_showing = done != before and (done == progress.chunks_total or time.monotonic() - at > _PAUSE)
         if is_worth_showing:
-            self._told[progress.label] = time.monotonic(), done
+            self._last_shown[progress.label] = time.monotonic(), done
         return is_worth_showing
 
 
@@ -39,7 +39,7 @@ class Lines:
     """Writes lines with the time."""
 
     def __init__(self) -> None:
-        self._sparingly = Sparingly()
+        self._throttle = Sparingly()
 
     def __enter__(self) -> Lines:
         return self
@@ -53,7 +53,7 @@ class Lines:
 
     def progress(self, progress: ChunkProgress) -> None:
         """Write a line if enough has happened since the last."""
-        if self._sparingly.worth(progress):
+        if self._throttle.worth(progress):
             self.line(f"{progress.label}: {progress}")
 
 

@@ -61,13 +61,13 @@ def status(context: Context) -> dict[str, Any]:
         phase = "streaming" if is_running else idle_phase if complete else "snapshot"
         lag = lag_of(context, offset or plan.p0)
         state = Standing(
-            groups={group.group_no: group.state for group, _ in groups},
-            complete=complete,
-            streams=None if stream is None else is_running,
-            at=None if offset is None else str(offset.at),
+            group_states={group.group_no: group.state for group, _ in groups},
+            snapshot_complete=complete,
+            stream_running=None if stream is None else is_running,
+            position=None if offset is None else str(offset.at),
             lag_seconds=lag.to_json()["lag_seconds"],
-            read_again=tables_waiting(context, plan),
-            gone=known_to_be_gone(context, plan),
+            pending_resnapshots=tables_waiting(context, plan),
+            missing=known_to_be_gone(context, plan),
             emptied=emptied(context, plan),
         )
         return {

@@ -19,23 +19,23 @@ State = Literal["waiting", "snapshot", "copied", "streaming", "stopped", "reread
 class Standing:
     """How a pipeline stands, as far as its tables need it.
 
-    :param groups: states of the chunk groups, by number.
-    :param complete: whether the snapshot is.
-    :param streams: whether a stream runs; ``None`` if there was none yet.
-    :param at: the resume point, for people; ``None`` before the first batch.
+    :param group_states: states of the chunk groups, by number.
+    :param snapshot_complete: whether the snapshot is.
+    :param stream_running: whether a stream runs; ``None`` if there was none yet.
+    :param position: the resume point, for people; ``None`` before the first batch.
     :param lag_seconds: how far the source is ahead of it.
-    :param read_again: indexes of tables that were read again as a whole, and wait for the stream.
-    :param gone: indexes of suspended tables that the source does not have any more, as far as it can be asked.
+    :param pending_resnapshots: indexes of tables that were read again as a whole, and wait for the stream.
+    :param missing: indexes of suspended tables that the source does not have any more, as far as it can be asked.
     :param emptied: indexes of those whose copies were emptied.
     """
 
-    groups: Mapping[int, str]
-    complete: bool
-    streams: bool | None
-    at: str | None
+    group_states: Mapping[int, str]
+    snapshot_complete: bool
+    stream_running: bool | None
+    position: str | None
     lag_seconds: float | None
-    read_again: Collection[int]
-    gone: Collection[int]
+    pending_resnapshots: Collection[int]
+    missing: Collection[int]
     emptied: Collection[int] = ()
 
 

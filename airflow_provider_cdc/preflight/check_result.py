@@ -14,31 +14,31 @@ class Finding:
     """One result of the preflight.
 
     :param level: ``ok``, ``warning`` or ``error``.
-    :param what: what was looked at and found.
+    :param message: what was looked at and found.
     :param remedy: what to do about it.
     :param transient: whether it may go away by itself.
     """
 
     level: str
-    what: str
+    message: str
     remedy: str = ""
     transient: bool = False
 
     @classmethod
-    def of(cls, error: CdcError) -> Finding:
+    def from_error(cls, error: CdcError) -> Finding:
         """An error as a finding; :meth:`error` turns it back."""
         return cls("error", error.message, error.remedy, isinstance(error, TransientError))
 
-    def error(self) -> CdcError:
+    def to_error(self) -> CdcError:
         """The finding as an error."""
-        return (TransientError if self.transient else NotReadyError)(self.what, self.remedy)
+        return (TransientError if self.transient else NotReadyError)(self.message, self.remedy)
 
     def __str__(self) -> str:
-        return f"{self.what}. {self.remedy}" if self.remedy else self.what
+        return f"{self.message}. {self.remedy}" if self.remedy else self.message
 
     def to_json(self) -> dict[str, str]:
         """Plain JSON value."""
-        return {"level": self.level, "what": self.what, "remedy": self.remedy}
+        return {"level": self.level, "what": self.message, "remedy": self.remedy}
 
 
 def findings(check: Callable[[], Iterator[Finding]]) -> list[Finding]:

@@ -59,13 +59,13 @@ _AGAIN = "Read it once more"
 class Exchange(NamedTuple):
     """How a reading has ended, and the plan behind that: another one if the table has rejoined just now.
 
-    :param again: whether another reading might get in where this one has not.
+    :param can_retry: whether another reading might get in where this one has not.
     """
 
-    done: bool
-    said: str
+    published: bool
+    message: str
     plan: Plan
-    again: bool = True
+    can_retry: bool = True
 
 
 def exchange(

@@ -21,12 +21,12 @@ from airflow_provider_cdc.system.failpoints import failpoint
 class Outcome(NamedTuple):
     """How a reading ended.
 
-    :param done: whether its rows are in the copy, or those of a reading of the whole table that began later.
-    :param said: one line for people.
+    :param published: whether its rows are in the copy, or those of a reading of the whole table that began later.
+    :param message: one line for people.
     """
 
-    done: bool
-    said: str
+    published: bool
+    message: str
 
 
 def draw_number(context: Context, plan: Plan, scope: str, table: int | None = None, group: int | None = None) -> int:

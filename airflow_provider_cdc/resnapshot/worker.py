@@ -60,30 +60,30 @@ class Rereading:
     """
 
     def __init__(self, context: Context, store: Store, runner: Runner, inbox: Inbox) -> None:
-        self._context, self._store, self.run, self._inbox = context, store, runner, inbox
+        self._context, self._store, self.runner, self._inbox = context, store, runner, inbox
         self._requests: dict[int, RequestRow] = {}
-        self._to_serve: list[int] = []
-        self._served: Counter[int] = Counter()
-        self._wanted: list[int] = []
+        self._request_queue: list[int] = []
+        self._request_tries: Counter[int] = Counter()
+        self._suspended_queue: list[int] = []
         self._pending: set[int] = set()
         self._failures: Counter[int] = Counter()
-        self._left: set[int] = set()
-        self._gone: set[int] = set()
+        self._given_up: set[int] = set()
+        self._missing: set[int] = set()
         self._dropped: list[int] = []
-        self._asked: dict[int, float] = {}
-        self._seen: set[tuple[str, str]] = set()
+        self._enqueued_at: dict[int, float] = {}
+        self._seen_tables: set[tuple[str, str]] = set()
         self._created: list[TableSchema] = []
-        self._said: set[str] = set()
-        self._looked = time.monotonic()
-        self._over = threading.Event()
+        self._logged: set[str] = set()
+        self._searched_at = time.monotonic()
+        self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=carried(self._go), name="rereading", daemon=True)
+        self._thread = threading.Thread(target=carried(self._loop), name="rereading", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopping.set()
         self._thread.join(_END_SECONDS)
 
     @property
@@ -91,11 +91,11 @@ class Rereading:
         """Whether a table is being read, or waits for the stream to take it in."""
         return bool(self._pending or self._requests)
 
-    def is_at(self, index: int) -> bool:
+    def is_working_on(self, index: int) -> bool:
         """Whether a table, or a part of it, is being read, or waits for the stream to take it in."""
         return index in self._pending or index in self._requests
 
-    def serve(self, request: RequestRow, index: int) -> None:
+    def enqueue_request(self, request: RequestRow, index: int) -> None:
         """Read a table again, or rows of it, that somebody wants to be read. It is not at that table already.
 
         What a run before this one has read for the request is not read again: that waits, and the stream takes it in.
@@ -105,50 +105,50 @@ class Rereading:
         with self._lock:
             self._requests[index] = request
             if all(staged.request != request.id for staged in pending):
-                self._to_serve.append(index)
+                self._request_queue.append(index)
 
-    def wanted(self, plan: Plan) -> None:
+    def enqueue_suspended(self, plan: Plan) -> None:
         """Read again what is suspended, if that is for the stream to do."""
         for suspension in missed(self._context, plan):
-            if self._reads(suspension) or is_to_go(self._context, plan, suspension):
-                self._want(suspension.table)
+            if self._is_read_automatically(suspension) or is_to_go(self._context, plan, suspension):
+                self._enqueue(suspension.table)
 
-    def _reads(self, suspension: Suspended) -> bool:
+    def _is_read_automatically(self, suspension: Suspended) -> bool:
         is_automatic = self._context.pipeline.stream.reread == "auto"
         return suspension.kind in (ADDED, REMOVED) or (is_automatic and suspension.kind == NotFollowedError.__name__)
 
-    def created(self) -> list[TableSchema]:
+    def take_created_tables(self) -> list[TableSchema]:
         """Tables that have been created since the last time, and are to be added."""
         with self._lock:
             tables, self._created = self._created, []
         return tables
 
-    def dropped(self) -> list[int]:
+    def take_dropped_tables(self) -> list[int]:
         """Tables that were dropped, are not there any more, and whose copies are to be emptied, or were."""
         with self._lock:
             indexes, self._dropped = self._dropped, []
         return indexes
 
-    def done(self, index: int) -> None:
+    def on_table_done(self, index: int) -> None:
         """Hear that a table has rejoined, or that its copy was emptied: no failure before counts any more."""
         with self._lock:
             self._pending.discard(index)
             self._failures.pop(index, None)
-            self._left.discard(index)
+            self._given_up.discard(index)
 
-    def ended(self, index: int, request: int, result: Exchange) -> None:
+    def on_request_outcome(self, index: int, request: int, result: Exchange) -> None:
         """Hear what has become of what was read for a request: rows of no use any more are read once more."""
         is_known = index in self._requests and self._requests[index].id == request
-        if is_known and not result.done and result.again and self._served[request] < _TRIES:
+        if is_known and not result.done and result.again and self._request_tries[request] < _TRIES:
             with self._lock:
-                self._to_serve.append(index)
+                self._request_queue.append(index)
         elif is_known or result.done:  # else this run does not know of it yet, and reads it then
             self._inbox.end(request, "done" if result.done else "refused", result.said)
-            self._served.pop(request, None)
+            self._request_tries.pop(request, None)
             with self._lock:
                 self._requests.pop(index if is_known else -1, None)
 
-    def failed(self, index: int, label: str, reason: str) -> None:
+    def on_table_failed(self, index: int, label: str, reason: str) -> None:
         """Hear that a table could not be read, or that what was read of it is of no use any more: it is read again,
         unless that has failed too often in a row.
 
@@ -162,71 +162,71 @@ class Rereading:
             if can_retry:
                 self._pending.discard(index)
         if can_retry:
-            self._want(index)
+            self._enqueue(index)
         else:
-            self._leave(index, label, f"that has failed {_TRIES} times in a row, the last time since {reason}")
+            self._give_up(index, label, f"that has failed {_TRIES} times in a row, the last time since {reason}")
 
-    def _leave(self, index: int, label: str, reason: str) -> None:
+    def _give_up(self, index: int, label: str, reason: str) -> None:
         """Leave a table to people, and tell them."""
         message = f"{label} is not read again by the stream: {reason}"
         self._context.reporter.line(message)
-        if index not in self._left:
+        if index not in self._given_up:
             with suppress(CdcError, SQLAlchemyError):  # the line says it, too
                 remedy = f"Read it again: airflow-cdc resnapshot --table {label}"
                 self._store.event(self._context.pipeline.name, "reread_given_up", message, table=label, remedy=remedy)
         with self._lock:
-            self._left.add(index)
+            self._given_up.add(index)
             self._pending.discard(index)
 
-    def _want(self, index: int) -> None:
+    def _enqueue(self, index: int) -> None:
         with self._lock:
             if index not in self._pending and self._failures[index] < _TRIES:
-                self._asked[index] = time.monotonic()
+                self._enqueued_at[index] = time.monotonic()
                 self._pending.add(index)
-                self._wanted.append(index)
+                self._suspended_queue.append(index)
 
-    def _go(self) -> None:
-        while not self._over.wait(_LOOK_SECONDS):
+    def _loop(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
             if self._inbox.paused:
                 continue
             with self._lock:
-                index = self._wanted.pop(0) if self._wanted else None
-                requested = self._to_serve.pop(0) if index is None and self._to_serve else None
+                index = self._suspended_queue.pop(0) if self._suspended_queue else None
+                requested = self._request_queue.pop(0) if index is None and self._request_queue else None
             if index is not None:
-                self._read(index)
+                self._read_suspended(index)
             elif requested is not None:
-                self._serve(requested)
-            elif time.monotonic() > self._looked + _CATALOG_SECONDS:
-                self._look()
-                self._looked = time.monotonic()
+                self._serve_request(requested)
+            elif time.monotonic() > self._searched_at + _CATALOG_SECONDS:
+                self._find_created_tables()
+                self._searched_at = time.monotonic()
 
-    def _look(self) -> None:
+    def _find_created_tables(self) -> None:
         """Look for tables that were created, and for those that are there again."""
         context = self._context
         try:
             plan = context.need_plan()
             new_tables = list(newcomers(context, plan))
-            returned = self._gone - gone(context, plan) if self._gone else set()
+            returned = self._missing - gone(context, plan) if self._missing else set()
             returned &= {step.table for step in missed(context, plan)}  # not what somebody has read again meanwhile
         except Exception as error:  # an outage; and Spark, or the process, may be ending
-            if not self._over.is_set():
+            if not self._stopping.is_set():
                 context.reporter.line(f"tables that were created could not be looked for: {error}")
             return
-        self._gone -= returned
+        self._missing -= returned
         for index in returned:
-            self._want(index)
+            self._enqueue(index)
         for refused in (one for one in new_tables if isinstance(one, NotReadyError)):
             message = f"table {refused.table} cannot be added: {refused}"
-            if message not in self._said:
-                self._said.add(message)
+            if message not in self._logged:
+                self._logged.add(message)
                 context.reporter.line(message)
         tables = {one.id: one for one in new_tables if isinstance(one, TableSchema)}
         with self._lock:
             already_created = {table.id for table in self._created}
-            self._created += [t for name, t in tables.items() if name in self._seen and name not in already_created]
-        self._seen = set(tables)
+            self._created += [t for name, t in tables.items() if name in self._seen_tables and name not in already_created]
+        self._seen_tables = set(tables)
 
-    def _read(self, index: int) -> None:
+    def _read_suspended(self, index: int) -> None:
         """Read one table; what fails leaves it suspended, and says why."""
         context = self._context
         label = str(index)
@@ -236,70 +236,70 @@ class Rereading:
             if any(staged.scope == TABLE and staged.table == index for staged in waiting(context, plan)):
                 return  # somebody has read it already
             suspension = plan.suspended_of(index)
-            if self._is_gone(plan, index, suspension):
+            if self._handle_missing(plan, index, suspension):
                 return
             if suspension is None:  # it has rejoined meanwhile
-                self.done(index)
+                self.on_table_done(index)
                 return
-            if not self._reads(suspension):
-                self._drop(index)
+            if not self._is_read_automatically(suspension):
+                self._clear_pending(index)
                 return
-            size = self._size(plan, index)
+            size = self._table_bytes(plan, index)
             max_bytes = context.pipeline.stream.reread_max_bytes
             if size <= max_bytes or suspension.kind in (ADDED, REMOVED):  # those somebody has asked for
-                read_table(context, index, self._runner(size))
+                read_table(context, index, self._choose_runner(size))
                 return
             reason = f"it has {size:,} bytes, and stream.reread_max_bytes is {max_bytes:,}"
         except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
-            if self._over.is_set():
+            if self._stopping.is_set():
                 return
             reason = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
-            if isinstance(error, TransientError) and not self._over.wait(_PAUSE_SECONDS):
+            if isinstance(error, TransientError) and not self._stopping.wait(_PAUSE_SECONDS):
                 context.reporter.line(f"{label} could not be read again: {reason}")
-                self.failed(index, label, reason)
+                self.on_table_failed(index, label, reason)
                 return
-        self._leave(index, label, reason)
+        self._give_up(index, label, reason)
 
-    def _serve(self, index: int) -> None:
+    def _serve_request(self, index: int) -> None:
         """Read what somebody wants to be read; the request ends where that is not possible."""
         context, request = self._context, self._requests.get(index)
         if request is None:  # what a run before this one has read was exchanged meanwhile
             return
-        self._served[request.id] += 1
+        self._request_tries[request.id] += 1
         try:
             plan = context.need_plan()
-            run = self._runner(self._size(plan, index))
+            run = self._choose_runner(self._table_bytes(plan, index))
             if request.condition is None:
                 read_table(context, index, run, asked=True, by_request=request)
             else:
                 read_where(context, index, request.condition, run, request)
             return
         except Exception as error:  # as in _read: the next run takes the request up, if this one is ending
-            if self._over.is_set():
+            if self._stopping.is_set():
                 return
             reason = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
-            can_retry = isinstance(error, TransientError) and self._served[request.id] < _TRIES
+            can_retry = isinstance(error, TransientError) and self._request_tries[request.id] < _TRIES
         what = f"{request.table} cannot be read again as {request.by} wants it"
         if can_retry:
             context.reporter.line(f"{what}, which is tried once more: {reason}")
-            if not self._over.wait(_PAUSE_SECONDS):
+            if not self._stopping.wait(_PAUSE_SECONDS):
                 with self._lock:
-                    self._to_serve.append(index)
+                    self._request_queue.append(index)
             return
         context.reporter.line(f"{what}: {reason}")
         self._inbox.end(request.id, "refused", reason)
         with self._lock:
             self._requests.pop(index, None)
 
-    def _size(self, plan: Plan, index: int) -> int:
+    def _table_bytes(self, plan: Plan, index: int) -> int:
         with closing(connect(self._context.connect_args)) as connection:
             ((_, size),) = table_sizes(connection, [plan.tables[index].id]) or [(0, 0)]
         return size
 
-    def _runner(self, size: int) -> Runner:
-        return run_in_threads if size <= _SMALL_BYTES else self.run
+    def _choose_runner(self, size: int) -> Runner:
+        return run_in_threads if size <= _SMALL_BYTES else self.runner
 
-    def _is_gone(self, plan: Plan, index: int, suspension: Suspended | None) -> bool:
+    def _handle_missing(self, plan: Plan, index: int, suspension: Suspended | None) -> bool:
         """Whether the source does not have a table any more. What becomes of its copy then is seen to."""
         context, label = self._context, plan.tables[index].label
         if index not in gone(context, plan):
@@ -308,19 +308,19 @@ class Rereading:
         if not empties_copy or is_emptied(context, plan, index):
             stays = "was emptied" if empties_copy else "stays as it was"
             context.reporter.line(f"{label} is gone from the source: its copy {stays}")
-        elif self._over.wait(max(0.0, self._asked[index] + _GONE_SECONDS - time.monotonic())):
+        elif self._stopping.wait(max(0.0, self._enqueued_at[index] + _GONE_SECONDS - time.monotonic())):
             return True
         elif index not in gone(context, plan):
             return False
-        self._gone.add(index)
+        self._missing.add(index)
         if empties_copy:
             with self._lock:
                 self._dropped.append(index)
         else:
-            self._drop(index)
+            self._clear_pending(index)
         return True
 
-    def _drop(self, index: int) -> None:
+    def _clear_pending(self, index: int) -> None:
         """There is nothing to read, and nothing has failed."""
         with self._lock:
             self._pending.discard(index)

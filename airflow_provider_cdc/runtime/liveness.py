@@ -52,57 +52,57 @@ class Heart:
         lease_seconds: float | None = None,
         on_reply: Callable[[Beat], None] = lambda _: None,
     ) -> None:
-        self._hear = on_reply
-        self._store, self._pipeline, self._epoch, self._details = state_database, pipeline, epoch, details
-        self._stop, self._moved, self._lease = stop, has_progressed, lease_seconds
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._on_reply = on_reply
+        self._state_database, self._pipeline, self._epoch, self._details = state_database, pipeline, epoch, details
+        self._stop, self._has_progressed, self._lease_seconds = stop, has_progressed, lease_seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._ended.set()
         self._thread.join()
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         from sqlalchemy.exc import SQLAlchemyError
 
-        lease_monitor = self._looks()
+        lease_monitor = self._new_lease_monitor()
         while True:
             reply, row, started = None, None, time.monotonic()
             with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
-                reply = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
+                reply = self._state_database.heartbeat(self._pipeline, self._epoch, self._has_progressed())
                 row = None if reply is None else reply.run
                 if row is None:  # the bookkeeping was lost and made anew
-                    self._store.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
+                    self._state_database.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
             if reply is not None:
                 with suppress(CdcError, SQLAlchemyError):
-                    self._hear(reply)
+                    self._on_reply(reply)
             if row is None or time.monotonic() - started > HEARTBEAT_SECONDS:
-                lease_monitor = self._looks()  # the tasks have waited for the bookkeeping, too
+                lease_monitor = self._new_lease_monitor()  # the tasks have waited for the bookkeeping, too
             if row is not None and row.desired_state == "stop":
                 self._stop.set()
             elif row is not None and lease_monitor and lease_monitor.see((row.supervised_at,), time.monotonic()) is False:
                 self._stop.set()
                 with suppress(CdcError, SQLAlchemyError):
-                    by = f"its lease: no task has supervised it for {self._lease:g} s"
-                    self._store.request_stop(self._pipeline, self._epoch, by=by)
-            if self._over.wait(HEARTBEAT_SECONDS):
+                    by = f"its lease: no task has supervised it for {self._lease_seconds:g} s"
+                    self._state_database.request_stop(self._pipeline, self._epoch, by=by)
+            if self._ended.wait(HEARTBEAT_SECONDS):
                 return
 
-    def _looks(self) -> Pulse | None:
+    def _new_lease_monitor(self) -> Pulse | None:
         """Whether a task supervises the stream is decided like its own life: by checks that follow one another."""
-        return Pulse(self._lease) if self._lease else None
+        return Pulse(self._lease_seconds) if self._lease_seconds else None
 
 
 class Watcher:
     """Looks whether a stream is going on. What it has seen it remembers, so that the next look may take no time."""
 
     def __init__(self) -> None:
-        self._pulse = Pulse(LOST_SECONDS)
+        self._heartbeat_monitor = Pulse(LOST_SECONDS)
 
-    def lives(self, epoch_row: StreamRow | None) -> bool | None:
+    def is_alive(self, epoch_row: StreamRow | None) -> bool | None:
         """Look once.
 
         :param epoch_row: the newest run of the stream.
@@ -111,9 +111,9 @@ class Watcher:
         # Of one that died on this host there is no need to wait until its heartbeat has stood still for long.
         if epoch_row is None or epoch_row.state != "running" or died_here(epoch_row.host, epoch_row.machine, epoch_row.pid, epoch_row.pid_started):
             return False
-        return self._pulse.see((epoch_row.epoch, epoch_row.heartbeat_at), time.monotonic())
+        return self._heartbeat_monitor.see((epoch_row.epoch, epoch_row.heartbeat_at), time.monotonic())
 
-    def look(self, state_database: Store, pipeline: str) -> tuple[StreamRow | None, bool | None]:
+    def check_once(self, state_database: Store, pipeline: str) -> tuple[StreamRow | None, bool | None]:
         """Look once into the bookkeeping.
 
         :returns: the newest run, and what :meth:`lives` says of it.
@@ -123,37 +123,37 @@ class Watcher:
         try:
             epoch_row = state_database.seen(pipeline)
         except CdcError:
-            self._pulse = Pulse(LOST_SECONDS)
+            self._heartbeat_monitor = Pulse(LOST_SECONDS)
             raise
-        return epoch_row, self.lives(epoch_row)
+        return epoch_row, self.is_alive(epoch_row)
 
-    def watch(self, state_database: Store, pipeline: str) -> tuple[StreamRow | None, bool]:
+    def wait_until_known(self, state_database: Store, pipeline: str) -> tuple[StreamRow | None, bool]:
         """Look for as long as it takes: of a stream that lives a heartbeat, of one that was lost elsewhere much more.
 
         :returns: the newest run, and whether it is going on.
         :raises TransientError: as :meth:`look`.
         """
         while True:
-            epoch_row, alive = self.look(state_database, pipeline)
+            epoch_row, alive = self.check_once(state_database, pipeline)
             if alive is not None:
                 return epoch_row, alive
             time.sleep(_POLL_SECONDS)
 
-    def refuse(self, state_database: Store, pipeline: str) -> None:
+    def refuse_if_running(self, state_database: Store, pipeline: str) -> None:
         """Refuse to start beside a run that is alive.
 
         :raises AlreadyRunningError: naming it.
         """
-        epoch_row, alive = self.watch(state_database, pipeline)
+        epoch_row, alive = self.wait_until_known(state_database, pipeline)
         if epoch_row is not None and alive:
             raise _running(epoch_row)
 
-    def confirm(self, epoch_row: StreamRow | None) -> None:
+    def confirm_not_running(self, epoch_row: StreamRow | None) -> None:
         """Refuse to take over, in the transaction that does so, any run that is not still as it was when it was over.
 
         :raises AlreadyRunningError: naming it.
         """
-        if epoch_row is not None and self.lives(epoch_row) is not False:
+        if epoch_row is not None and self.is_alive(epoch_row) is not False:
             raise _running(epoch_row)
 
 

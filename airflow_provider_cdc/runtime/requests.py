@@ -26,11 +26,11 @@ class Inbox:
     """
 
     def __init__(self, state_database: Store, epoch_details: dict[str, str | None]) -> None:
-        self._store, self._details = state_database, epoch_details
+        self._state_database, self._epoch_details = state_database, epoch_details
         self._lock = threading.Lock()
-        self._known: set[int] = set()
-        self._taken: list[RequestRow] = []
-        self._ended: dict[int, tuple[str, str]] = {}
+        self._known_ids: set[int] = set()
+        self._new_requests: list[RequestRow] = []
+        self._unwritten_outcomes: dict[int, tuple[str, str]] = {}
         #: Who wants the stream to be paused; ``None`` if nobody does.
         self.paused_by: str | None = None
 
@@ -40,11 +40,11 @@ class Inbox:
         return self.paused_by is not None
 
     @property
-    def waiting(self) -> bool:
+    def has_new_requests(self) -> bool:
         """Whether there is something that the driver has not heard of yet."""
-        return bool(self._taken)
+        return bool(self._new_requests)
 
-    def hear(self, reply: Beat) -> None:
+    def receive_reply(self, reply: Beat) -> None:
         """Hear what is wanted now, and take requests up; the heartbeat calls it.
 
         :raises TransientError: if the bookkeeping is away; what was not taken up is heard again.
@@ -52,26 +52,26 @@ class Inbox:
         epoch_row = reply.run
         self.paused_by = (epoch_row.paused_by or "") if epoch_row.desired_state == "pause" else None
         for name in paused_by(""):
-            self._details.pop(name, None)
-        self._details.update({} if self.paused_by is None else paused_by(self.paused_by))
-        self._write()
+            self._epoch_details.pop(name, None)
+        self._epoch_details.update({} if self.paused_by is None else paused_by(self.paused_by))
+        self._write_outcomes()
         for request in reply.requests:
-            if request.id in self._known or (self.paused and request.kind == REREAD):  # which reads
+            if request.id in self._known_ids or (self.paused and request.kind == REREAD):  # which reads
                 continue
-            if request.state == "open" and not self._store.take_request(request.id):
+            if request.state == "open" and not self._state_database.take_request(request.id):
                 continue  # it was withdrawn
             failpoint("request.after_take")
             with self._lock:
-                self._known.add(request.id)
-                self._taken.append(request)
+                self._known_ids.add(request.id)
+                self._new_requests.append(request)
 
-    def take(self) -> list[RequestRow]:
+    def take_new_requests(self) -> list[RequestRow]:
         """What was taken up since the last call, the oldest first."""
         with self._lock:
-            new_requests, self._taken = self._taken, []
+            new_requests, self._new_requests = self._new_requests, []
         return new_requests
 
-    def end(self, request_id: int, state: str, outcome: str) -> None:
+    def end_request(self, request_id: int, state: str, outcome: str) -> None:
         """Write down what has become of a request; later, if the bookkeeping is away.
 
         :param state: ``done`` or ``refused``.
@@ -79,15 +79,15 @@ class Inbox:
         """
         failpoint("request.before_end")
         with self._lock:
-            self._known.add(request_id)
-            self._ended[request_id] = state, outcome
+            self._known_ids.add(request_id)
+            self._unwritten_outcomes[request_id] = state, outcome
         with suppress(CdcError, SQLAlchemyError):
-            self._write()
+            self._write_outcomes()
 
-    def _write(self) -> None:
+    def _write_outcomes(self) -> None:
         with self._lock:
-            outcomes = dict(self._ended)
+            outcomes = dict(self._unwritten_outcomes)
         for request_id, (state, outcome) in outcomes.items():
-            self._store.end_request(request_id, state, outcome)
+            self._state_database.end_request(request_id, state, outcome)
             with self._lock:
-                self._ended.pop(request_id, None)
+                self._unwritten_outcomes.pop(request_id, None)

@@ -62,23 +62,23 @@ class Context:
 
     :param pipeline: the pipeline.
     :param connect_args: pymysql.connect keyword arguments of the source.
-    :param store_url: address of the bookkeeping database; ``None`` for a SQLite file.
+    :param state_url: address of the bookkeeping database; ``None`` for a SQLite file.
     :param reporter: hears about progress.
-    :param spark: Spark's master and settings.
-    :param watcher: what this run has seen of the stream's heartbeat.
+    :param spark_config: Spark's master and settings.
+    :param liveness: what this run has seen of the stream's heartbeat.
     :param access: what a connection says of the object store that is the sink.
     """
 
     pipeline: Pipeline
     connect_args: Mapping[str, Any] = field(repr=False)
-    store_url: Any = field(default=None, repr=False)
+    state_url: Any = field(default=None, repr=False)
     reporter: Reporter = field(default_factory=Quiet)
-    spark: tuple[str, Mapping[str, str]] = ("local[2]", {})
-    watcher: Watcher = field(default_factory=Watcher, repr=False)
+    spark_config: tuple[str, Mapping[str, str]] = ("local[2]", {})
+    liveness: Watcher = field(default_factory=Watcher, repr=False)
     access: StoreAccess | None = field(default=None, repr=False)
 
     @classmethod
-    def of(
+    def for_pipeline(
         cls,
         pipeline: Pipeline,
         reporter: Reporter | None = None,
@@ -109,7 +109,7 @@ class Context:
         return storage_at(self.pipeline.sink.path, self.access)
 
     @property
-    def local(self) -> LocalFiles:
+    def local_files(self) -> LocalFiles:
         """What is kept on this host."""
         return LocalFiles.of(self.pipeline.sink.path, self.pipeline.name)
 
@@ -120,7 +120,7 @@ class Context:
         access = {"access": self.access} if self.access is not None else {}
         return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.settings, **access)
 
-    def need(self, feature: Feature, needed_by: str) -> None:
+    def require_feature(self, feature: Feature, needed_by: str) -> None:
         """Refuse what the sink does not support.
 
         :param needed_by: what needs the feature.
@@ -132,7 +132,7 @@ class Context:
                 "Use another sink.kind, or leave out what needs this",
             )
 
-    def store(self, *, migrate: bool = True) -> Store:
+    def open_state_database(self, *, migrate: bool = True) -> Store:
         """The bookkeeping database.
 
         :param migrate: create it, or bring it up to date, if needed.
@@ -140,11 +140,11 @@ class Context:
         """
         from airflow_provider_cdc.state import Store  # SQLAlchemy: not for those that keep no books
 
-        if self.store_url is not None:
-            return Store.open(self.store_url, migrate=migrate)
+        if self.state_url is not None:
+            return Store.open(self.state_url, migrate=migrate)
         if migrate:
-            self.local.make()
-        return Store.open(f"sqlite:///{self.local.bookkeeping}", migrate=migrate)
+            self.local_files.make()
+        return Store.open(f"sqlite:///{self.local_files.bookkeeping}", migrate=migrate)
 
     def load_plan(self) -> Plan | None:
         """The plan in the sink, which is the one that counts; ``None`` if there is none yet.
@@ -156,7 +156,7 @@ class Context:
             return None
         plan = stored_plan.with_zero_dates(self.pipeline.source.zero_dates)
         if plan.patterns[2:] != tuple(self.pipeline.source.patterns.values())[2:]:
-            changed_columns = self.other_columns(plan)
+            changed_columns = self.find_changed_columns(plan)
             if changed_columns and self.sink.resume_point().stand() is None:
                 raise NotReadyError(
                     next(iter(changed_columns.values())),
@@ -182,12 +182,12 @@ class Context:
         return plan
 
     @property
-    def policy(self) -> SchemaPolicy:
+    def schema_policy(self) -> SchemaPolicy:
         """What copies take over of the changes of their tables' definitions."""
         stream = self.pipeline.stream
         return SchemaPolicy.of(stream.schema_changes, stream.include_schema_changes, stream.exclude_schema_changes)
 
-    def other_columns(self, plan: Plan) -> dict[int, str]:
+    def find_changed_columns(self, plan: Plan) -> dict[int, str]:
         """Tables whose copies have other columns than the lists of the pipeline say, by index, and what differs. A
         stream reads them again.
         """
@@ -207,20 +207,20 @@ class Context:
                     )
         return changed
 
-    def stand(self, plan: Plan) -> tuple[Offset, Lineage]:
+    def resume_state(self, plan: Plan) -> tuple[Offset, Lineage]:
         """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
         return self.sink.resume_point().stand() or (plan.p0, plan.lineage)
 
-    def newest(self, plan: Plan) -> Plan:
+    def refresh_plan(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again, or a DDL followed, since it was read."""
         layout, generation = self.layout, plan.generation
         known_files = {step_name(layout, generation, step) for step in plan.steps}
         for table in range(len(plan.definitions)):
             known_files |= {layout.amendment(generation, table, number + 1) for number in range(plan.revision(table))}
         # Fewer are there when some were removed that nothing goes by any more.
-        return plan if known_files.issuperset(amendments_of(self.storage, layout, generation)) else self.need_plan()
+        return plan if known_files.issuperset(amendments_of(self.storage, layout, generation)) else self.require_plan()
 
-    def need_plan(self) -> Plan:
+    def require_plan(self) -> Plan:
         """The plan in the sink.
 
         :raises NotReadyError: if there is none.
@@ -233,7 +233,7 @@ class Context:
             )
         return plan
 
-    def opener(self, slot: int) -> OpenAt:
+    def binlog_opener(self, slot: int) -> OpenAt:
         """Opens streams of the source's binlog that end where it ends.
 
         :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
@@ -243,7 +243,7 @@ class Context:
     def new_plan(self, generation: int) -> Plan:
         """Plan from the source as it is now; nothing is written."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
-        open_at = self.opener(slots.PLAN)
+        open_at = self.binlog_opener(slots.PLAN)
         plan_options: dict[str, Any] = {
             "patterns": tuple(pipeline.source.patterns.values()),
             "keeps": pipeline.keeps,
@@ -272,7 +272,7 @@ class Context:
             plan = self.new_plan(1 if newest is None else newest.generation + 1)
             for table in plan.tables:
                 if not table.key:
-                    self.need(Feature.KEYLESS, f"table {table.label} has no usable key")
+                    self.require_feature(Feature.KEYLESS, f"table {table.label} has no usable key")
             self._refuse_lost_plan(plan)
             self.storage.make_private(self.layout.private)  # it holds bounds of keys
             if not write_json_once(self.storage, self.layout.plan, plan.to_json()):

@@ -34,12 +34,12 @@ class Feature(StrEnum):
     KEYLESS = "tables without a usable key"
     #: Rows can be read again: :class:`Replaced`, :meth:`SinkTable.begin_anew`, :meth:`SinkTable.read_staged` and
     #: :meth:`ResumePoint.forget_older`.
-    REREAD = "reading rows again"
+    RESNAPSHOT = "reading rows again"
     #: All rows can be read back: :class:`Readable`.
-    READ = "reading rows back"
+    READ_BACK = "reading rows back"
     #: A table's columns follow those of its source: :meth:`SinkTable.alter`; with :attr:`REREAD`,
     #: :meth:`SinkTable.exchange`.
-    ALTER = "following changes of a table's definition"
+    FOLLOW_DDL = "following changes of a table's definition"
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Counted:
     :class:`~airflow_provider_cdc.model.multiset.MissingRowsError`.
 
     :param net: what goes and what is put in.
-    :param since: rows with a lower ``_cdc_seq`` go before that, and do not count; 0 if there was no TRUNCATE.
+    :param truncate_seq: rows with a lower ``_cdc_seq`` go before that, and do not count; 0 if there was no TRUNCATE.
     """
 
     net: Net
-    since: int = 0
+    truncate_seq: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class Emptied:
     """The table was truncated: rows with a lower ``_cdc_seq`` go. Where there are none, the commit may be left out.
 
     :param seq: ``_cdc_seq`` of the TRUNCATE.
-    :param at: its commit time, in microseconds since 1970.
+    :param truncated_at: its commit time, in microseconds since 1970.
     """
 
     seq: int
-    at: int = 0
+    truncated_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,16 +116,16 @@ class Replaced:
     """A chunk group, or ranges of keys, were read again: the slices take the place of all rows that belong to them.
 
     :param slices: what :meth:`SinkTable.stage` returned.
-    :param group: number of the snapshot and of the chunk group, whose earlier slices go as a whole; ``None`` for ranges
+    :param chunk_group: number of the snapshot and of the chunk group, whose earlier slices go as a whole; ``None`` for ranges
         of keys.
-    :param owned: for the key columns of some rows (without a key: ``_cdc_seq``), a mask of those that belong to it.
-    :param span: smallest and largest key of its rows, only for a single integer key.
+    :param owns_rows: for the key columns of some rows (without a key: ``_cdc_seq``), a mask of those that belong to it.
+    :param key_span: smallest and largest key of its rows, only for a single integer key.
     """
 
     slices: Sequence[DataFile]
-    group: tuple[int, int] | None
-    owned: Callable[[pa.Table], pa.Array]
-    span: tuple[int, int] | None = None
+    chunk_group: tuple[int, int] | None
+    owns_rows: Callable[[pa.Table], pa.Array]
+    key_span: tuple[int, int] | None = None
 
 
 #: What one commit does to the rows of a table.
@@ -169,7 +169,7 @@ class SinkTable(Fenced, Protocol):
         :raises TerminalError: if it exists and is another's, or has other columns.
         """
 
-    def begin_anew(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
+    def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
         """Take out all rows, once, and give the table the columns of its definition.
 
         :param pipeline: the pipeline that owns it: nobody empties the table of another one.
@@ -209,7 +209,7 @@ class SinkTable(Fenced, Protocol):
         :raises TransientError: as for :meth:`commit`.
         """
 
-    def exchange(
+    def overwrite(
         self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, keep_deleted_to: int | None = None
     ) -> bool:
         """Put slices in the place of all rows, and give the table the columns of its definition, whatever it had, also
@@ -236,7 +236,7 @@ class SinkTable(Fenced, Protocol):
         :raises TransientError: as for :meth:`commit`.
         """
 
-    def loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+    def overwrite_loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
         """What :meth:`exchange` could not keep of the rows that ``sink.deletes`` keeps, since the definition is
         another; ``None`` if it can keep all of them, there are none, or there is no table.
 
@@ -245,7 +245,7 @@ class SinkTable(Fenced, Protocol):
             as are known to be deleted, or might be.
         """
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Delete what nobody needs any more: called now and then, and at the end of a stream.
 
         What is staged may still be published.
@@ -262,13 +262,13 @@ class SinkTable(Fenced, Protocol):
         :param rows: in the sink's schema, in order of the key. No more than one of them need be held at a time.
         """
 
-    def staged(self, file: DataFile) -> bool:
+    def is_staged(self, file: DataFile) -> bool:
         """Whether what :meth:`stage` returned is still there, and whole."""
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         """The rows that :meth:`stage` was given, in portions that fit into memory (:attr:`Feature.REREAD`)."""
 
-    def discard(self, file: DataFile) -> None:
+    def discard_staged(self, file: DataFile) -> None:
         """Remove what was staged and is not published."""
 
     def clear_staged(self, staging_folder: str) -> None:
@@ -299,13 +299,13 @@ class Compaction(Protocol):
 class Compactable(Protocol):
     """A table that is compacted while others write to it."""
 
-    def compactions(self, *, purge: bool = False) -> Sequence[Compaction]:
+    def plan_compactions(self, *, purge: bool = False) -> Sequence[Compaction]:
         """What there is to do now.
 
         :param purge: whether to leave neither dead rows nor small files, whatever it costs.
         """
 
-    def compacted(self, results: Sequence[tuple[Any, Sequence[DataFile]]]) -> int:
+    def commit_compactions(self, results: Sequence[tuple[Any, Sequence[DataFile]]]) -> int:
         """Put what compactions have written into the place of what they have read.
 
         :param results: compactions, and what each has returned.
@@ -322,7 +322,7 @@ ReadAhead = Callable[[int, Callable[[], bool]], int]
 class Foresighted(Protocol):
     """A table that can get ready for changes before they come."""
 
-    def ahead(self) -> ReadAhead:
+    def prefetcher(self) -> ReadAhead:
         """What does that: it may run in another thread, while this object is used. Nobody waits for it."""
 
 
@@ -330,7 +330,7 @@ class Foresighted(Protocol):
 class Adopting(Protocol):
     """A table that may take the place of one that something else has made."""
 
-    def adopts(self, pipeline: str) -> bool:
+    def will_adopt(self, pipeline: str) -> bool:
         """Whether the table exists, is nobody's, and :meth:`SinkTable.create` makes it the pipeline's.
 
         :raises NotReadyError: if it should be, and cannot be: with all that is in the way.
@@ -342,10 +342,10 @@ class Measured(Protocol):
     """A table that knows what it takes."""
 
     @property
-    def index(self) -> tuple[int, int]:
+    def index_bytes_used(self) -> tuple[int, int]:
         """Bytes that this object takes for finding rows, in memory and on disk."""
 
-    def size(self) -> Size:
+    def table_size(self) -> Size:
         """What the table takes."""
 
 
@@ -363,7 +363,7 @@ class ChangeWriter(Protocol):
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes, in binlog order."""
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         """The table was truncated here: what was added before does not count any more."""
 
     def close(self) -> None:
@@ -373,29 +373,29 @@ class ChangeWriter(Protocol):
 class Staging(Protocol):
     """Changes of batches, from the tasks that decode them to the driver that applies them."""
 
-    def writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
+    def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
         """Begin to write. Called in tasks.
 
         :param range_name: ``epoch-<number>/name``, another one for each table of each piece, and of each attempt at it.
         """
 
-    def read(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
+    def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order, in the sink's schema."""
 
-    def changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
+    def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same to be applied, with at least the columns of the key and those of the project.
 
         Whatever other columns it has travel along, and what its schema says: what comes back in :class:`Upserted` are
         rows of this. Those that do not come back do not count.
         """
 
-    def applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
+    def discard_applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove of what has been applied what is not needed any more. It may have become part of the table."""
 
     def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove what is not to be applied."""
 
-    def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
+    def clear_older_epochs(self, tables: Iterable[TableSchema], epoch: int) -> None:
         """Remove what earlier epochs have staged and not applied: nobody needs it any more.
 
         What later ones have staged stays: whoever calls this may have been overtaken, and not know it yet.
@@ -411,7 +411,7 @@ class ResumePoint(Fenced, Protocol):
     def create(self) -> None:
         """Create it if it does not exist."""
 
-    def forget_older(self, generation: int) -> None:
+    def forget_older_generation(self, generation: int) -> None:
         """Forget the resume point of an older snapshot, if there is one (:attr:`Feature.REREAD`).
 
         :param generation: number of the snapshot; nothing happens for the first one.
@@ -420,7 +420,7 @@ class ResumePoint(Fenced, Protocol):
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""
 
-    def stand(self) -> tuple[Offset, Lineage] | None:
+    def read_with_timeline(self) -> tuple[Offset, Lineage] | None:
         """The same with the lineage of its server."""
 
     def write(self, offset: Offset, timeline: Lineage, fence: Fence) -> None:
@@ -429,7 +429,7 @@ class ResumePoint(Fenced, Protocol):
         :raises FencedError: if a newer epoch has taken over.
         """
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Delete what nobody needs any more. It need not be called: each write keeps in bounds what is there.
 
         :raises CdcError: if that is not possible now.
@@ -449,7 +449,7 @@ class Sink(Protocol):
         :raises NotReadyError: if a setting of the sink does not fit the table.
         """
 
-    def staging(self) -> Staging:
+    def change_staging(self) -> Staging:
         """Where batches of the stream wait to be applied."""
 
     def resume_point(self) -> ResumePoint:

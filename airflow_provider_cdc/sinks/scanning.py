@@ -18,10 +18,10 @@ class Portion(Protocol):
     """Some rows of a version of a table. It travels to a task, pickled."""
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes to read, about."""
 
-    def rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def read_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows in any order, few at a time; those that are marked as deleted are not among them.
 
         :param columns: columns of the sink's schema, which are given in this order.
@@ -32,7 +32,7 @@ class Portion(Protocol):
 class Scannable(Protocol):
     """A table that can be read back in portions."""
 
-    def scan(self) -> tuple[Sequence[Portion], Markers]:
+    def plan_scan(self) -> tuple[Sequence[Portion], Markers]:
         """Portions of one version, which together are all of its rows, and the markers that stood then."""
 
 
@@ -40,19 +40,19 @@ class Scannable(Protocol):
 class Held:
     """Rows that are in memory.
 
-    :param table: these rows.
+    :param rows: these rows.
     """
 
-    table: pa.Table
+    rows: pa.Table
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes in memory."""
-        return int(self.table.nbytes)
+        return int(self.rows.nbytes)
 
-    def rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def read_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """See :class:`Portion`."""
-        yield self.table.select(list(columns))
+        yield self.rows.select(list(columns))
 
 
 def portions(table: Readable) -> tuple[Sequence[Portion], Markers]:

@@ -52,52 +52,52 @@ class PurgeWatch:
     """
 
     def __init__(self, offset: Offset, slot: int) -> None:
-        self._offset, self._at, self._slot = offset, offset.at, slot
-        self._oldest: str | None = None
-        self._ended: float | None = None
-        self._early: list[float] = []  # how old files were that went before their time
+        self._offset, self._position, self._slot = offset, offset.at, slot
+        self._oldest_file: str | None = None
+        self._file_ended: float | None = None
+        self._early_ages: list[float] = []  # how old files were that went before their time
         self.retention = Retention(None)
 
-    def look(self, context: Context) -> float | None:
+    def seconds_to_purge(self, context: Context) -> float | None:
         """Seconds until the position may go; ``None`` for never.
 
         :param context: the pipeline.
         :raises TerminalError: if it is gone.
         """
         with closing(connect(context.connect_args)) as connection:
-            return self.look_over(context, connection)
+            return self.seconds_to_purge_on(context, connection)
 
-    def look_over(self, context: Context, connection: Connection[Any]) -> float | None:
+    def seconds_to_purge_on(self, context: Context, connection: Connection[Any]) -> float | None:
         """Like :meth:`look`, over a connection that is open."""
         same_server(identity(connection), self._offset.server)
         files, clock = binlog_files(connection), server_time(connection)
-        if self._at.file not in files:
+        if self._position.file not in files:
             raise TerminalError(
-                f"binlog file {self._at.file}, with which the stream has to begin, is no longer on the server",
+                f"binlog file {self._position.file}, with which the stream has to begin, is no longer on the server",
                 f"{_KEEP}, then start with a fresh sink.path",
             )
         configured = Retention(expire_seconds(connection))
         if (
-            self._oldest is not None
-            and self._oldest not in files
-            and (began := self._began(context, files[0])) is not None
+            self._oldest_file is not None
+            and self._oldest_file not in files
+            and (began := self._file_began(context, files[0])) is not None
         ):
             observed = configured.seen(clock, began)
-            self._early += [observed.observed] if observed.observed is not None else []
-        self._oldest = files[0]
+            self._early_ages += [observed.observed] if observed.observed is not None else []
+        self._oldest_file = files[0]
         # Somebody may purge by hand, once. What happens again is how this server is run.
-        self.retention = Retention(configured.expire, min(self._early) if len(self._early) > 1 else None)
-        following = files.index(self._at.file) + 1
-        if self._ended is None and following < len(files):
-            self._ended = self._began(context, files[following])
-        return self.retention.purge_in(clock, self._ended)
+        self.retention = Retention(configured.expire, min(self._early_ages) if len(self._early_ages) > 1 else None)
+        following = files.index(self._position.file) + 1
+        if self._file_ended is None and following < len(files):
+            self._file_ended = self._file_began(context, files[following])
+        return self.retention.purge_in(clock, self._file_ended)
 
-    def _began(self, context: Context, file: str) -> float | None:
+    def _file_began(self, context: Context, file: str) -> float | None:
         with suppress(CdcError):  # then the file counts as in use: in doubt a snapshot goes on
             return file_began(context.opener(self._slot), file)
         return None
 
-    def kept(self) -> str:
+    def retention_text(self) -> str:
         """How long the server keeps its binlogs, for people."""
         is_observed = self.retention.observed is not None and self.retention.observed == self.retention.kept
         return kept_text(self.retention.kept) + (", as was seen" if is_observed else "")
@@ -110,21 +110,21 @@ class Forecast:
     :param rows: rows of all tables, by the server's statistics.
     :param size: their bytes.
     :param seconds: time it may take; a cautious guess before anything was read.
-    :param purge_in: seconds until the binlog that the stream begins with may be removed; ``None`` for never.
+    :param seconds_to_purge: seconds until the binlog that the stream begins with may be removed; ``None`` for never.
     """
 
     rows: int
     size: int
     seconds: float
-    purge_in: float | None
+    seconds_to_purge: float | None
 
     @property
     def verdict(self) -> str:
         """``fine``, ``tight`` or ``lost``."""
-        return verdict(self.purge_in, self.seconds)
+        return verdict(self.seconds_to_purge, self.seconds)
 
     def __str__(self) -> str:
-        retention = "for ever" if self.purge_in is None else f"for {duration(self.purge_in)}"
+        retention = "for ever" if self.seconds_to_purge is None else f"for {duration(self.seconds_to_purge)}"
         return f"about {self.rows:,} rows, {duration(self.seconds)} at a cautious guess; the binlog is kept {retention}"
 
 
@@ -150,7 +150,7 @@ class _Memory:
     """What is known of a snapshot's binlog; ``estimated``: when its time left was last worked out (monotonic)."""
 
     watch: PurgeWatch
-    estimated: float = float("-inf")
+    estimated_at: float = float("-inf")
     warned: bool = False
 
 
@@ -172,14 +172,14 @@ class RetentionGuard:
         self._context, self._store, self._plan, self._notes = context, store, plan, notes
         state_key = (context.storage.location(), plan.pipeline, plan.p0.at)
         fresh = _Memory(PurgeWatch(plan.p0, slots.guard(group)))
-        self._memory = _memories.setdefault(state_key, fresh)
+        self._state = _memories.setdefault(state_key, fresh)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=carried(self._loop), name="retention-guard", daemon=True)
 
     def __enter__(self) -> Self:
         # Once a stream has begun it needs nothing of the beginning any more.
         if self._context.sink.resume_point().read() is None:
-            self.look()
+            self.check()
             self._thread.start()
         return self
 
@@ -188,12 +188,12 @@ class RetentionGuard:
         if self._thread.is_alive():
             self._thread.join()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare what is left.
 
         :raises TerminalError: if the snapshot cannot be done in time, or the binlog is gone already.
         """
-        state = self._memory
+        state = self._state
         try:
             seconds_left = state.watch.look(self._context)
         except TerminalError as error:
@@ -238,7 +238,7 @@ class RetentionGuard:
     def _loop(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
             try:
-                self.look()
+                self.check()
             except TerminalError as error:
                 with suppress(OSError):
                     self._notes.stop(error)

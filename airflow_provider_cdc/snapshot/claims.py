@@ -43,21 +43,21 @@ class Claim:
     """
 
     def __init__(self, group: Group, store: Store, attempt: int, row_before: GroupRow, published_attempt: int | None) -> None:
-        self.attempt, self.before, self.published = attempt, row_before, published_attempt
+        self.attempt, self.row_before, self.published_attempt = attempt, row_before, published_attempt
         self.store = store
         self._group = group
         self._key = group.plan.pipeline, group.plan.generation, group.number
         #: Files of attempts up to this one are not used again.
-        self.above = 0
+        self.last_stale_attempt = 0
         if published_attempt is not None:
             # What an earlier try of the same request has read already counts; what was asked for before it does not.
-            self.above = max(group.markers().values()) if row_before.state == "rereading" else attempt - 1
-        self._seen: set[str] = set()
+            self.last_stale_attempt = max(group.markers().values()) if row_before.state == "rereading" else attempt - 1
+        self._seen_manifests: set[str] = set()
         self._began = time.monotonic()
         self._progress = ChunkProgress(f"group {group.plan.label(group.chunks)}", 0, len(group.chunks), 0)
         self._notes = group.notes(attempt)
-        self._looking = threading.Lock()
-        self._taken, self._stop = threading.Event(), threading.Event()
+        self._report_lock = threading.Lock()
+        self._taken_over, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=carried(self._loop), name="group-claim", daemon=True)
 
     def __enter__(self) -> Self:
@@ -71,12 +71,12 @@ class Claim:
             with suppress(CdcError, SQLAlchemyError):
                 self.store.release_group(*self._key, self.attempt)
 
-    def check(self) -> None:
+    def check_still_held(self) -> None:
         """Make sure that nobody else has taken the group.
 
         :raises TransientError: naming who has.
         """
-        if self._taken.is_set():
+        if self._taken_over.is_set():
             row = self.store.group(*self._key)
             raise TransientError(
                 f"group {self._group.number} was taken over by {_name(row.holder)} (attempt {row.attempt}) while "
@@ -84,31 +84,31 @@ class Claim:
                 "Run again to adopt its result",
             )
 
-    def begin(self, reused: Iterable[tuple[int, dict[str, Any]]]) -> None:
+    def report_reused(self, reused: Iterable[tuple[int, dict[str, Any]]]) -> None:
         """Tell bookkeeping and reporter what is used again of earlier attempts.
 
         :param reused: attempt and manifest of finished files.
         """
         plan = self._group.plan
-        with self._looking:
-            if self.published is None:
+        with self._report_lock:
+            if self.published_attempt is None:
                 with suppress(CdcError, SQLAlchemyError):
                     self.store.chunks_begin(plan.pipeline, plan.generation, self._group.number)
-            self._tell(reused)
+            self._report(reused)
 
-    def look(self) -> None:
+    def report_progress(self) -> None:
         """Tell bookkeeping and reporter of the files that were finished since the last look."""
-        with self._looking:
-            fresh = [finished for finished in self._group.finished_slices(self.attempt - 1) if finished[1] not in self._seen]
-            self._seen.update(name for _, name in fresh)
-            self._tell((attempt, read_json(self._group.context.storage, name)) for attempt, name in fresh)
+        with self._report_lock:
+            fresh = [finished for finished in self._group.finished_slices(self.attempt - 1) if finished[1] not in self._seen_manifests]
+            self._seen_manifests.update(name for _, name in fresh)
+            self._report((attempt, read_json(self._group.context.storage, name)) for attempt, name in fresh)
 
-    def _tell(self, files: Iterable[tuple[int, dict[str, Any]]]) -> None:
+    def _report(self, files: Iterable[tuple[int, dict[str, Any]]]) -> None:
         fresh: list[dict[str, Any]] = []
         for attempt, manifest in files:
             chunks = chunk_rows(attempt, manifest)
             fresh += chunks
-            self._count(chunks, attempt == self.attempt)
+            self._count_chunks(chunks, attempt == self.attempt)
         was_paused, paused = self._progress.paused, self._notes.paused()
         self._progress = replace(self._progress, seconds=time.monotonic() - self._began, paused=paused)
         reporter = self._group.context.reporter
@@ -117,12 +117,12 @@ class Claim:
         elif was_paused and not paused:
             reporter.line(f"{self._progress.label}: continues")
         reporter.progress(self._progress)
-        if fresh and self.published is None:  # until it is published again the bookkeeping tells of what is
+        if fresh and self.published_attempt is None:  # until it is published again the bookkeeping tells of what is
             with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, no more than that
                 self.store.chunks_read(*self._key[:2], results(fresh))
                 failpoint("books.after_chunks")
 
-    def _count(self, chunks: list[dict[str, Any]], is_own_attempt: bool) -> None:
+    def _count_chunks(self, chunks: list[dict[str, Any]], is_own_attempt: bool) -> None:
         p, rows = self._progress, sum(int(c["rows"]) for c in chunks)
         self._progress = replace(
             p,
@@ -136,12 +136,12 @@ class Claim:
     def _loop(self) -> None:
         last_heartbeat = time.monotonic()
         while not self._stop.wait(_POLL_SECONDS):
-            self.look()
+            self.report_progress()
             if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS - _POLL_SECONDS / 2:
                 last_heartbeat = time.monotonic()
                 with suppress(CdcError, SQLAlchemyError):
                     if not self.store.group_heartbeat(*self._key, self.attempt):
-                        self._taken.set()
+                        self._taken_over.set()
 
 
 def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | None) -> Claim | None:

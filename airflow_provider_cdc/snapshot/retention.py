@@ -17,36 +17,36 @@ class Retention:
     A server removes a file a fixed time after its *end*: after the moment at which the next one was begun. The file in
     use is never removed.
 
-    :param expire: seconds that the server's settings keep a file after its end; ``None`` for ever.
-    :param observed: seconds after which files were seen to go earlier than that (a full disk, a limit of the total
+    :param expire_seconds: seconds that the server's settings keep a file after its end; ``None`` for ever.
+    :param observed_seconds: seconds after which files were seen to go earlier than that (a full disk, a limit of the total
         size, a person, a managed service); ``None`` if none was.
     """
 
-    expire: float | None
-    observed: float | None = None
+    expire_seconds: float | None
+    observed_seconds: float | None = None
 
     @property
-    def kept(self) -> float | None:
+    def keep_seconds(self) -> float | None:
         """Seconds that a file is kept after its end; ``None`` for ever, as far as anybody can tell."""
-        return min((s for s in (self.expire, self.observed) if s is not None), default=None)
+        return min((s for s in (self.expire_seconds, self.observed_seconds) if s is not None), default=None)
 
-    def purge_in(self, now: float, ended: float | None) -> float | None:
+    def seconds_to_purge(self, now: float, ended: float | None) -> float | None:
         """Seconds until a file may be removed; ``None`` for never.
 
         :param now: the server's time.
         :param ended: when the file ended, by the same clock; ``None`` while it is in use.
         """
-        if self.kept is None:
+        if self.keep_seconds is None:
             return None
-        return self.kept if ended is None else max(0.0, ended + self.kept - now)
+        return self.keep_seconds if ended is None else max(0.0, ended + self.keep_seconds - now)
 
-    def seen(self, now: float, oldest_began: float) -> Retention:
+    def with_observed_purge(self, now: float, oldest_began: float) -> Retention:
         """A file has gone: what that says about how long others are kept.
 
         :param oldest_began: when the oldest file that is left was begun, which is when the last one that went ended.
         """
         age = max(0.0, now - oldest_began)
-        return Retention(self.expire, age) if self.expire is None or age < self.expire else self
+        return Retention(self.expire_seconds, age) if self.expire_seconds is None or age < self.expire_seconds else self
 
 
 def verdict(seconds_to_purge: float | None, needed_seconds: float | None) -> str:

@@ -14,7 +14,7 @@ class AlertStore(Database):
     def alerts(self, pipeline: str) -> list[AlertRow]:
         """The alerts of a pipeline, by kind and subject."""
         query = select(AlertRow).where(AlertRow.pipeline == pipeline).order_by(AlertRow.kind, AlertRow.subject)
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(query))
 
     def raise_alert(self, pipeline: str, kind: str, subject: str, detail: str) -> bool:
@@ -25,20 +25,20 @@ class AlertStore(Database):
         """
         row = AlertRow(pipeline=pipeline, kind=kind, subject=subject, since=now(), detail=clean(detail))
         try:
-            with self._write() as session:
+            with self._write_session() as session:
                 session.add(row)
         except exc.IntegrityError:
             return False
         return True
 
-    def alert_told(self, pipeline: str, kind: str, subject: str) -> None:
+    def mark_alert_notified(self, pipeline: str, kind: str, subject: str) -> None:
         """Note that somebody was told."""
         is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
-        with self._write() as session:
+        with self._write_session() as session:
             changed(session, update(AlertRow).where(*is_alert).values(told_at=now()))
 
     def clear_alert(self, pipeline: str, kind: str, subject: str) -> None:
         """Note that a trouble is over."""
         is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
-        with self._write() as session:
+        with self._write_session() as session:
             changed(session, delete(AlertRow).where(*is_alert))

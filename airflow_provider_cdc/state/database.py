@@ -42,7 +42,7 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._writer = engine.execution_options(cdc_write=True)
+        self._write_engine = engine.execution_options(cdc_write=True)
 
     @classmethod
     def open(cls, url: str | URL, *, migrate: bool, create: bool = True) -> Self:
@@ -91,7 +91,7 @@ class Database:
         # Without what is behind the question mark, the password of a key for one.
         return self._engine.url.set(query={}).render_as_string(hide_password=True)
 
-    def _set_up(self, migrate: bool, create: bool) -> None:
+    def _check_or_migrate(self, migrate: bool, create: bool) -> None:
         """Compare the version of the tables with the one of this package; migrate if asked to."""
         with self._engine.connect() as connection:
             revision = _version(connection)
@@ -115,7 +115,7 @@ class Database:
                 connection.execute(select(func.get_lock(VERSION_TABLE, _MIGRATION_SECONDS)))
             upgrade(connection)
 
-    def _away(self, error: Exception) -> TransientError:
+    def _unreachable_error(self, error: Exception) -> TransientError:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         cause = scrub(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
         remedy = "Try again when it can be reached, and written to"
@@ -127,13 +127,13 @@ class Database:
             with Session(engine, expire_on_commit=False) as session, session.begin():
                 yield session
         except _OUTAGES as error:
-            raise self._away(error) from None  # the error's own text would show statements
+            raise self._unreachable_error(error) from None  # the error's own text would show statements
 
-    def _read(self) -> AbstractContextManager[Session]:
+    def _read_session(self) -> AbstractContextManager[Session]:
         return self._session(self._engine)
 
-    def _write(self) -> AbstractContextManager[Session]:
-        return self._session(self._writer)
+    def _write_session(self) -> AbstractContextManager[Session]:
+        return self._session(self._write_engine)
 
 
 @contextmanager

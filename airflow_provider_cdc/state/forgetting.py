@@ -13,18 +13,18 @@ from airflow_provider_cdc.state.models import Base, PipelineRow
 class ForgetStore(Database):
     """The bookkeeping of a pipeline as a whole, whatever tables it has rows in."""
 
-    def held(self, pipeline: str) -> dict[str, int]:
+    def count_rows_by_table(self, pipeline: str) -> dict[str, int]:
         """How many rows of which tables are a pipeline's; tables without one are left out."""
-        with self._read() as session:
+        with self._read_session() as session:
             counts = {
                 table.name: session.scalar(select(func.count()).select_from(table).where(owner == pipeline))
                 for table, owner in _owned()
             }
         return {name: count for name, count in counts.items() if count}
 
-    def forget(self, pipeline: str) -> None:
+    def delete_pipeline(self, pipeline: str) -> None:
         """Remove all rows of a pipeline. Those of others stay, also in the same database."""
-        with self._write() as session:
+        with self._write_session() as session:
             for table, owner in _owned():
                 session.execute(delete(table).where(owner == pipeline))
 

@@ -25,7 +25,7 @@ TableId = tuple[str, str]
 class ObservationStore(Database):
     """What drivers have seen now and then."""
 
-    def sample(
+    def record_sample(
         self,
         pipeline: str,
         epoch: int | None,
@@ -42,7 +42,7 @@ class ObservationStore(Database):
         """
         values = {"lag_seconds": lag_seconds, "lag_bytes": lag_bytes, "purge_hours": purge_hours}
         at = now()
-        with self._write() as session:
+        with self._write_session() as session:
             session.merge(
                 SampleRow(
                     pipeline=pipeline,
@@ -56,22 +56,22 @@ class ObservationStore(Database):
             )
             prune(session, pipeline, at)
 
-    def samples(self, pipeline: str, since: datetime) -> list[SampleRow]:
+    def samples_since(self, pipeline: str, since: datetime) -> list[SampleRow]:
         """The samples from a moment on, the oldest first."""
         query = select(SampleRow).where(SampleRow.pipeline == pipeline, SampleRow.at >= since)
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(query.order_by(SampleRow.at)))
 
     def last_sample(self, pipeline: str) -> SampleRow | None:
         """The newest sample, if there is one."""
         query = select(SampleRow).where(SampleRow.pipeline == pipeline).order_by(SampleRow.at.desc()).limit(1)
-        with self._read() as session:
+        with self._read_session() as session:
             return session.scalars(query).first()
 
     def table_states(self, pipeline: str) -> list[TableStateRow]:
         """How all tables stand, by name."""
         query = select(TableStateRow).where(TableStateRow.pipeline == pipeline)
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(query.order_by(TableStateRow.database, TableStateRow.name)))
 
     def write_table_states(
@@ -110,7 +110,7 @@ class ObservationStore(Database):
         delete_others: bool,
     ) -> None:
         moment = now()
-        with self._write() as session:
+        with self._write_session() as session:
             if delete_others or len(states) > _FEW:
                 query = select(TableStateRow).where(TableStateRow.pipeline == pipeline)
                 rows_by_table = {(row.database, row.name): row for row in session.scalars(query)}
@@ -142,7 +142,7 @@ class ObservationStore(Database):
             for row in rows_by_table.values() if delete_others else ():
                 session.delete(row)
 
-    def verified(self, pipeline: str, results: Mapping[TableId, Mapping[str, Any]]) -> None:
+    def record_verification(self, pipeline: str, results: Mapping[TableId, Mapping[str, Any]]) -> None:
         """Write down what the comparison of tables has found.
 
         What was found of a table stays if it cannot be compared any more, and so does when that was.
@@ -150,7 +150,7 @@ class ObservationStore(Database):
         :param results: JSON values; they hold no value of a row. That of a table which could not be compared is
             ``not_comparable``, which says why. Tables that no driver has written of are passed over.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             for table, result in results.items():
                 row = session.get(TableStateRow, (pipeline, *table))
                 if row is None:

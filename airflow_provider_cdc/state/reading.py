@@ -59,7 +59,7 @@ class Groups(NamedTuple):
 
     total: int
     done: int
-    held: tuple[Held, ...] = ()
+    unfinished: tuple[Held, ...] = ()
 
 
 class Overview(NamedTuple):
@@ -71,20 +71,20 @@ class Overview(NamedTuple):
     server: str
     snapshot: tuple[int, str, datetime, datetime | None] | None
     tables: int
-    groups: Groups | None
-    stream: StreamRow | None
-    pace: Pace | None
-    event: EventRow | None
-    sample: SampleRow | None = None
-    states: Mapping[str, int] = MappingProxyType({})
+    chunk_groups: Groups | None
+    newest_epoch: StreamRow | None
+    throughput: Pace | None
+    last_event: EventRow | None
+    last_sample: SampleRow | None = None
+    table_state_counts: Mapping[str, int] = MappingProxyType({})
 
 
 class Reader(Store):
     """What people look at, across the pipelines of a database."""
 
-    def overview(self) -> list[Overview]:
+    def read_overview(self) -> list[Overview]:
         """All pipelines of the database, by name; the same number of queries whatever their number."""
-        with self._read() as session:
+        with self._read_session() as session:
             pipelines = session.execute(select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)).all()
             snapshots, tables, groups = _snapshots(session), _tables(session), _groups(session)
             streams = {row.pipeline: row for row in session.scalars(_newest_runs())}
@@ -106,14 +106,14 @@ class Reader(Store):
             for name, server in pipelines
         ]
 
-    def exists(self, pipeline: str) -> bool:
+    def has_pipeline(self, pipeline: str) -> bool:
         """Whether the database knows a pipeline."""
-        with self._read() as session:
+        with self._read_session() as session:
             return session.get(PipelineRow, pipeline) is not None
 
     def snapshot_times(self, pipeline: str) -> tuple[int, str, datetime, datetime | None, datetime | None] | None:
         """The newest snapshot: generation, state, planned at, finished at, and when its first group was begun."""
-        with self._read() as session:
+        with self._read_session() as session:
             row = session.execute(_newest_snapshots().where(SnapshotRow.pipeline == pipeline)).first()
             if row is None:
                 return None
@@ -121,34 +121,34 @@ class Reader(Store):
             first_started = session.scalar(select(func.min(GroupRow.started_at)).where(*of_snapshot))
         return row[1], row[2], row[3], row[4], first_started
 
-    def streams(self, pipeline: str, n: int) -> list[StreamRow]:
+    def newest_epochs(self, pipeline: str, n: int) -> list[StreamRow]:
         """The newest runs of the stream, the newest first."""
         query = select(StreamRow).where(StreamRow.pipeline == pipeline).order_by(StreamRow.epoch.desc()).limit(n)
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(query))
 
-    def pace(self, epoch_row: StreamRow) -> Pace | None:
+    def throughput(self, epoch_row: StreamRow) -> Pace | None:
         """The pace of one run of a stream."""
-        with self._read() as session:
+        with self._read_session() as session:
             return _pace(epoch_row, _paces(session, epoch_row.pipeline).get(epoch_row.pipeline))
 
-    def lineage_head(self, pipeline: str) -> LineageRow | None:
+    def newest_timeline_segment(self, pipeline: str) -> LineageRow | None:
         """The newest stretch of binlogs, and the server it belongs to."""
         query = select(LineageRow).where(LineageRow.pipeline == pipeline).order_by(LineageRow.segment_no.desc())
-        with self._read() as session:
+        with self._read_session() as session:
             return session.scalars(query.limit(1)).first()
 
     def table_names(self, pipeline: str, generation: int) -> list[tuple[str, str, int]]:
         """Planned tables, by name: database, name, and the estimate of their rows."""
         query = select(TableRow.database, TableRow.name, TableRow.rows_estimate)
         of_snapshot = TableRow.pipeline == pipeline, TableRow.generation == generation
-        with self._read() as session:
+        with self._read_session() as session:
             rows_found = session.execute(query.where(*of_snapshot).order_by(TableRow.database, TableRow.name))
             return [(database, name, int(rows)) for database, name, rows in rows_found]
 
     # Chunks
 
-    def chunk_tables(self, pipeline: str, generation: int) -> list[tuple[str, str, int, int]]:
+    def chunk_ranges_by_table(self, pipeline: str, generation: int) -> list[tuple[str, str, int, int]]:
         """Tables with chunks: database, name, number of the first chunk, and how many there are."""
         query = (
             select(ChunkRow.database, ChunkRow.table_name, func.min(ChunkRow.chunk_no), func.count())
@@ -156,10 +156,10 @@ class Reader(Store):
             .group_by(ChunkRow.database, ChunkRow.table_name)
             .order_by(func.min(ChunkRow.chunk_no))
         )
-        with self._read() as session:
+        with self._read_session() as session:
             return [(database, name, int(first), int(n)) for database, name, first, n in session.execute(query)]
 
-    def chunk_runs(
+    def chunk_state_runs(
         self, pipeline: str, generation: int, groups: Collection[int] | None = None, lost: Collection[int] = ()
     ) -> list[tuple[int, int, int]]:
         """States of chunks as runs, in order: number of the first one, how many, and its state's place in
@@ -190,12 +190,12 @@ class Reader(Store):
         ranked = select(coded.c.no, coded.c.code, (coded.c.no - rank).label("island")).subquery()
         first = func.min(ranked.c.no)
         query = select(first, func.count(), ranked.c.code).group_by(ranked.c.code, ranked.c.island).order_by(first)
-        with self._read() as session:
+        with self._read_session() as session:
             return [(int(no), int(n), int(code)) for no, n, code in session.execute(query)]
 
-    def chunk(self, pipeline: str, generation: int, chunk_no: int) -> tuple[ChunkRow, GroupRow] | None:
+    def chunk_with_group(self, pipeline: str, generation: int, chunk_no: int) -> tuple[ChunkRow, GroupRow] | None:
         """One chunk and its group; its bounds are values of rows, and are not for everybody's eyes."""
-        with self._read() as session:
+        with self._read_session() as session:
             chunk = session.get(ChunkRow, (pipeline, generation, chunk_no))
             if chunk is None:
                 return None
@@ -215,7 +215,7 @@ class Reader(Store):
             .order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc())
             .limit(n)
         )
-        with self._read() as session:
+        with self._read_session() as session:
             rows = session.execute(newest).all()
         return [row for row in reversed(rows) if row.committed_at > since]
 

@@ -27,7 +27,7 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
 
     # Pipelines
 
-    def register(self, pipeline: str, server_uuid: str) -> str:
+    def register_pipeline(self, pipeline: str, server_uuid: str) -> str:
         """Make a pipeline known. One that is known already is left as it is.
 
         :param pipeline: name of the pipeline.
@@ -35,7 +35,7 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
         :return: the identity on record, which may be another one.
         """
         try:
-            with self._write() as session:
+            with self._write_session() as session:
                 row = session.get(PipelineRow, pipeline)
                 if row is None:
                     row = PipelineRow(name=pipeline, server_uuid=server_uuid, created_at=now(), epoch=0)
@@ -46,23 +46,23 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
 
     def server_uuid(self, pipeline: str) -> str | None:
         """Identity of the server that a pipeline reads, or ``None`` if the pipeline is not known."""
-        with self._read() as session:
+        with self._read_session() as session:
             row = session.get(PipelineRow, pipeline)
             return row.server_uuid if row else None
 
-    def pipelines(self) -> list[str]:
+    def pipeline_names(self) -> list[str]:
         """Names of all pipelines, in order."""
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(select(PipelineRow.name).order_by(PipelineRow.name)))
 
     # Lineage and events
 
-    def set_lineage(self, pipeline: str, segments: Sequence[Segment]) -> None:
+    def set_timeline(self, pipeline: str, segments: Sequence[Segment]) -> None:
         """Replace the lineage of a pipeline.
 
         :param segments: all of them, the oldest first.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             session.get(PipelineRow, pipeline, with_for_update=True)  # runs that plan at the same time come one by one
             session.execute(delete(LineageRow).where(LineageRow.pipeline == pipeline))
             session.add_all(
@@ -70,14 +70,14 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
                 for number, segment in enumerate(segments)
             )
 
-    def lineage(self, pipeline: str) -> list[Segment]:
+    def timeline(self, pipeline: str) -> list[Segment]:
         """Lineage of a pipeline, the oldest segment first."""
         query = select(LineageRow).where(LineageRow.pipeline == pipeline).order_by(LineageRow.segment_no)
-        with self._read() as session:
+        with self._read_session() as session:
             rows = session.scalars(query).all()
         return [Segment(row.server, row.start_file, row.start_position, row.base_ordinal) for row in rows]
 
-    def event(
+    def add_event(
         self,
         pipeline: str,
         kind: str,
@@ -94,10 +94,10 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
         :param remedy: what to do about it, if anything.
         :param by: who did it, if a person or a task has.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             session.add(event_of(pipeline, kind, detail, table=table, remedy=remedy, by=by))
 
-    def acknowledge(self, pipeline: str, event_id: int, by: str) -> bool:
+    def acknowledge_event(self, pipeline: str, event_id: int, by: str) -> bool:
         """Note who takes care of an event. The first one stays.
 
         :param event_id: its id.
@@ -106,10 +106,10 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
         """
         is_unacknowledged = EventRow.id == event_id, EventRow.pipeline == pipeline, EventRow.acknowledged_at.is_(None)
         values = {"acknowledged_by": clean(by), "acknowledged_at": now()}
-        with self._write() as session:
+        with self._write_session() as session:
             return changed(session, update(EventRow).where(*is_unacknowledged).values(values))
 
-    def events(self, pipeline: str, limit: int, kinds: Sequence[str] = ()) -> list[EventRow]:
+    def last_events(self, pipeline: str, limit: int, kinds: Sequence[str] = ()) -> list[EventRow]:
         """The last ``limit`` events, the newest first.
 
         :param kinds: only events of these kinds.
@@ -117,5 +117,5 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
         newest = select(EventRow).where(EventRow.pipeline == pipeline).order_by(EventRow.id.desc())
         if kinds:
             newest = newest.where(EventRow.kind.in_(kinds))
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(newest.limit(limit)))

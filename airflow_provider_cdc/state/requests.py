@@ -19,7 +19,7 @@ class RequestStore(StreamStore):
     leaves that to the stream.
     """
 
-    def ask(self, pipeline: str, kind: str, table: str, by: str, condition: str | None = None) -> int:
+    def add_request(self, pipeline: str, kind: str, table: str, by: str, condition: str | None = None) -> int:
         """Want something of the running stream. If none runs, the next one sees to it.
 
         The same that is wanted already is not written down twice, unless a stream has taken it up: that may have read
@@ -37,7 +37,7 @@ class RequestStore(StreamStore):
             raise ValueError(f"there is no request {kind!r}" + (" with a condition" if condition is not None else ""))
         row = RequestRow(pipeline=pipeline, at=now(), kind=kind, state="open", by=clean(by))
         row.table, row.condition = clean(table) or "", clean(condition)
-        with self._write() as session:
+        with self._write_session() as session:
             if session.get(PipelineRow, pipeline, with_for_update=True) is None:  # one asks after the other
                 raise NotReadyError(
                     f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
@@ -51,25 +51,25 @@ class RequestStore(StreamStore):
             session.flush()
             return row.id
 
-    def requests(self, pipeline: str, limit: int = 20) -> list[RequestRow]:
+    def last_requests(self, pipeline: str, limit: int = 20) -> list[RequestRow]:
         """The last requests, the newest first."""
         newest = select(RequestRow).where(RequestRow.pipeline == pipeline).order_by(RequestRow.id.desc())
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(newest.limit(limit)))
 
     def request(self, pipeline: str, request_id: int) -> RequestRow | None:
         """One request, or ``None``."""
-        with self._read() as session:
+        with self._read_session() as session:
             row = session.get(RequestRow, request_id)
             return row if row is not None and row.pipeline == pipeline else None
 
-    def withdraw(self, pipeline: str, request_id: int, by: str) -> bool:
+    def withdraw_request(self, pipeline: str, request_id: int, by: str) -> bool:
         """Take a request back.
 
         :param by: who does.
         :return: whether that was possible: no stream had taken it up yet.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             values = {"state": "withdrawn", "finished_at": now(), "outcome": clean(f"{by} has withdrawn it")}
             if not changed(session, _request(request_id, "open").where(RequestRow.pipeline == pipeline).values(values)):
                 return False
@@ -83,7 +83,7 @@ class RequestStore(StreamStore):
 
         :return: whether it was still open.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             return changed(session, _request(request_id, "open").values(state="taken"))
 
     def end_request(self, request_id: int, state: str, outcome: str) -> None:
@@ -92,19 +92,19 @@ class RequestStore(StreamStore):
         :param state: ``done`` or ``refused``.
         :param outcome: one line for people, with what to do if it was refused.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             values = {"state": state, "outcome": clean(outcome), "finished_at": now()}
             changed(session, _request(request_id, "taken").values(values))
 
     # The stream as a whole
 
-    def pause(self, pipeline: str, by: str) -> bool:
+    def pause_stream(self, pipeline: str, by: str) -> bool:
         """Want the running stream to pause: it goes on living, and reads nothing.
 
         :param by: who wants it.
         :return: whether it is paused, or about to be; ``False`` if none runs, or it was asked to stop.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             row: StreamRow | None = session.scalars(newest_run(pipeline).with_for_update()).first()
             if row is None or row.state != "running" or row.desired_state == "stop":
                 return False
@@ -115,13 +115,13 @@ class RequestStore(StreamStore):
                 session.add(event_of(pipeline, "stream_paused", detail, remedy="Resume it: airflow-cdc resume", by=by))
             return True
 
-    def resume(self, pipeline: str, by: str) -> bool:
+    def resume_stream(self, pipeline: str, by: str) -> bool:
         """Want the paused stream to go on; one that was lost meanwhile goes on when it is started again.
 
         :param by: who wants it.
         :return: whether it goes on; ``False`` if no stream runs and none is paused, or if it was asked to stop.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             row: StreamRow | None = session.scalars(newest_run(pipeline).with_for_update()).first()
             if row is None or (row.paused_by is None and (row.state != "running" or row.desired_state == "stop")):
                 return False
@@ -131,7 +131,7 @@ class RequestStore(StreamStore):
                 session.add(event_of(pipeline, "stream_resumed", f"the stream was resumed (epoch {row.epoch})", by=by))
             return True
 
-    def stop(self, pipeline: str, by: str) -> bool:
+    def stop_stream(self, pipeline: str, by: str) -> bool:
         """Want the running stream to end, as a person: as ``airflow-cdc stop`` does.
 
         :param by: who wants it.
@@ -140,7 +140,7 @@ class RequestStore(StreamStore):
         epoch = self.request_stop(pipeline)
         if epoch is None:
             return False
-        with self._write() as session:
+        with self._write_session() as session:
             session.add(event_of(pipeline, "stream_stop", f"the stream was asked to stop (epoch {epoch})", by=by))
         return True
 

@@ -56,7 +56,7 @@ class SnapshotStore(Database):
         if unplanned := {row["group_no"] for row in chunk_rows} - {row["group_no"] for row in group_rows}:
             raise ValueError(f"chunks of groups that are not planned: {sorted(unplanned)}")
         try:
-            with self._write() as session:
+            with self._write_session() as session:
                 if session.get(SnapshotRow, (pipeline, generation)) is not None:
                     return False
                 session.add(SnapshotRow(**common, state="running", plan=dict(plan), created_at=now()))
@@ -76,7 +76,7 @@ class SnapshotStore(Database):
         query = select(SnapshotRow).where(SnapshotRow.pipeline == pipeline).order_by(SnapshotRow.generation.desc())
         if generation is not None:
             query = query.where(SnapshotRow.generation == generation)
-        with self._read() as session:
+        with self._read_session() as session:
             return session.scalars(query.limit(1)).first()
 
     def plan(self, pipeline: str, generation: int) -> dict[str, Any] | None:
@@ -86,21 +86,21 @@ class SnapshotStore(Database):
 
     def tables(self, pipeline: str, generation: int) -> list[TableRow]:
         """Planned tables, by name."""
-        return self._planned(TableRow, pipeline, generation, TableRow.database, TableRow.name)
+        return self._planned_rows(TableRow, pipeline, generation, TableRow.database, TableRow.name)
 
     def groups(self, pipeline: str, generation: int) -> list[GroupRow]:
         """Chunk groups, by number."""
-        return self._planned(GroupRow, pipeline, generation, GroupRow.group_no)
+        return self._planned_rows(GroupRow, pipeline, generation, GroupRow.group_no)
 
     def chunks(self, pipeline: str, generation: int, group_no: int) -> list[ChunkRow]:
         """Chunks of a group, by number."""
         query = select(ChunkRow).where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(query.where(ChunkRow.group_no == group_no).order_by(ChunkRow.chunk_no)))
 
-    def _planned(self, model: type[Any], pipeline: str, generation: int, *order: Any) -> list[Any]:
+    def _planned_rows(self, model: type[Any], pipeline: str, generation: int, *order: Any) -> list[Any]:
         query = select(model).where(model.pipeline == pipeline, model.generation == generation).order_by(*order)
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(query))
 
     # The snapshot's work
@@ -110,12 +110,12 @@ class SnapshotStore(Database):
 
         :raises NotReadyError: if there is no such group.
         """
-        with self._read() as session:
+        with self._read_session() as session:
             return _planned_group(session, pipeline, generation, group_no)
 
-    def seen_group(self, pipeline: str, generation: int, group_no: int) -> GroupRow:
+    def probe_group(self, pipeline: str, generation: int, group_no: int) -> GroupRow:
         """A chunk group as somebody sees it who can write: so could those who read it write their heartbeat."""
-        with self._write() as session:
+        with self._write_session() as session:
             row = _planned_group(session, pipeline, generation, group_no)
             changed(session, _group(pipeline, generation, group_no).values(attempt=GroupRow.attempt))
             return row
@@ -140,7 +140,7 @@ class SnapshotStore(Database):
         :return: number of the new attempt, from 1; 0 if the group is done, or was taken by another since ``expected_attempt``.
         :raises NotReadyError: if there is no such group.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             row = _planned_group(session, pipeline, generation, group_no)
             if (row.state == "done" and state is None) or (expected_attempt is not None and row.attempt != expected_attempt):
                 return 0
@@ -153,12 +153,12 @@ class SnapshotStore(Database):
             values |= {"holder": holder, "heartbeat_at": now() if holder else None}
             return attempt if changed(session, claim.values(values)) else 0
 
-    def group_heartbeat(self, pipeline: str, generation: int, group_no: int, attempt: int) -> bool:
+    def record_group_heartbeat(self, pipeline: str, generation: int, group_no: int, attempt: int) -> bool:
         """Say that an attempt is being read.
 
         :return: ``False`` if a newer one has taken over; a bookkeeping that was lost does not stop an attempt.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             if changed(session, _claimed(pipeline, generation, group_no, attempt).values(heartbeat_at=now())):
                 return True
             row = session.get(GroupRow, (pipeline, generation, group_no))
@@ -166,7 +166,7 @@ class SnapshotStore(Database):
 
     def release_group(self, pipeline: str, generation: int, group_no: int, attempt: int) -> None:
         """Say that nobody reads an attempt any more: who comes next need not wait for it."""
-        with self._write() as session:
+        with self._write_session() as session:
             changed(session, _claimed(pipeline, generation, group_no, attempt).values(heartbeat_at=None))
 
     def finish_group(
@@ -189,25 +189,25 @@ class SnapshotStore(Database):
         """
         values = {"state": "done", "rows": rows, "min_lw": min_lw, "max_hw": max_hw}
         values |= {"finished_at": now(), "heartbeat_at": None}
-        with self._write() as session:
+        with self._write_session() as session:
             return changed(session, _claimed(pipeline, generation, group_no, attempt).values(values))
 
-    def groups_taken_over(self, pipeline: str, generation: int, numbers: Iterable[int]) -> None:
+    def mark_groups_taken_over(self, pipeline: str, generation: int, numbers: Iterable[int]) -> None:
         """Mark groups of which nothing is left to read: their tables are not what the snapshot has read any more."""
         query = update(GroupRow).where(GroupRow.pipeline == pipeline, GroupRow.generation == generation)
         listed = sorted(numbers)
-        with self._write() as session:
+        with self._write_session() as session:
             for start in range(0, len(listed), _BULK_NUMBERS):
                 in_bulk = GroupRow.group_no.in_(listed[start : start + _BULK_NUMBERS])
                 statement = query.where(in_bulk, GroupRow.state != TAKEN_OVER)
                 changed(session, statement.values(state=TAKEN_OVER, heartbeat_at=None))
 
-    def group_asked(self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]) -> None:
+    def record_group_request_counts(self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]) -> None:
         """Write down what was asked of an object store to read and publish a group."""
-        with self._write() as session:
+        with self._write_session() as session:
             changed(session, _group(pipeline, generation, group_no).values(traffic=traffic))
 
-    def adopt_group(
+    def record_published_group(
         self,
         pipeline: str,
         generation: int,
@@ -229,12 +229,12 @@ class SnapshotStore(Database):
         values: dict[str, Any] = {"rows": rows, "min_lw": min_lw, "max_hw": max_hw, "attempt": max(expected_attempt, attempt)}
         done_values = {"state": "done", "finished_at": func.coalesce(GroupRow.finished_at, now())}
         group = _claimed(pipeline, generation, group_no, expected_attempt)
-        with self._write() as session:
+        with self._write_session() as session:
             return changed(session, group.where(GroupRow.state == "rereading").values(values)) or changed(
                 session, group.where(GroupRow.state != "rereading").values(values | done_values)
             )
 
-    def chunks_read(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
+    def record_read_chunks(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
         """Write down chunks that stand in finished files and are not published yet.
 
         What is published stays, and so does what a newer attempt has read.
@@ -243,7 +243,7 @@ class SnapshotStore(Database):
         may_write = and_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
         self._write_chunks(pipeline, generation, "read", may_write, results)
 
-    def chunks_done(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
+    def record_published_chunks(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
         """Write down chunks as the sink holds them, of the attempt that is published.
 
         Only what was published later stays; what any attempt has read and not published counts no more.
@@ -252,11 +252,11 @@ class SnapshotStore(Database):
         may_write = or_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
         self._write_chunks(pipeline, generation, "done", may_write, results)
 
-    def chunks_begin(self, pipeline: str, generation: int, group_no: int) -> None:
+    def reset_unpublished_chunks(self, pipeline: str, generation: int, group_no: int) -> None:
         """Forget what was read of a group and not published: the caller says next which of it is used again."""
         empty = dict.fromkeys(_RESULT[2:]) | {"state": "pending", "attempt": 0}
         of_group = (ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.group_no == group_no)
-        with self._write() as session:
+        with self._write_session() as session:
             changed(session, update(ChunkRow).where(*of_group, ChunkRow.state == "read").values(empty))
 
     def _write_chunks(
@@ -273,7 +273,7 @@ class SnapshotStore(Database):
             )
         )
         if rows:
-            with self._write() as session:
+            with self._write_session() as session:
                 session.connection().execute(statement, rows)
 
     def finish_snapshot(self, pipeline: str, generation: int) -> bool:
@@ -286,7 +286,7 @@ class SnapshotStore(Database):
             GroupRow.generation == generation,
             GroupRow.state.not_in(PUBLISHED),
         )
-        with self._write() as session:
+        with self._write_session() as session:
             row = session.get(SnapshotRow, (pipeline, generation))
             if row is None or session.scalars(unfinished.limit(1)).first() is not None:
                 return False
@@ -294,7 +294,7 @@ class SnapshotStore(Database):
                 row.state, row.finished_at = "done", now()
             return True
 
-    def progress(self, pipeline: str, generation: int) -> list[TableProgress]:
+    def table_progress(self, pipeline: str, generation: int) -> list[TableProgress]:
         """How far each table of a snapshot is, by name; one query."""
         query = (
             select(
@@ -309,7 +309,7 @@ class SnapshotStore(Database):
             .group_by(ChunkRow.database, ChunkRow.table_name)
             .order_by(ChunkRow.database, ChunkRow.table_name)
         )
-        with self._read() as session:
+        with self._read_session() as session:
             totals = session.execute(query).all()
         return [
             TableProgress(d, t, int(n), int(k), int(r), int(b), int(c), float(s)) for d, t, n, k, r, b, c, s in totals
@@ -338,7 +338,7 @@ class SnapshotStore(Database):
             .group_by(ChunkRow.group_no)
             .order_by(ChunkRow.group_no)
         )
-        with self._read() as session:
+        with self._read_session() as session:
             return [GroupProgress(*(int(n) for n in row)) for row in session.execute(query)]
 
 

@@ -23,7 +23,7 @@ _UNFINISHED = ("open", "taken")
 class StreamStore(Database):
     """The bookkeeping of streams."""
 
-    def new_epoch(
+    def begin_epoch(
         self,
         pipeline: str,
         newest_in_sink: int,
@@ -47,7 +47,7 @@ class StreamStore(Database):
         :return: an epoch above all others.
         :raises NotReadyError: if the pipeline is not registered.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             row = session.get(PipelineRow, pipeline, with_for_update=True)
             if row is None:
                 raise NotReadyError(
@@ -69,13 +69,13 @@ class StreamStore(Database):
         self, pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, Any]
     ) -> None:
         """Write down a run of the stream again that is alive, but that a lost bookkeeping does not know of."""
-        with self._write() as session:
+        with self._write_session() as session:
             row = session.get(PipelineRow, pipeline, with_for_update=True)
             if row is not None and row.epoch < epoch:
                 row.epoch = epoch
                 session.add(_run(pipeline, epoch, host, pid, pid_started, details))
 
-    def heartbeat(self, pipeline: str, epoch: int, progress: bool) -> Beat | None:
+    def record_heartbeat(self, pipeline: str, epoch: int, progress: bool) -> Beat | None:
         """Say that the stream is alive.
 
         :param progress: whether it has also got further.
@@ -85,12 +85,12 @@ class StreamStore(Database):
         is_this_epoch = StreamRow.pipeline == pipeline, StreamRow.epoch == epoch
         query = select(StreamRow, RequestRow).outerjoin(RequestRow, unfinished_requests).where(*is_this_epoch).order_by(RequestRow.id)
         values = {key: now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
-        with self._write() as session:
+        with self._write_session() as session:
             changed(session, _stream(pipeline, epoch).values(values))
             rows = session.execute(query).all()
         return Beat(rows[0][0], [request for _, request in rows if request is not None]) if rows else None
 
-    def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
+    def record_supervision(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
         """Record that a task supervises the stream, and read its state.
 
         The trigger of a task that was cleared may go on for a moment beside the next try: that one stays recorded.
@@ -98,19 +98,19 @@ class StreamStore(Database):
         :param supervisor: the task, as people know it.
         :return: as :meth:`seen`.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             row = session.scalars(newest_run(pipeline).with_for_update()).first()  # no other try between read and write
             if row is not None and later_try(supervisor, row.supervisor):
                 supervisor = row.supervisor
             changed(session, _stream(pipeline, epoch).values(supervisor=supervisor, supervised_at=now()))
             return session.scalars(newest_run(pipeline).execution_options(populate_existing=True)).first()
 
-    def seen(self, pipeline: str) -> StreamRow | None:
+    def probe_newest_epoch(self, pipeline: str) -> StreamRow | None:
         """The newest run, or ``None``, as somebody sees it who can write: so could the run write its heartbeat.
 
         A database that answers and takes no writes (a standby, a full disk) is away, as far as signs of life go.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             row = session.scalars(newest_run(pipeline)).first()
             if row is not None:
                 changed(session, _stream(pipeline, row.epoch).values(pid=StreamRow.pid))
@@ -124,7 +124,7 @@ class StreamStore(Database):
             person asks for, a pause is over, too.
         :return: its epoch, or ``None`` if none (or another) is running.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             row: StreamRow | None = session.scalars(
                 newest_run(pipeline).where(StreamRow.state == "running").with_for_update()
             ).first()
@@ -136,17 +136,17 @@ class StreamStore(Database):
                 row.paused_by = None
             return row.epoch
 
-    def note_settings(self, pipeline: str, epoch: int, settings: Mapping[str, str]) -> None:
+    def update_settings(self, pipeline: str, epoch: int, settings: Mapping[str, str]) -> None:
         """Note that a run has other settings than it was started with.
 
         :param settings: digests of those that are others, by key.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             run = session.get(StreamRow, (pipeline, epoch), with_for_update=True)
             if run is not None and run.settings is not None:
                 run.settings = {**run.settings, **settings}
 
-    def end_stream(
+    def end_epoch(
         self,
         pipeline: str,
         epoch: int,
@@ -162,21 +162,21 @@ class StreamStore(Database):
         :param error_kind: class of the error.
         :param request_counts: what it has asked of an object store, if it has one.
         """
-        with self._write() as session:
+        with self._write_session() as session:
             kind = error_kind and error_kind[:32]  # any library's class
             values = {"traffic": request_counts} if request_counts is not None else {}
             changed(
                 session, _stream(pipeline, epoch).values(state=state, error=clean(error), error_kind=kind, **values)
             )
 
-    def current_stream(self, pipeline: str) -> StreamRow | None:
+    def newest_epoch(self, pipeline: str) -> StreamRow | None:
         """The newest run, in whatever state, or ``None``."""
-        with self._read() as session:
+        with self._read_session() as session:
             return session.scalars(newest_run(pipeline)).first()
 
-    def epoch(self, pipeline: str, epoch: int) -> StreamRow | None:
+    def epoch_row(self, pipeline: str, epoch: int) -> StreamRow | None:
         """One run, in whatever state, or ``None`` if the bookkeeping does not have it."""
-        with self._read() as session:
+        with self._read_session() as session:
             return session.get(StreamRow, (pipeline, epoch))
 
     def record_batch(
@@ -207,7 +207,7 @@ class StreamStore(Database):
         sums = {"changes": changes, "bytes": bytes, "seconds": seconds}
         lags = {"lag_p50_ms": lag_p50_ms, "lag_p95_ms": lag_p95_ms, "lag_max_ms": lag_max_ms}
         key = pipeline, epoch, batch_id
-        with self._write() as session:
+        with self._write_session() as session:
             before, run = session.get(BatchRow, key), session.get(StreamRow, key[:2])
             if run is not None:
                 run.batches += before is None
@@ -223,13 +223,13 @@ class StreamStore(Database):
             row.traffic = request_counts[0] if request_counts else None
             session.merge(row)
         if batch_id % _PRUNE_EVERY == 0:
-            with self._write() as session:
+            with self._write_session() as session:
                 prune_batches(session, pipeline)
 
-    def recent_batches(self, pipeline: str, limit: int) -> list[BatchRow]:
+    def last_batches(self, pipeline: str, limit: int) -> list[BatchRow]:
         """The last ``limit`` batches, the newest first; a few thousand are kept."""
         newest = select(BatchRow).where(BatchRow.pipeline == pipeline)
-        with self._read() as session:
+        with self._read_session() as session:
             return list(session.scalars(newest.order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc()).limit(limit)))
 
     def batch_totals(self, pipeline: str) -> BatchTotals:
@@ -237,7 +237,7 @@ class StreamStore(Database):
         sums = [func.coalesce(func.sum(getattr(StreamRow, name)), 0) for name in SUMS]
         query = select(*sums, func.max(StreamRow.lag_max_ms)).where(StreamRow.pipeline == pipeline)
         past = [getattr(PipelineRow, f"past_{name}") for name in (*SUMS, "lag_max_ms")]
-        with self._read() as session:
+        with self._read_session() as session:
             remaining = tuple(session.execute(query).one())
             removed = session.execute(select(*past).where(PipelineRow.name == pipeline)).first() or (0, 0, 0, 0, None)
         batches, changes, size, seconds = (a + b for a, b in zip(remaining[:-1], removed[:-1], strict=True))
@@ -246,7 +246,7 @@ class StreamStore(Database):
 
     def epoch_totals(self, pipeline: str, epoch: int) -> EpochTotals:
         """What one run of the stream has applied."""
-        with self._read() as session:
+        with self._read_session() as session:
             run = session.get(StreamRow, (pipeline, epoch))
             if run is None:
                 return EpochTotals(0, 0, None, None)

@@ -29,7 +29,7 @@ class Beat(NamedTuple):
     done yet, the oldest first.
     """
 
-    run: StreamRow
+    epoch_row: StreamRow
     requests: Sequence[RequestRow] = ()
 
 
@@ -52,7 +52,7 @@ class TableStanding(NamedTuple):
 class Compacted(NamedTuple):
     """The last compaction of a table: when it was over, and how many seconds it took."""
 
-    at: datetime
+    finished_at: datetime
     seconds: float
 
 
@@ -62,7 +62,7 @@ class TableCounts(NamedTuple):
     :param inserts: changes that streams have applied; ``updates`` and ``deletes`` alike.
     :param position: up to which the copy had everything when that was written.
     :param updated_at: when that was.
-    :param reread: id of the last event that says that rows were exchanged otherwise; 0 for none.
+    :param last_overwrite_event: id of the last event that says that rows were exchanged otherwise; 0 for none.
     """
 
     database: str
@@ -72,7 +72,7 @@ class TableCounts(NamedTuple):
     deletes: int
     position: str | None
     updated_at: datetime
-    reread: int = 0
+    last_overwrite_event: int = 0
 
 
 class TableProgress(NamedTuple):

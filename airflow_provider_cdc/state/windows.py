@@ -21,7 +21,7 @@ TableId = tuple[str, str]
 class WindowStore(Database):
     """What has happened to tables since somebody was told last."""
 
-    def counts(self, pipeline: str, table: TableId | None = None) -> list[TableCounts]:
+    def table_counts(self, pipeline: str, table: TableId | None = None) -> list[TableCounts]:
         """What has happened to the copies, by name.
 
         :param table: only this one.
@@ -36,18 +36,18 @@ class WindowStore(Database):
         if table is not None:
             query = query.where(row.database == table[0], row.name == table[1])
             events = events.where(EventRow.table == ".".join(table))
-        with self._read() as session:
+        with self._read_session() as session:
             overwrite_events = dict(session.execute(events.group_by(EventRow.table)).tuples().all())
             counted_tables = session.execute(query.order_by(row.database, row.name)).all()
-        return [TableCounts(*counted, reread=overwrite_events.get(f"{counted.database}.{counted.name}", 0)) for counted in counted_tables]
+        return [TableCounts(*counted, last_overwrite_event=overwrite_events.get(f"{counted.database}.{counted.name}", 0)) for counted in counted_tables]
 
-    def told(self, pipeline: str, audience: str, table: TableId) -> Any | None:
+    def window_end(self, pipeline: str, audience: str, table: TableId) -> Any | None:
         """Up to where an audience was told of a table; ``None`` if it never was."""
-        with self._read() as session:
+        with self._read_session() as session:
             row = session.get(WindowRow, (pipeline, audience, *table))
             return None if row is None else row.after
 
-    def tell(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
+    def advance_windows(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
         """Note up to where an audience is told of tables now.
 
         :param ends: the places, as JSON values.
@@ -56,15 +56,15 @@ class WindowStore(Database):
         """
         for is_last_try in (False, True):
             try:
-                return self._tell(pipeline, audience, ends, by)
+                return self._advance_windows(pipeline, audience, ends, by)
             except exc.IntegrityError:  # another process was faster to tell of a table for the first time
                 if is_last_try:
                     raise
         raise AssertionError("unreachable")
 
-    def _tell(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
+    def _advance_windows(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
         moment, starts = now(), {}
-        with self._write() as session:
+        with self._write_session() as session:
             for table, end in _in_order(ends):
                 row = session.get(WindowRow, (pipeline, audience, *table), with_for_update=True)
                 if row is None:

@@ -60,16 +60,16 @@ class Epoch:
 
     :param number: the epoch.
     :param job: what source and tasks need, for the section that goes on: one ends where a DDL has to be followed.
-    :param start: where the section begins.
+    :param section_start: where the section begins.
     :param target: position at which a catch-up ends, ``None`` for a continuous stream.
     :param details: what else the bookkeeping knows of it.
-    :param upkeep: looks after the tables while it runs.
-    :param ahead: gets them ready while it begins.
-    :param rereading: reads suspended tables again.
+    :param maintenance: looks after the tables while it runs.
+    :param prefetch_worker: gets them ready while it begins.
+    :param resnapshot_worker: reads suspended tables again.
     :param pending: requests to an object store since it began.
     :param inbox: what people want of it.
-    :param rest: lets go of the source, before a pause.
-    :param lease: seconds for which it continues without a task that supervises it.
+    :param release_source: lets go of the source, before a pause.
+    :param lease_seconds: seconds for which it continues without a task that supervises it.
 
     ``observer`` writes down what people look at. ``has_ended`` says that nothing was left uncertain when it was over.
     """
@@ -79,46 +79,46 @@ class Epoch:
     plan: Plan
     number: int
     job: StreamJob
-    start: Offset
+    section_start: Offset
     applier: Applier
     target: Position | None
     details: dict[str, Any]
-    upkeep: Upkeep
-    ahead: ReadingAhead
-    rereading: Rereading
-    asked: Traffic
+    maintenance: Upkeep
+    prefetch_worker: ReadingAhead
+    resnapshot_worker: Rereading
+    request_counts: Traffic
     inbox: Inbox
     stop: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
     before_ddl: bool = False
-    anew: bool = False
-    awaited: bool = False
-    idle: Callable[[], bool] = lambda: False
-    rest: Callable[[], None] = lambda: None
-    lease: float | None = None
+    needs_new_section: bool = False
+    has_pending_tables: bool = False
+    is_idle: Callable[[], bool] = lambda: False
+    release_source: Callable[[], None] = lambda: None
+    lease_seconds: float | None = None
     changes: int = 0
-    going: bool = True
-    read_again: set[int] = field(default_factory=set)
-    has_ended: bool = False
+    is_running: bool = True
+    pending_tables: set[int] = field(default_factory=set)
+    ended_cleanly: bool = False
     observer: Observer = field(init=False)
-    _certain: bool = True
-    _looked: float = -_LOOK_SECONDS
-    _requests: list[RequestRow] = field(default_factory=list)
+    _commits_certain: bool = True
+    _published_at: float = -_LOOK_SECONDS
+    _open_requests: list[RequestRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Make the observer."""
-        self.observer = Observer(self.context, self.store, self.seen, self.upkeep.sizes, self.upkeep.compacted)
+        self.observer = Observer(self.context, self.store, self.driver_view, self.maintenance.sizes, self.maintenance.compacted)
 
-    def seen(self) -> Seen:
+    def driver_view(self) -> Seen:
         """What there is to see."""
         offset = self.applier.at
-        state = Standing({}, True, self.going, str(offset.at), None, self.read_again, ())
+        state = Standing({}, True, self.is_running, str(offset.at), None, self.pending_tables, ())
         return Seen(self.plan, offset, self.applier.lineage, state, self.number, self.batches, self.changes)
 
-    def apply(self, manifest: dict[str, Any]) -> Applied:
+    def apply_batch(self, manifest: dict[str, Any]) -> Applied:
         """Apply a batch and write it into the bookkeeping."""
         began = time.monotonic()
-        with counting(Traffic(self.asked)) as requests:
+        with counting(Traffic(self.request_counts)) as requests:
             applied = self.applier.apply(manifest)
         requests.add(manifest["asked"])
         start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
@@ -137,7 +137,7 @@ class Epoch:
                 lag_p95_ms=applied.percentile(95),
                 lag_max_ms=applied.percentile(100),
                 index=self.applier.index,
-                traffic=(requests.to_json(), self.asked.to_json()) if self.context.storage.remote else None,
+                traffic=(requests.to_json(), self.request_counts.to_json()) if self.context.storage.remote else None,
             )
         self.batches += 1
         self.changes += applied.changes
@@ -147,123 +147,123 @@ class Epoch:
             lag = f"lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
             more = f"; {text_of(requests.to_json())}" if self.context.storage.remote else ""
             self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}")
-        self.publish()
+        self.publish_pending()
         return applied
 
-    def drive(self, run_section: Callable[[], None]) -> None:
+    def run_sections(self, run_section: Callable[[], None]) -> None:
         """Run section after section until the epoch is over; a table that cannot go on is suspended.
 
         :param run_section: applies batches until the section is over.
         """
-        self._drive(run_section)
-        self.has_ended = self._certain
+        self._run_sections(run_section)
+        self.ended_cleanly = self._commits_certain
 
-    def _drive(self, run_section: Callable[[], None]) -> None:
-        work: Callable[[], None] = self.publish
+    def _run_sections(self, run_section: Callable[[], None]) -> None:
+        work: Callable[[], None] = self.publish_pending
         while True:
-            if self.inbox.paused and not self._resumed():
+            if self.inbox.paused and not self._wait_while_paused():
                 return
             try:
                 work()
             except CdcError as error:
-                self._certain = False
-                self.suspend(error)
-            if self.over():
+                self._commits_certain = False
+                self.suspend_for_error(error)
+            if self.is_over():
                 return
-            work = partial(self._section, run_section)
+            work = partial(self._run_section, run_section)
 
-    def say_ended(self) -> None:
+    def mark_ended(self) -> None:
         """Say in the sink that nothing is committed under this epoch any more, if that is certain.
 
         It is not where something went wrong: a commit whose answer was lost may still arrive at an object store. Then
         the next epoch shuts this one out.
         """
-        if self.has_ended:
+        if self.ended_cleanly:
             with suppress(CdcError, OSError):  # likewise
                 self.applier.say_ended()
 
-    def _resumed(self) -> bool:
+    def _wait_while_paused(self) -> bool:
         """Wait until somebody resumes it, and read nothing meanwhile.
 
         :returns: whether it goes on; else it is to end.
         """
-        self.rest()
+        self.release_source()
         remedy = "To let it go on: airflow-cdc resume"
-        self.context.reporter.line(f"the stream is paused at {self.applier.at.at}: {self.paused_by}. {remedy}")
+        self.context.reporter.line(f"the stream is paused at {self.applier.at.at}: {self.pause_reason}. {remedy}")
         while self.inbox.paused and not self.stop.is_set():
-            self.carry_out()
+            self.handle_requests()
             time.sleep(_PAUSED_SECONDS)  # not Event.wait(): a signal that meets it would wait for itself
-        self.anew = True
+        self.needs_new_section = True
         if not self.stop.is_set():
             self.context.reporter.line(f"the stream goes on at {self.applier.at.at}")
         return not self.stop.is_set()
 
-    def _section(self, run: Callable[[], None]) -> None:
+    def _run_section(self, run: Callable[[], None]) -> None:
         """Do what has to be done before the next section, and run it."""
         if self.before_ddl:
-            self.follow()
-        elif self.anew:
-            self._next_section()
+            self.follow_ddl()
+        elif self.needs_new_section:
+            self._begin_section()
         run()
 
-    def follow(self) -> None:
+    def follow_ddl(self) -> None:
         """Follow the DDL that it stands before, and begin the next section.
 
         :raises DdlError: if that is not possible.
         """
-        with counting(self.asked):
+        with counting(self.request_counts):
             self.plan, index = follow(self.context, self.store, self.plan, self.applier)
-            self._renew(index)
-        self._next_section()
+            self._replace_table(index)
+        self._begin_section()
 
-    def suspend(self, error: CdcError) -> None:
+    def suspend_for_error(self, error: CdcError) -> None:
         """Go on without the table that cannot go on, in a section of its own.
 
         :raises CdcError: the error itself, if it is not about one table, or that is to stop the stream.
         """
         if error.table is None:
             raise error
-        with counting(self.asked):
+        with counting(self.request_counts):
             self.plan = self.context.need_plan()  # it may be about a step that has just been written down
             index = concerned(self.context, self.plan, error)
             if index is None:
                 raise error
             self.plan = suspend_table(self.context, self.store, self.plan, self.applier, index, error)
             self.applier.go_on_without(self.plan)
-        self.rereading.wanted(self.plan)
-        self._next_section()
+        self.resnapshot_worker.wanted(self.plan)
+        self._begin_section()
 
-    def _next_section(self) -> None:
+    def _begin_section(self) -> None:
         self.job = replace(self.job, section=self.job.section + 1)
-        self.start, self.before_ddl, self.anew = self.applier.at, False, False
+        self.section_start, self.before_ddl, self.needs_new_section = self.applier.at, False, False
         remove_superseded_steps(self.context.storage, self.context.layout, self.plan)
         self.observer.look()
 
-    def carry_out(self) -> None:
+    def handle_requests(self) -> None:
         """Carry out what people want of it. What they want of one table is done in that order."""
-        self._requests += self.inbox.take()
+        self._open_requests += self.inbox.take()
         if self.before_ddl:  # which has to be followed as the plan is now
             return
         postponed, blocked_tables = [], set[str]()
-        for request in self._requests:
-            if request.table in blocked_tables or not self._carried_out(request):
+        for request in self._open_requests:
+            if request.table in blocked_tables or not self._handle_request(request):
                 postponed.append(request)
                 blocked_tables.add(request.table)
-        self._requests = postponed
+        self._open_requests = postponed
 
-    def _carried_out(self, request: RequestRow) -> bool:
+    def _handle_request(self, request: RequestRow) -> bool:
         """Carry out one request, or begin with it; if the table is not being read."""
         try:
             index = index_of(self.context, self.plan, request.table)
-            if self.rereading.is_at(index):
+            if self.resnapshot_worker.is_at(index):
                 return False
             if request.kind != SUSPEND:
-                self.rereading.serve(request, index)
+                self.resnapshot_worker.serve(request, index)
                 return True
-            with counting(self.asked):
+            with counting(self.request_counts):
                 self.plan, message = suspend_as_asked(self.context, self.store, self.plan, self.applier, index, request.by)
             self.applier.go_on_without(self.plan)
-            self.anew = True
+            self.needs_new_section = True
             self.observer.look()
             self.inbox.end(request.id, "done", message)
         except NotReadyError as error:
@@ -271,33 +271,33 @@ class Epoch:
             self.inbox.end(request.id, "refused", str(error))
         return True
 
-    def publish(self) -> None:
+    def publish_pending(self) -> None:
         """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
         if self.inbox.paused:
             return
-        self.carry_out()
-        for table in self.rereading.created():
-            self._add(table)
-        for index in self.rereading.dropped():
-            self._empty(index)
+        self.handle_requests()
+        for table in self.resnapshot_worker.created():
+            self._add_table(table)
+        for index in self.resnapshot_worker.dropped():
+            self._empty_copy(index)
         now = time.monotonic()
-        if self.context.storage.remote and now < self._looked + _LOOK_SECONDS and not self.over():
+        if self.context.storage.remote and now < self._published_at + _LOOK_SECONDS and not self.is_over():
             return
-        self._looked = now
-        with counting(self.asked):
+        self._published_at = now
+        with counting(self.request_counts):
             names = requests(self.context, self.plan)
             if self.context.layout.reload(self.plan.generation) in names and not self.before_ddl:
-                self._reload()
+                self._reload_tables()
             pending = waiting(self.context, self.plan, names)
-            self.read_again = {staged_read.table for staged_read in pending if staged_read.scope == TABLE and staged_read.table is not None}
-            self.awaited = bool(self.read_again)
+            self.pending_tables = {staged_read.table for staged_read in pending if staged_read.scope == TABLE and staged_read.table is not None}
+            self.has_pending_tables = bool(self.pending_tables)
             for staged in in_turn(pending, lambda staged_read: is_ripe(staged_read, self.applier)):
                 if staged.scope == GROUP:
                     publish_staged(self.context, self.store, self.plan, self.applier, self.job, staged)
                 else:
-                    self._exchange(staged)
+                    self._overwrite(staged)
 
-    def _reload(self) -> None:
+    def _reload_tables(self) -> None:
         """Copy other tables from now on: the next section goes on without some, and others are added."""
         self.context.pipeline = reloaded(self.context, self.plan)
         self.applier.confirm()  # what is written down is not fenced
@@ -306,32 +306,32 @@ class Epoch:
             write_down(self.context, self.store, self.plan, suspensions)
             self.plan = self.context.need_plan()
             self.applier.go_on_without(self.plan)
-            self.anew = True
+            self.needs_new_section = True
         for table in addable(self.context, self.store, self.plan):
-            self._add(table)
-        self.rereading.wanted(self.plan)
+            self._add_table(table)
+        self.resnapshot_worker.wanted(self.plan)
         self.context.storage.delete(self.context.layout.reload(self.plan.generation))
 
-    def _add(self, table: TableSchema) -> None:
+    def _add_table(self, table: TableSchema) -> None:
         """Add a table that was created. Nothing of it is of concern to the section before it was read."""
         if table.id in {known.id for known in self.plan.tables}:
             return
-        with counting(self.asked):
+        with counting(self.request_counts):
             self.applier.confirm()  # what is written down is not fenced
             self.plan = add(self.context, self.store, self.plan, table)
             self.applier.grow(self.plan, self.context.sink.table(table))
-            self.upkeep.grow(self.context.sink.table(table))
+            self.maintenance.grow(self.context.sink.table(table))
         self.observer.look()
-        self.rereading.wanted(self.plan)
+        self.resnapshot_worker.wanted(self.plan)
 
-    def _empty(self, index: int) -> None:
+    def _empty_copy(self, index: int) -> None:
         """Empty the copy of a table that was dropped. Nothing of it is of concern to the section."""
-        with counting(self.asked):
+        with counting(self.request_counts):
             if empty_copy(self.context, self.store, self.plan, self.applier, index):
-                self.upkeep.emptied(index)
-        self.rereading.done(index)
+                self.maintenance.emptied(index)
+        self.resnapshot_worker.done(index)
 
-    def _exchange(self, staged: Staged) -> None:
+    def _overwrite(self, staged: Staged) -> None:
         """Exchange what was read again of one table; the next section begins with a table that has rejoined."""
         result = exchange(self.context, self.store, self.plan, self.applier, self.job, staged)
         index = staged.table
@@ -339,57 +339,57 @@ class Epoch:
             return
         if result.plan is not self.plan:
             self.plan = result.plan
-            self._renew(index)
+            self._replace_table(index)
             remove_superseded_readings(self.context, self.plan, index)
             if (new_coverage := coverage(self.context, self.plan, self.applier.tables)) is not None:
                 self.applier.hold(new_coverage)
-            self.anew = True
+            self.needs_new_section = True
             with suppress(CdcError, SQLAlchemyError):  # this is for people; the next start does it, too
                 note_taken_over(self.store, self.plan)
         if staged.scope == TABLE:
-            self.read_again.discard(index)
+            self.pending_tables.discard(index)
             # Whoever has read it: that it is not suspended any more, or still is, matters to the stream's own reading.
             if self.plan.suspended_of(index) is None or not result.again:
-                self.rereading.done(index)
+                self.resnapshot_worker.done(index)
             else:
-                self.rereading.failed(index, self.plan.tables[index].label, result.said)
+                self.resnapshot_worker.failed(index, self.plan.tables[index].label, result.said)
         if staged.request is not None:
-            self.rereading.ended(index, staged.request, result)
+            self.resnapshot_worker.ended(index, staged.request, result)
 
-    def _renew(self, index: int) -> None:
+    def _replace_table(self, index: int) -> None:
         table = self.plan.tables[index]
         self.applier.renew(self.plan, index, self.context.sink.table(table))
-        self.upkeep.renew(index, self.context.sink.table(table))
+        self.maintenance.renew(index, self.context.sink.table(table))
 
     @property
-    def reached(self) -> bool:
+    def caught_up(self) -> bool:
         """Whether a catch-up is done: tables that are read again are waited for."""
         return self.target is not None and self.target <= self.applier.at.at and not self._busy
 
     @property
-    def paused_by(self) -> str:
+    def pause_reason(self) -> str:
         """Who wants it to be paused, for people."""
         return f"{self.inbox.paused_by or 'somebody'} asked for it"
 
     @property
     def _busy(self) -> bool:
         """Whether something is being read again, or is still to be done for somebody."""
-        return self.rereading.busy or bool(self._requests) or self.inbox.waiting
+        return self.resnapshot_worker.busy or bool(self._open_requests) or self.inbox.waiting
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it is to end: asked to stop; or caught up, or without a table, and not paused. One without a table
         since somebody wants that waits until somebody wants one again.
         """
         if self.stop.is_set():
             return True
-        nothing_left = not self.plan.active and not self._busy and not self.awaited
+        nothing_left = not self.plan.active and not self._busy and not self.has_pending_tables
         nothing_left = nothing_left and not suspended_as_asked(self.context, self.plan)
-        return (self.reached or nothing_left) and not self.inbox.paused
+        return (self.caught_up or nothing_left) and not self.inbox.paused
 
-    def section_over(self) -> bool:
+    def is_section_over(self) -> bool:
         """Whether the section is to end: it stands before a DDL, a table has rejoined or was suspended as somebody
         wanted it, it is to pause, or all is over.
         """
         if self.inbox.paused:
-            self.anew = True  # also if it is resumed before anybody looks again
-        return self.before_ddl or self.anew or self.over()
+            self.needs_new_section = True  # also if it is resumed before anybody looks again
+        return self.before_ddl or self.needs_new_section or self.is_over()

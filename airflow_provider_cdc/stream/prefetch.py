@@ -22,24 +22,24 @@ class ReadingAhead:
     """
 
     def __init__(self, tables: Sequence[SinkTable], budget: int, log_line: Callable[[str], None]) -> None:
-        self._work = [(table.name, table.ahead()) for table in tables if isinstance(table, Foresighted)]
-        self._room, self._tell = budget, log_line
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=carried(self._go), name="reading-ahead", daemon=True)
+        self._prefetches = [(table.name, table.ahead()) for table in tables if isinstance(table, Foresighted)]
+        self._budget, self._log_line = budget, log_line
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=carried(self._loop), name="reading-ahead", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopping.set()
         self._thread.join()
 
-    def _go(self) -> None:
-        for name, prefetch in self._work:
+    def _loop(self) -> None:
+        for name, prefetch in self._prefetches:
             try:
-                self._room -= prefetch(self._room, self._over.is_set)
+                self._budget -= prefetch(self._budget, self._stopping.is_set)
             except Exception as error:  # whatever it is: a batch that needs the same will say so
                 text = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
-                self._tell(f"the {name} could not be read ahead: {text}")
-            if self._over.is_set():
+                self._log_line(f"the {name} could not be read ahead: {text}")
+            if self._stopping.is_set():
                 return

@@ -89,7 +89,7 @@ def _same_files(context: Context, applier: Applier, coverage: Sequence[Coverage]
     at = applier.at
     for base, file, began in sorted({known for table in coverage for known in table.files}):
         if base == applier.lineage.base and began and at.at.file != file and at.at < Position(file, 0):
-            with_beginning(Offset(at.server, Position(file, 0), "", began=began), context.opener(slots.STREAM))
+            with_beginning(Offset(at.server, Position(file, 0), "", file_start_time=began), context.opener(slots.STREAM))
 
 
 @contextmanager

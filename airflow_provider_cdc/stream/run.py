@@ -127,9 +127,9 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
     remove_superseded_steps(context.storage, context.layout, plan)
     job = StreamJob(
         connect_args=dict(context.connect_args),
-        planner=pipeline.replica(slots.STREAM),
-        readers=tuple(map(pipeline.replica, slots.batch_readers(pipeline.stream.parallelism))),
-        lineage=applier.lineage,
+        planner_replica=pipeline.replica(slots.STREAM),
+        reader_replicas=tuple(map(pipeline.replica, slots.batch_readers(pipeline.stream.parallelism))),
+        timeline=applier.lineage,
         sink=context.sink,
         storage=context.storage,
         pipeline=pipeline.name,
@@ -138,7 +138,7 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
         max_batch_rows=pipeline.stream.max_batch_rows,
         zero_dates=pipeline.source.zero_dates,
         deletes=pipeline.sink.deletions,
-        tell_ddl=pipeline.stream.follows_ddl,
+        follows_ddl=pipeline.stream.follows_ddl,
     )
     target = end if catch_up else None
     resnapshot_worker = Rereading(context, store, run_slices, inbox)
@@ -218,19 +218,19 @@ class _Life:
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch, self._batches = epoch, 0
-        self._heart = Heart(
+        self._heartbeat = Heart(
             epoch.store,
             epoch.plan.pipeline,
             epoch.number,
             epoch.details,
             epoch.stop,
-            self._has_moved,
+            self._has_progressed,
             epoch.lease,
             epoch.inbox.hear,
         )
 
     def __enter__(self) -> None:
-        self._heart.__enter__()
+        self._heartbeat.__enter__()
         if not self._epoch.context.pipeline.sink.compaction:
             self._epoch.upkeep.run = None
         self._epoch.upkeep.__enter__()
@@ -249,7 +249,7 @@ class _Life:
             epoch.upkeep.__exit__()
             epoch.say_ended()
             epoch.observer.write()
-        self._heart.__exit__()
+        self._heartbeat.__exit__()
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
             epoch.store.end_stream(
                 epoch.plan.pipeline,
@@ -260,7 +260,7 @@ class _Life:
                 epoch.asked.to_json() if epoch.context.storage.remote else None,
             )
 
-    def _has_moved(self) -> bool:
+    def _has_progressed(self) -> bool:
         """A batch that takes long shows as progress that stands still; waiting for changes, or a pause, does not."""
         epoch = self._epoch
         moved, self._batches = epoch.batches > self._batches or epoch.idle() or epoch.inbox.paused, epoch.batches

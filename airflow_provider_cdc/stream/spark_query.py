@@ -44,16 +44,16 @@ class StreamQuery:
         is_section_over: Callable[[], bool],
     ) -> None:
         self._spark = spark
-        self._apply, self._each_second, self._over = apply, on_tick, is_section_over
+        self._apply, self._on_tick, self._is_section_over = apply, on_tick, is_section_over
         self._query: Any = None
         self._applying: Future[None] | None = None
         self._pool = ThreadPoolExecutor(1, "apply")
-        self._working, self._begun = threading.Lock(), False
+        self._apply_lock, self._has_batch = threading.Lock(), False
         #: The section whose batches are applied; ``None`` between two sections.
         self._section: int | None = None
         self._failure: CdcError | None = None
         #: Whose batches are heard: one that was stopped may still be at its last one.
-        self._heard: object = None
+        self._current_token: object = None
 
     def __enter__(self) -> StreamQuery:
         return self
@@ -62,14 +62,14 @@ class StreamQuery:
         self._stop()
         self._pool.shutdown()
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether it waits for changes."""
         if self._query is None or not (self._applying is None or self._applying.done()):
             return False
         status = self._query.status
         return not (status["isTriggerActive"] and status["isDataAvailable"])
 
-    def run(self, job: StreamJob, start: Offset, *, checkpoint: Path, seconds: float) -> None:
+    def run_section(self, job: StreamJob, start: Offset, *, checkpoint: Path, seconds: float) -> None:
         """Run a section until it is over, at a transaction boundary.
 
         :param checkpoint: folder that Spark wants, where there is none yet.
@@ -78,29 +78,29 @@ class StreamQuery:
         :raises CdcError: what made the query fail, and the next section has another one; or why the section could not
             go on because of one table, and the query continues with the next one.
         """
-        with self._working:
+        with self._apply_lock:
             self._section = job.section
         try:
             if self._query is not None:
                 SectionOffset(job.section, start).write(self._section_file)
-                return self._carry()
+                return self._wait_for_section_end()
             for number in range(_STARTS):
                 try:
-                    return self._begin(job, start, checkpoint / str(number), seconds)
+                    return self._start_query(job, start, checkpoint / str(number), seconds)
                 except SlowWorkerError:
-                    if self._begun or number == _STARTS - 1:
+                    if self._has_batch or number == _STARTS - 1:
                         raise
         except BaseException as error:
             if not (isinstance(error, CdcError) and error.table and self._query is not None and self._query.isActive):
                 self._stop()
             raise
         finally:
-            with self._working:  # a batch that is being applied is finished first
+            with self._apply_lock:  # a batch that is being applied is finished first
                 self._section = self._failure = None
 
-    def _begin(self, job: StreamJob, start: Offset, checkpoint: Path, seconds: float) -> None:
-        self._begun, self._failure = False, None
-        self._heard = token = object()
+    def _start_query(self, job: StreamJob, start: Offset, checkpoint: Path, seconds: float) -> None:
+        self._has_batch, self._failure = False, None
+        self._current_token = token = object()
         checkpoint.mkdir(parents=True)
         self._section_file = checkpoint / "section.json"
         self._spark.dataSource.register(make_source(job, start, self._section_file, seconds))
@@ -113,60 +113,60 @@ class StreamQuery:
                 .trigger(processingTime="0 seconds")
                 .start()
             )
-        self._carry()
+        self._wait_for_section_end()
 
-    def _carry(self) -> None:
+    def _wait_for_section_end(self) -> None:
         query, ticked_at = self._query, time.monotonic()
-        while query.isActive and not self._over() and not self._failure:
+        while query.isActive and not self._is_section_over() and not self._failure:
             time.sleep(0.1)  # not Event.wait(): a signal that meets it and sets the event would wait for itself
             if time.monotonic() - ticked_at > 1:
                 ticked_at = time.monotonic()
-                with self._working:
-                    self._each_second()
+                with self._apply_lock:
+                    self._on_tick()
         query_error = query.exception()
         if self._failure is not None or query_error is not None:
             raise self._failure or of_spark(query_error)
-        if not self._over():
+        if not self._is_section_over():
             raise TransientError("the stream ended by itself", "Run again: it continues where it stopped")
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Read nothing until the next section is run."""
         self._stop()
 
     def _stop(self) -> None:
         """End the query. Nothing of it is applied any more."""
-        with self._working:
-            self._section = self._heard = None
+        with self._apply_lock:
+            self._section = self._current_token = None
         if self._query is not None:
             self._query.stop()
             self._query = None
 
     def _on_batch(self, token: object, frame: Any, _: int) -> None:
-        self._begun = True
+        self._has_batch = True
         try:
             manifests = [json.loads(row["manifest"]) for row in frame.collect()]
             if self._applying is not None:
                 self._applying.result()  # no more than one waits
             if manifests:
-                self._applying = self._pool.submit(self._do, token, manifests)
+                self._applying = self._pool.submit(self._apply_batch, token, manifests)
         except Exception as error:
-            self._fail(token, error)
+            self._record_failure(token, error)
             # Spark searches the text for words of its own with a regular expression that overflows the stack on a long
             # one (seen when a stream was stopped during a batch), so it gets a short one.
             raise RuntimeError("the batch was not applied") from None
 
-    def _do(self, token: object, manifests: list[dict[str, Any]]) -> None:
-        with self._working:
-            if token is not self._heard or manifests[0]["section"] != self._section or self._over() or self._failure:
+    def _apply_batch(self, token: object, manifests: list[dict[str, Any]]) -> None:
+        with self._apply_lock:
+            if token is not self._current_token or manifests[0]["section"] != self._section or self._is_section_over() or self._failure:
                 return  # the end of its section has been decided: what was read is read again by the next one
             try:
                 if errors := [manifest["error"] for manifest in manifests if "error" in manifest]:
                     raise error_of(**errors[0])
                 self._apply(manifests)
             except BaseException as error:  # nobody else would hear of it
-                self._fail(token, error)
+                self._record_failure(token, error)
 
-    def _fail(self, token: object, error: BaseException) -> None:
+    def _record_failure(self, token: object, error: BaseException) -> None:
         """Note the first failure: others may follow from it."""
-        if token is self._heard:
+        if token is self._current_token:
             self._failure = self._failure or (error if isinstance(error, CdcError) else of_spark(error))

@@ -95,7 +95,7 @@ class Range(InputPartition):
 
     def __init__(self, section: int, start: Offset, end: Offset, reader_index: int, requests: list[dict[str, int]]) -> None:
         super().__init__(None)
-        self.section, self.start, self.end, self.reader, self.asked = section, start, end, reader_index, requests
+        self.section, self.start, self.end, self.reader_index, self.requests = section, start, end, reader_index, requests
 
 
 class Failure(InputPartition):
@@ -128,12 +128,12 @@ class BinlogReader(DataSourceStreamReader):
 
     def __init__(self, job: StreamJob, start: Offset, file: Path, seconds: float = 0) -> None:
         self._job = job
-        self._file = file
-        self._start = self._at = SectionOffset(job.section, start)
-        self._seconds, self._due = seconds, time.monotonic()
+        self._section_file = file
+        self._start = self._last_offset = SectionOffset(job.section, start)
+        self._seconds, self._next_start = seconds, time.monotonic()
         self._planner: BatchPlanner | None = None
-        self._pieces: list[Offset] = []
-        self._asked: list[dict[str, int]] = []
+        self._range_ends: list[Offset] = []
+        self._planning_requests: list[dict[str, int]] = []
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the query begins: the sink's resume point. Spark asks for it again later."""
@@ -149,42 +149,42 @@ class BinlogReader(DataSourceStreamReader):
         with _packed():
             try:
                 if start is not None:
-                    self._at = SectionOffset.decode(start)
-                next_section = SectionOffset.read(self._file)
-                if next_section is not None and next_section.section > self._at.section:
+                    self._last_offset = SectionOffset.decode(start)
+                next_section = SectionOffset.read(self._section_file)
+                if next_section is not None and next_section.section > self._last_offset.section:
                     self._close()
-                    self._at = next_section
-                if self._at.error is not None or self._at.offset.before_ddl:
+                    self._last_offset = next_section
+                if self._last_offset.error is not None or self._last_offset.offset.before_ddl:
                     time.sleep(_LOOK_SECONDS)
-                elif (end := self._next_batch(self._at)) is not None:
-                    self._at = end
+                elif (end := self._plan_batch(self._last_offset)) is not None:
+                    self._last_offset = end
             except CdcError as error:
                 self._close()
                 if not _of_one_table(error):
                     raise
-                self._at = replace(self._at, error=error.to_json())
-            return self._at.encode()
+                self._last_offset = replace(self._last_offset, error=error.to_json())
+            return self._last_offset.encode()
 
-    def _next_batch(self, section_start: SectionOffset) -> SectionOffset | None:
+    def _plan_batch(self, section_start: SectionOffset) -> SectionOffset | None:
         """End of the next batch of a section, if there is one."""
         job = replace(self._job, section=section_start.section)
         if self._planner is None:
             self._planner, requests = job.open_planner()
-            self._asked.append(requests)
-        if not self._begins(self._planner, section_start.offset):
+            self._planning_requests.append(requests)
+        if not self._wait_for_batch(self._planner, section_start.offset):
             return None
-        self._pieces = [section_start.offset, *job.pieces(self._planner, section_start.offset)]
-        return SectionOffset(section_start.section, self._pieces[-1])
+        self._range_ends = [section_start.offset, *job.pieces(self._planner, section_start.offset)]
+        return SectionOffset(section_start.section, self._range_ends[-1])
 
-    def _begins(self, planner: BatchPlanner, begin: Offset) -> bool:
+    def _wait_for_batch(self, planner: BatchPlanner, begin: Offset) -> bool:
         """Wait, but not for long, until a batch may begin, and there is something for it."""
         now = time.monotonic()
         until = now + _WAIT_SECONDS
         if not planner.full:  # of a backlog there is no need to wait for more
-            time.sleep(max(0.0, min(self._due, until) - now))
-            if until < self._due or not planner.wait(begin, until - time.monotonic()):
+            time.sleep(max(0.0, min(self._next_start, until) - now))
+            if until < self._next_start or not planner.wait(begin, until - time.monotonic()):
                 return False
-        self._due = time.monotonic() + self._seconds
+        self._next_start = time.monotonic() + self._seconds
         return True
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -192,24 +192,24 @@ class BinlogReader(DataSourceStreamReader):
         batch_start, batch_end = SectionOffset.decode(start), SectionOffset.decode(end)
         if batch_end.error is not None:
             return [Failure(batch_end.section, batch_end.error)]
-        section_start = batch_start if batch_start.section == batch_end.section else SectionOffset.read(self._file)
+        section_start = batch_start if batch_start.section == batch_end.section else SectionOffset.read(self._section_file)
         if section_start is None or section_start.section != batch_end.section:
             return []  # the driver has ended that section: it takes nothing of it any more
         range_ends = [section_start.offset, batch_end.offset]
-        if self._pieces[:1] == range_ends[:1] and self._pieces[-1:] == range_ends[1:]:
-            range_ends = self._pieces
-        requests, self._asked = self._asked, []
+        if self._range_ends[:1] == range_ends[:1] and self._range_ends[-1:] == range_ends[1:]:
+            range_ends = self._range_ends
+        requests, self._planning_requests = self._planning_requests, []
         ranges = [bounds for bounds in pairwise(range_ends) if bounds[0] != bounds[1]]
         return [Range(batch_end.section, *bounds, i, [] if i else requests) for i, bounds in enumerate(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Stage the files of a range and return their manifest, or what has kept it from that."""
         assert isinstance(partition, Range | Failure)
-        result = {"error": partition.error} if isinstance(partition, Failure) else self._stage(partition)
+        result = {"error": partition.error} if isinstance(partition, Failure) else self._stage_range(partition)
         manifest = {**result, "section": partition.section}
         yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
 
-    def _stage(self, partition: Range) -> dict[str, Any]:
+    def _stage_range(self, partition: Range) -> dict[str, Any]:
         context = TaskContext.get()
         attempt = str(context.taskAttemptId()) if context is not None else "0"
         with _packed():

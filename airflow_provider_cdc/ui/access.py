@@ -18,16 +18,16 @@ class Rights:
     """What a user may see.
 
     :param dags: ids of the DAGs that the user may read.
-    :param all: whether the user may see pipelines of no DAG: those who may read Airflow's connections, since it takes a
+    :param sees_without_dag: whether the user may see pipelines of no DAG: those who may read Airflow's connections, since it takes a
         connection to reach their bookkeeping.
     """
 
     dags: frozenset[str]
-    all: bool
+    sees_without_dag: bool
 
-    def sees(self, dags: Collection[str]) -> bool:
+    def can_see(self, dags: Collection[str]) -> bool:
         """Whether a pipeline of these DAGs may be shown: one of them is enough."""
-        return bool(self.dags.intersection(dags)) if dags else self.all
+        return bool(self.dags.intersection(dags)) if dags else self.sees_without_dag
 
 
 def _rights(user: GetUserDep) -> Rights:

@@ -52,47 +52,47 @@ class Case:
         return self.shown.book.reader()
 
     @cached_property
-    def run(self) -> StreamRow | None:
+    def stream_run(self) -> StreamRow | None:
         """The newest run of its stream, as it is now."""
         return self.reader.current_stream(self.name)
 
     @property
-    def runs(self) -> bool:
+    def stream_is_running(self) -> bool:
         """Whether there is a stream that could be asked for something."""
-        return self.run is not None and self.run.state == "running" and self.run.desired_state != "stop"
+        return self.stream_run is not None and self.stream_run.state == "running" and self.stream_run.desired_state != "stop"
 
-    def tasks(self, kind: str, *, repair: bool = False) -> list[Declared]:
+    def tasks_of_kind(self, kind: str, *, repair: bool = False) -> list[Declared]:
         """The pipeline's tasks of one kind."""
         return [one for one in self.shown.declared if one.kind == kind and one.repair == repair]
 
     @property
     def stream_dags(self) -> tuple[str, ...]:
         """The DAGs with the stream, or else all: who may edit tasks of one of them may ask the stream for something."""
-        return tuple(dict.fromkeys(one.dag for one in self.tasks(STREAM))) or self.shown.dags
+        return tuple(dict.fromkeys(one.dag for one in self.tasks_of_kind(STREAM))) or self.shown.dags
 
 
 @dataclass(frozen=True)
 class Plan:
     """What would be done.
 
-    :param says: that, for the person who is asked.
-    :param do: does it, in the name of somebody; says whether it was done.
+    :param description: that, for the person who is asked.
+    :param execute: does it, in the name of somebody; says whether it was done.
     :param dags: who may edit task instances of one of these DAGs may do it; without any, who may edit connections.
-    :param triggers: whether a run is started instead, which is another right.
+    :param starts_run: whether a run is started instead, which is another right.
     :param instance: the task instance concerned.
     :param event: kind and text of what is noted in the bookkeeping, unless that does so itself.
     :param table: the table that this is about.
-    :param asks: what has to be typed, if it is not there yet.
+    :param missing_input: what has to be typed, if it is not there yet.
     """
 
-    says: str
-    do: Callable[[str], object]
+    description: str
+    execute: Callable[[str], object]
     dags: tuple[str, ...]
-    triggers: bool = False
+    starts_run: bool = False
     instance: Any = None
     event: tuple[str, str] | None = None
     table: str | None = None
-    asks: str | None = None
+    missing_input: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class Act:
     """Something that can be done.
 
     :param label: what the button says.
-    :param plan: finds out what would be done.
+    :param preview: finds out what would be done.
     :raises Impossible: (``plan``) if it cannot be done now.
     """
 
     label: str
-    plan: Callable[[Case], Plan]
+    preview: Callable[[Case], Plan]
 
 
 def offered(target: Case) -> list[str]:
@@ -189,7 +189,7 @@ def _verify(target: Case, *, repair: bool = False) -> Plan:
         _lines(f"A run of DAG {dag} is started, with all of its tasks", description, delay),
         lambda by: instances.trigger(target.session, dag, by),
         (dag,),
-        triggers=True,
+        starts_run=True,
         event=("repair" if repair else "verify", f"source and copy are compared: a run of {dag} was started"),
     )
 
@@ -282,7 +282,7 @@ def _asked(target: Case, kind: str, description: str, condition: str | None = No
         target.stream_dags,
         event=("request", f"{table}: the stream was asked to {wanted}"),
         table=table,
-        asks=missing_input,
+        missing_input=missing_input,
     )
 
 

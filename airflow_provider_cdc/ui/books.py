@@ -46,55 +46,55 @@ class Book:
     _reader: Reader | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _overview: list[Overview] = field(default_factory=list, repr=False)
-    _asked: float = float("-inf")
+    _queried_at: float = float("-inf")
     _error: CdcError | None = None
     _pulses: dict[tuple[object, ...], Pulse] = field(default_factory=dict, repr=False)
     _rates: dict[tuple[str, str, str], Rate] = field(default_factory=dict, repr=False)
 
-    def reader(self) -> Reader:
+    def open_reader(self) -> Reader:
         """The database, connected.
 
         :raises CdcError: if it cannot be used; for a while it is then not asked again.
         """
         with self._lock:
-            if self._error is not None and time.monotonic() < self._asked + AWAY_SECONDS:
+            if self._error is not None and time.monotonic() < self._queried_at + AWAY_SECONDS:
                 raise self._error
             if self._reader is None:
                 try:
                     self._reader, self._error = Reader.open(self.url, migrate=False), None
                 except CdcError as error:
-                    self._error, self._asked = error, time.monotonic()
+                    self._error, self._queried_at = error, time.monotonic()
                     raise
             return self._reader
 
-    def overview(self) -> list[Overview]:
+    def read_overview(self) -> list[Overview]:
         """All its pipelines; several requests at once ask the database once.
 
         :raises CdcError: if it cannot be read.
         """
-        reader = self.reader()
+        reader = self.open_reader()
         with self._lock:
-            if time.monotonic() >= self._asked + FRESH_SECONDS:
+            if time.monotonic() >= self._queried_at + FRESH_SECONDS:
                 try:
                     self._overview = reader.overview()
                 except TransientError as error:
                     self._error = error
                     raise
                 finally:
-                    self._asked = time.monotonic()
+                    self._queried_at = time.monotonic()
                 self._error = None
             return self._overview
 
-    def lives(self, overview: Overview) -> bool | None:
+    def is_stream_alive(self, overview: Overview) -> bool | None:
         """Whether the newest run of the stream gives signs of life; ``None`` before that can be told, as after a start.
 
         No clocks of two hosts are compared: what counts is how long the heartbeat has stood still on this one's.
         """
         if overview.stream is None:
             return False
-        return self._beats((overview.name, "stream"), (overview.stream.epoch, overview.stream.heartbeat_at))
+        return self._is_beating((overview.name, "stream"), (overview.stream.epoch, overview.stream.heartbeat_at))
 
-    def lost(self, overview: Overview) -> frozenset[int]:
+    def lost_groups(self, overview: Overview) -> frozenset[int]:
         """Chunk groups that were begun and that nobody reads any more: their readers have given up, or died."""
         held_groups = () if overview.groups is None else overview.groups.held
         return frozenset(
@@ -103,18 +103,18 @@ class Book:
             if (one.heartbeat_at is None and one.state == "running")
             or (
                 one.heartbeat_at is not None
-                and self._beats((overview.name, one.group_no), (one.attempt, one.heartbeat_at)) is False
+                and self._is_beating((overview.name, one.group_no), (one.attempt, one.heartbeat_at)) is False
             )
         )
 
-    def rates(self, row: TableStateRow) -> tuple[float, ...] | None:
+    def change_rates(self, row: TableStateRow) -> tuple[float, ...] | None:
         """Inserts, updates and deletes a second that the stream applies to a table, if that can be told by now."""
         counts = (row.inserts, row.updates, row.deletes)
         with self._lock:
             rate = self._rates.setdefault((row.pipeline, row.database, row.name), Rate())
             return rate.see(row.updated_at, counts, time.monotonic())
 
-    def _beats(self, owner: tuple[object, ...], beat: object) -> bool | None:
+    def _is_beating(self, owner: tuple[object, ...], beat: object) -> bool | None:
         with self._lock:
             return self._pulses.setdefault(owner, Pulse()).see(beat, time.monotonic())
 
@@ -140,14 +140,14 @@ class Trouble:
 class Shown:
     """A pipeline, and the tasks that work for it."""
 
-    book: Book
-    found: Overview
-    declared: tuple[Declared, ...]
+    database: Book
+    overview: Overview
+    tasks: tuple[Declared, ...]
 
     @property
     def dags(self) -> tuple[str, ...]:
         """Ids of its DAGs; none if it was made by the command line."""
-        return tuple(dict.fromkeys(one.dag for one in self.declared))
+        return tuple(dict.fromkeys(one.dag for one in self.tasks))
 
 
 class Books:
@@ -166,14 +166,14 @@ class Books:
     ) -> None:
         self._declared, self._configured, self._resolve = declared, configured, resolve
         self._lock = threading.Lock()
-        self._books: dict[str, Book] = {}
+        self._databases: dict[str, Book] = {}
         self._urls: dict[str, tuple[float, URL | CdcError]] = {}
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="cdc-page")
         self._pending: dict[str, Future[list[Overview]]] = {}
 
-    def look(self) -> tuple[list[Shown], list[Trouble]]:
+    def read_all(self) -> tuple[list[Shown], list[Trouble]]:
         """Every pipeline that can be read, and every database that cannot."""
-        wanted, troubles = self._wanted()
+        wanted, troubles = self._wanted_databases()
         with self._lock:
             for key, (database, _) in wanted.items():
                 if key not in self._pending:
@@ -200,12 +200,12 @@ class Books:
                         del self._pending[key]
         return shown, troubles
 
-    def find(self, key: str, name: str) -> Shown | None:
+    def find_pipeline(self, key: str, name: str) -> Shown | None:
         """One pipeline; ``None`` if there is none.
 
         :raises CdcError: if its database cannot be read.
         """
-        database, declared = self._wanted()[0].get(key, (None, []))
+        database, declared = self._wanted_databases()[0].get(key, (None, []))
         if database is None:
             return None
         row = next((row for row in database.overview() if row.name == name), None)
@@ -214,10 +214,10 @@ class Books:
     def close(self) -> None:
         """Give back all connections."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for database in self._books.values():
+        for database in self._databases.values():
             database.close()
 
-    def _wanted(self) -> tuple[dict[str, tuple[Book, list[Declared]]], list[Trouble]]:
+    def _wanted_databases(self) -> tuple[dict[str, tuple[Book, list[Declared]]], list[Trouble]]:
         """The databases by key, each with the pipelines that DAGs keep in it."""
         places: dict[str, list[Declared]] = {place: [] for place in self._configured()}
         for one in self._declared():
@@ -227,19 +227,19 @@ class Books:
         troubles: list[Trouble] = []
         for place, declared in places.items():
             try:
-                url = self._url(place)
+                url = self._resolve_url(place)
             except CdcError as error:
                 troubles.append(_trouble(place, error, declared))
                 continue
             with self._lock:
-                database = self._books.setdefault(key := key_of(url), Book(key, place, url))
+                database = self._databases.setdefault(key := key_of(url), Book(key, place, url))
                 if database.url != url:  # another password
                     database.close()
-                    database = self._books[key] = Book(key, place, url)
+                    database = self._databases[key] = Book(key, place, url)
             wanted.setdefault(key, (database, []))[1].extend(declared)
         return wanted, troubles
 
-    def _url(self, place: str) -> URL:
+    def _resolve_url(self, place: str) -> URL:
         expires_at, cached = self._urls.get(place, (0.0, None))
         if cached is None or time.monotonic() > expires_at:
             try:

@@ -24,24 +24,24 @@ STREAM = "CdcStreamOperator"
 class Declared:
     """A pipeline that a task works for.
 
-    :param dag: id of the DAG; ``task``: of the task.
-    :param name: name of the pipeline; empty if it cannot be told.
+    :param dag_id: id of the DAG; ``task``: of the task.
+    :param pipeline_name: name of the pipeline; empty if it cannot be told.
     :param conn_id: ``state.conn_id``, or ``None``.
-    :param file: the SQLite file that is the bookkeeping without one.
-    :param kind: the operator's class.
+    :param state_file: the SQLite file that is the bookkeeping without one.
+    :param operator_name: the operator's class.
     :param repair: whether it is a comparison that repairs.
-    :param beside_stream: whether the DAG has a stream, of whatever pipeline.
+    :param dag_has_stream: whether the DAG has a stream, of whatever pipeline.
     :param groups: of a task that reads chunk groups: which ones, or the id of the task that says so.
     """
 
-    dag: str
-    task: str
-    name: str = ""
+    dag_id: str
+    task_id: str
+    pipeline_name: str = ""
     conn_id: str | None = None
-    file: str | None = None
-    kind: str = ""
+    state_file: str | None = None
+    operator_name: str = ""
     repair: bool = False
-    beside_stream: bool = False
+    dag_has_stream: bool = False
     groups: tuple[Any, ...] | str | None = None
 
 
@@ -49,8 +49,8 @@ class Declared:
 class _Task:
     """A task of ours, as Airflow keeps it; ``pipeline`` is what it says of its pipeline."""
 
-    task: str
-    kind: str
+    task_id: str
+    operator_name: str
     pipeline: Any
     repair: bool
     groups: tuple[Any, ...] | str | None
@@ -66,22 +66,22 @@ class Declarations:
         self._session = session
         self._lock = threading.Lock()
         self._dags: dict[str, tuple[object, tuple[_Task, ...]]] = {}
-        self._found: list[Declared] = []
-        self._until = 0.0
+        self._declared: list[Declared] = []
+        self._expires_at = 0.0
 
-    def all(self) -> list[Declared]:
+    def list_all(self) -> list[Declared]:
         """What all DAGs have; those that could not be told have no name."""
         with self._lock:
-            if time.monotonic() >= self._until:
+            if time.monotonic() >= self._expires_at:
                 with self._session() as session:
                     self._refresh(session)
-                    self._found = [one for dag, cached in self._dags.items() for one in _all(session, dag, cached[1])]
-                self._until = time.monotonic() + _FRESH
-            return self._found
+                    self._declared = [one for dag, cached in self._dags.items() for one in _all(session, dag, cached[1])]
+                self._expires_at = time.monotonic() + _FRESH
+            return self._declared
 
-    def of_run(self, dag: str, run: str) -> list[Declared]:
+    def list_of_run(self, dag: str, run: str) -> list[Declared]:
         """What the tasks of one DAG have: where that depends on the run, what they had in this one."""
-        self.all()
+        self.list_all()
         with self._session() as session:
             return list(_all(session, dag, self._dags.get(dag, ((), ()))[1], run))
 

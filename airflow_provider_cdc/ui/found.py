@@ -20,31 +20,31 @@ class Place:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._books: Books | None = None
-        self._declarations: Declarations | None = None
+        self._databases: Books | None = None
+        self._declared_tasks: Declarations | None = None
 
     @property
-    def dags(self) -> Declarations:
+    def declared_tasks(self) -> Declarations:
         """What the DAGs have."""
         with self._lock:
-            if self._declarations is None:
+            if self._declared_tasks is None:
                 from airflow.utils.session import create_session
 
-                self._declarations = Declarations(lambda: create_session(scoped=False))
-            return self._declarations
+                self._declared_tasks = Declarations(lambda: create_session(scoped=False))
+            return self._declared_tasks
 
     @property
-    def books(self) -> Books:
+    def databases(self) -> Books:
         """The databases."""
-        declared_tasks = self.dags
+        declared_tasks = self.declared_tasks
         with self._lock:
-            if self._books is None:
+            if self._databases is None:
                 from airflow.configuration import conf
 
                 from airflow_provider_cdc.airflow.hooks.connections import resolve
 
-                self._books = Books(declared_tasks.all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve)
-            return self._books
+                self._databases = Books(declared_tasks.all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve)
+            return self._databases
 
 
 def _place(request: Request) -> Place:

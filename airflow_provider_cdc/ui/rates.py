@@ -17,7 +17,7 @@ class Rate:
         self._rates: tuple[float, ...] | None = None
         self._since = 0.0
 
-    def see(self, at: datetime, counts: tuple[int, ...], clock: float) -> tuple[float, ...] | None:
+    def update(self, at: datetime, counts: tuple[int, ...], clock: float) -> tuple[float, ...] | None:
         """Look at the counts.
 
         :param at: when the driver wrote them, by its clock.

@@ -68,24 +68,24 @@ class _AgainError(Exception):
 class _Pass:
     """Both sides as they were read once.
 
-    :param lineage: numbers the transactions.
-    :param held: ``_cdc_seq`` up to which the copy has everything.
+    :param timeline: numbers the transactions.
+    :param copy_seq: ``_cdc_seq`` up to which the copy has everything.
     :param sink: what was gathered of the copy, and ``source``: of the source.
-    :param p0: ``_cdc_seq`` of the low watermark before the chunks, and ``high``: of the high watermarks of the chunks.
-    :param common: the position that both sides are brought to.
-    :param lacking: reads the changes that either side may lack, piece by piece; with the old rows of updates, or not.
+    :param low_seq: ``_cdc_seq`` of the low watermark before the chunks, and ``high``: of the high watermarks of the chunks.
+    :param common_position: the position that both sides are brought to.
+    :param read_missing_changes: reads the changes that either side may lack, piece by piece; with the old rows of updates, or not.
     """
 
-    lineage: Lineage
-    held: int
+    timeline: Lineage
+    copy_seq: int
     sink: Gathering
     source: Gathering
     chunks: list[Chunk]
-    p0: int
-    high: list[int]
-    common: Position
+    low_seq: int
+    high_seqs: list[int]
+    common_position: Position
     connection: Connection[Any]
-    lacking: Callable[[bool], Iterator[Window]]
+    read_missing_changes: Callable[[bool], Iterator[Window]]
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Comparing:
 
     :param index: number of the table in the plan.
     :param target: its copy.
-    :param run: runs the scans of the copy.
+    :param runner: runs the scans of the copy.
     :param limits: what may be asked of the source.
     """
 
@@ -102,14 +102,14 @@ class Comparing:
     plan: Plan
     index: int
     target: Readable
-    run: Runner
+    runner: Runner
     limits: Limits
 
     def __post_init__(self) -> None:
         self.table = self.plan.tables[self.index]
         names = tuple(c.name for c in self.table.copied)
-        self.told = Told(names, self.table.key, (secrets.randbits(64), secrets.randbits(64)))
-        self.keeps = self.context.pipeline.sink.deletions.of(self.table) == IGNORE
+        self.row_hasher = Told(names, self.table.key, (secrets.randbits(64), secrets.randbits(64)))
+        self.keeps_deleted = self.context.pipeline.sink.deletions.of(self.table) == IGNORE
 
     def compare(self) -> TableComparison:
         """The verdict.
@@ -117,13 +117,13 @@ class Comparing:
         :raises TransientError: if the stream is not where it can be compared, the definition is another one, or the
             table is truncated all the time.
         """
-        source, sink, differing_buckets, at = self._settled(lambda: self._summed())
+        source, sink, differing_buckets, at = self._retry_while_changing(lambda: self._compare_sums())
         diff, chunks, is_limited = Unequal(), list[Chunk](), False
         for bucket_mask in _in_portions(source, sink, differing_buckets):
             is_limited = diff.total >= ENOUGH
             if is_limited:
                 break
-            portion_diff, chunks, at = self._settled(partial(self._exactly, bucket_mask))
+            portion_diff, chunks, at = self._retry_while_changing(partial(self._compare_rows, bucket_mask))
             diff.join(portion_diff)
         examples = tuple(text for kind in diff.counts for text in diff.examples.get(kind, ()))
         verdict = TableComparison(
@@ -138,58 +138,58 @@ class Comparing:
             at_least=is_limited,
             columns=diff.columns,
         )
-        return self._traced(verdict, diff, chunks, at) if diff.keys else verdict
+        return self._locate_differences(verdict, diff, chunks, at) if diff.keys else verdict
 
     # ------------------------------------------------------------ the two ways to look
 
-    def _summed(self) -> tuple[Sums, Sums, Any, Position]:
+    def _compare_sums(self) -> tuple[Sums, Sums, Any, Position]:
         """Sums of both sides, and the numbers of the buckets in which they differ."""
-        with self._read(None) as sides:
+        with self._read_sides(None) as sides:
             source, sink = sides.source.sums, sides.sink.sums
             differing = None
             try:
                 for window in sides.lacking(True):
                     if window.emptied:
-                        source = self._emptied(sides, window.emptied, source)
-                        sink = sink if self.keeps or window.emptied <= sides.held else Sums()
-                    newer = self._not_in_source(sides, window.changes)
-                    self.told.summed(newer, source, _weights(newer))
+                        source = self._truncate_source_sums(sides, window.emptied, source)
+                        sink = sink if self.keeps_deleted or window.emptied <= sides.held else Sums()
+                    newer = self._changes_source_lacks(sides, window.changes)
+                    self.row_hasher.summed(newer, source, _weights(newer))
                     newer = after(window.changes, sides.held)
-                    self.told.summed(newer, sink, self._sink_weights(newer))
+                    self.row_hasher.summed(newer, sink, self._sink_weights(newer))
             except TerminalError:  # perhaps only since old rows are not whole: to look exactly, their keys are enough
                 differing = np.arange(BUCKETS)
             return source, sink, source.differing(sink) if differing is None else differing, sides.common
 
-    def _exactly(self, bucket_mask: bytes) -> tuple[Unequal, list[Chunk], Position]:
+    def _compare_rows(self, bucket_mask: bytes) -> tuple[Unequal, list[Chunk], Position]:
         """What differs among the rows of some buckets, and the chunks in which the source was read."""
         key, schema = self.table.key, self.table.sink_schema
-        with self._read(bucket_mask) as both_sides:
+        with self._read_sides(bucket_mask) as both_sides:
             truncated_at, parts = 0, list[pa.Table]()
             for window in both_sides.lacking(False):
                 if window.emptied:
                     truncated_at, parts = window.emptied, []
                 parts.append(both_sides.source.picked(window.changes))
-                if key and not self.keeps:
+                if key and not self.keeps_deleted:
                     parts = [last_changes(pa.concat_tables(parts), key)]
             changes = pa.concat_tables([schema.empty_table(), *parts])
             source = pa.concat_tables([schema.empty_table(), *both_sides.source.rows])
             source = source.filter(pc.greater_equal(source[SEQ], truncated_at))
-            copied = pa.schema([schema.field(name) for name in self.told.columns])
-            copy_truncated = truncated_at > both_sides.held and not self.keeps
+            copied = pa.schema([schema.field(name) for name in self.row_hasher.columns])
+            copy_truncated = truncated_at > both_sides.held and not self.keeps_deleted
             sink = pa.concat_tables([copied.empty_table(), *([] if copy_truncated else both_sides.sink.rows)])
-            newer = self._not_in_source(both_sides, last_changes(changes, key) if key else changes)
+            newer = self._changes_source_lacks(both_sides, last_changes(changes, key) if key else changes)
             missing_in_copy = after(changes, both_sides.held)
             if key:
-                sink = apply_changes(sink, upserts(missing_in_copy) if self.keeps else missing_in_copy, key)
+                sink = apply_changes(sink, upserts(missing_in_copy) if self.keeps_deleted else missing_in_copy, key)
                 source = apply_changes(source, newer, key)
-                diff = by_key(self.table, source, sink, most=TOLD, keeps=self.keeps)
+                diff = by_key(self.table, source, sink, most=TOLD, keeps=self.keeps_deleted)
             else:
                 sides = ((source, newer), (sink, missing_in_copy))
                 diff = by_count(self.table, [(rows, changes, weights(changes)) for rows, changes in sides])
             return diff, both_sides.chunks, both_sides.common
 
     @contextmanager
-    def _read(self, bucket_mask: bytes | None) -> Iterator[_Pass]:
+    def _read_sides(self, bucket_mask: bytes | None) -> Iterator[_Pass]:
         """Read both sides: sum them, or pick the rows of some buckets."""
         plan, table, context = self.plan, self.table, self.context
         # The resume point first, the version after it: no change at or before E can be missing from the version.
@@ -213,13 +213,13 @@ class Comparing:
             applied_seq = max(timeline.seq(progress.at), markers.get(stream_marker(plan.pipeline)) or 0)
             # What is done twice counts twice where there is no key.
             copy_seq = applied_seq if table.key else max(applied_seq, _covered(context, plan, self.index, markers))
-            sink_rows = Gathering(self.told, bucket_mask)
-            for collected in self.run([Scan(share, self.told, bucket_mask) for share in shares(files, _TASKS)]):
+            sink_rows = Gathering(self.row_hasher, bucket_mask)
+            for collected in self.runner([Scan(share, self.row_hasher, bucket_mask) for share in shares(files, _TASKS)]):
                 sink_rows.join(collected)
             progress = resume(connection, progress, context.opener(slots.VERIFY))
             p0 = low_watermark(connection, timeline.server).at
             chunks = plan_table(connection, self.index, table, context.pipeline.snapshot.chunk_rows)
-            source_rows, high = source.read(chunks, lambda: Gathering(self.told, bucket_mask))
+            source_rows, high = source.read(chunks, lambda: Gathering(self.row_hasher, bucket_mask))
             common_position = max([p0, timeline.position(applied_seq), *high])
             low = min(p0, timeline.position(applied_seq))
 
@@ -233,7 +233,7 @@ class Comparing:
             marks = [timeline.seq(at) for at in high]
             yield _Pass(timeline, copy_seq, sink_rows, source_rows, chunks, timeline.seq(p0), marks, common_position, connection, read_missing_changes)
 
-    def _settled(self, attempt: Callable[[], T]) -> T:
+    def _retry_while_changing(self, attempt: Callable[[], T]) -> T:
         for _ in range(_TRIES):
             try:
                 return attempt()
@@ -247,14 +247,14 @@ class Comparing:
 
     # ------------------------------------------------------------ what either side lacks
 
-    def _not_in_source(self, sides: _Pass, changes: pa.Table) -> pa.Table:
+    def _changes_source_lacks(self, sides: _Pass, changes: pa.Table) -> pa.Table:
         """The changes that the source's rows lack."""
         if not self.table.key:
             return after(changes, sides.high[0])
         changes = after(changes, min([sides.p0, *sides.high]))
         return uncovered(sides.connection, self.table, sides.chunks, sides.high, sides.p0, changes)
 
-    def _emptied(self, sides: _Pass, seq: int, source: Sums) -> Sums:
+    def _truncate_source_sums(self, sides: _Pass, seq: int, source: Sums) -> Sums:
         """What a TRUNCATE leaves of the source's sums."""
         if not sides.high or seq <= min(sides.high):
             return source
@@ -265,14 +265,14 @@ class Comparing:
     def _sink_weights(self, changes: pa.Table) -> Any:
         """How often changes count for the copy's rows. Where those that are deleted stay, only what replaces them."""
         result = _weights(changes)
-        if self.keeps:
-            buckets, before = self.told.hashes_of_key(changes), result < 0
+        if self.keeps_deleted:
+            buckets, before = self.row_hasher.hashes_of_key(changes), result < 0
             followed = np.zeros(len(result), bool)
             followed[:-1] = before[:-1] & ~before[1:] & (buckets[:-1] == buckets[1:])
             result[before & ~followed] = 0
         return result
 
-    def _traced(self, verdict: TableComparison, diff: Unequal, chunks: list[Chunk], at: Position) -> TableComparison:
+    def _locate_differences(self, verdict: TableComparison, diff: Unequal, chunks: list[Chunk], at: Position) -> TableComparison:
         """The verdict with the keys, where they lie, and since when they may differ."""
         context, plan, table = self.context, self.plan, self.table
         listed = [

@@ -23,17 +23,17 @@ class Unequal:
     """What is not the same.
 
     :param counts: how many keys (or rows) are missing, extra and different.
-    :param kept: keys that only the sink has, as it may.
-    :param keys: for each of the first that are not the same what it is, its key as a table of one row or more, and for
+    :param allowed_extra: keys that only the sink has, as it may.
+    :param differing_keys: for each of the first that are not the same what it is, its key as a table of one row or more, and for
         each of these the columns that differ.
-    :param columns: how many rows differ in a column.
+    :param differing_columns: how many rows differ in a column.
     :param examples: a few of the keys or rows.
     """
 
     counts: dict[str, int] = field(default_factory=lambda: {MISSING: 0, EXTRA: 0, DIFFERENT: 0})
-    kept: int = 0
-    keys: list[tuple[str, pa.Table, list[tuple[str, ...]]]] = field(default_factory=list)
-    columns: dict[str, int] = field(default_factory=dict)
+    allowed_extra: int = 0
+    differing_keys: list[tuple[str, pa.Table, list[tuple[str, ...]]]] = field(default_factory=list)
+    differing_columns: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -41,14 +41,14 @@ class Unequal:
         """How many keys or rows are not the same."""
         return sum(self.counts.values())
 
-    def join(self, other: Unequal) -> None:
+    def merge(self, other: Unequal) -> None:
         """Take in what was found among other keys."""
         for kind, count in other.counts.items():
             self.counts[kind] += count
-        self.kept += other.kept
-        self.keys += other.keys
+        self.allowed_extra += other.kept
+        self.differing_keys += other.keys
         for name, count in other.columns.items():
-            self.columns[name] = self.columns.get(name, 0) + count
+            self.differing_columns[name] = self.differing_columns.get(name, 0) + count
         for kind, texts in other.examples.items():
             self.examples[kind] = [*self.examples.get(kind, ()), *texts][:_EXAMPLES]
 
@@ -61,7 +61,7 @@ class Unequal:
         self.counts[kind] += keys.num_rows
         kept_keys = keys.slice(0, max_keys)
         if kept_keys.num_rows:
-            self.keys.append((kind, kept_keys, columns or [()] * kept_keys.num_rows))
+            self.differing_keys.append((kind, kept_keys, columns or [()] * kept_keys.num_rows))
             shown = [f"{kind} {tuple(row.values())!r}" for row in kept_keys.slice(0, _EXAMPLES).to_pylist()]
             self.examples.setdefault(kind, []).extend(shown)
 

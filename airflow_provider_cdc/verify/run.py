@@ -110,12 +110,12 @@ class _Verifying:
     context: Context
     plan: Plan
     selection: Selection
-    run: Runner
+    runner: Runner
 
     def verdicts(self) -> Iterator[TableComparison]:
         """The verdict of each table that is chosen, in the plan's order."""
         context, plan = self.context, self.plan
-        copy_position, refusal = self._place()
+        copy_position, refusal = self._read_copy_position()
         self.limits = self.selection.limits(context.pipeline.snapshot.limits)
         missing = gone(context, plan)
         for index, table in enumerate(plan.tables):
@@ -123,13 +123,13 @@ class _Verifying:
                 continue
             if (suspension := plan.suspended_of(index)) is not None:
                 if index not in missing and context.pipeline.captures(*table.id):
-                    yield self._suspended(index, suspension)
+                    yield self._suspended_verdict(index, suspension)
                 continue
             if refusal is not None:
                 yield TableComparison.refused(table.label, refusal, copy_position)
                 continue
             try:
-                yield replace(self._compared(index), copy=copy_position)
+                yield replace(self._compare_table(index), copy=copy_position)
                 continue
             except CdcError as error:
                 error_refusal = _refusal(error)
@@ -137,9 +137,9 @@ class _Verifying:
                 error_refusal = Refusal(f"unexpected {type(error).__name__}: {error}", REPORT)
             yield TableComparison.refused(table.label, error_refusal, copy_position)
             if error_refusal.retry:
-                refusal = self._unreachable()
+                refusal = self._why_unreachable()
 
-    def _place(self) -> tuple[CopyPlace | None, Refusal | None]:
+    def _read_copy_position(self) -> tuple[CopyPlace | None, Refusal | None]:
         """How far the copy stands, and why nothing can be compared there, if it cannot.
 
         :raises TransientError: if the source or the sink cannot be reached.
@@ -159,7 +159,7 @@ class _Verifying:
             retry=True,
         )
 
-    def _suspended(self, index: int, suspension: Suspended) -> TableComparison:
+    def _suspended_verdict(self, index: int, suspension: Suspended) -> TableComparison:
         at = self.context.stand(self.plan)[1].position(suspension.seq)
         refusal = Refusal(
             f"it is suspended since {suspension.since}, at {at}: {suspension.message}",
@@ -169,12 +169,12 @@ class _Verifying:
         place = None if suspension.kind == ADDED else CopyPlace(at, suspension.since)
         return TableComparison.refused(self.plan.tables[index].label, refusal, place)
 
-    def _compared(self, index: int) -> TableComparison:
+    def _compare_table(self, index: int) -> TableComparison:
         context = self.context
         self.plan = plan = context.newest(self.plan)
         table = plan.tables[index]
         if (suspension := plan.suspended_of(index)) is not None:
-            return self._suspended(index, suspension)
+            return self._suspended_verdict(index, suspension)
         if lagging(context, plan, [index]):
             raise TransientError(
                 "the stream has begun to follow a DDL, and the copy does not have its columns yet",
@@ -188,9 +188,9 @@ class _Verifying:
                 f"Put it back, or read it again: airflow-cdc resnapshot --table {table.label}",
             )
         with beside_a_stream(context, plan):
-            return Comparing(context, plan, index, target, self.run, self.limits).compare()
+            return Comparing(context, plan, index, target, self.runner, self.limits).compare()
 
-    def _unreachable(self) -> Refusal | None:
+    def _why_unreachable(self) -> Refusal | None:
         """Why no other table can be compared, if the source or the sink cannot be reached any more."""
         try:
             with closing(connect(self.context.connect_args)):

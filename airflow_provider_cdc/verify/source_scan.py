@@ -45,15 +45,15 @@ class Source:
 
     :param context: the pipeline.
     :param table: the table.
-    :param over_time: its definitions.
-    :param lineage: numbers the transactions of its server.
+    :param definition_history: its definitions.
+    :param timeline: numbers the transactions of its server.
     :param limits: what all readers together may ask of the server.
     """
 
     context: Context
     table: TableSchema
-    over_time: Definitions
-    lineage: Lineage
+    definition_history: Definitions
+    timeline: Lineage
     limits: Limits
 
     def open_at(self, slot: int, at: Position) -> BinlogStream:
@@ -68,7 +68,7 @@ class Source:
             replica_uuid=replica_uuid,
             file=at.file,
             position=at.position,
-            server=self.lineage.server,
+            server=self.timeline.server,
         )
 
     def definitions(self, *, before_images: bool = False) -> Definitions:
@@ -76,9 +76,9 @@ class Source:
 
         :param before_images: whether the old rows of updates are wanted, too, and whole.
         """
-        return self.over_time.with_whole_rows() if before_images else self.over_time
+        return self.definition_history.with_whole_rows() if before_images else self.definition_history
 
-    def windows(self, connection: Connection[Any], slot: int, *, before_images: bool = False) -> WindowReader:
+    def open_window_reader(self, connection: Connection[Any], slot: int, *, before_images: bool = False) -> WindowReader:
         """Reads the table's changes.
 
         :param connection: says how text is decoded; used while changes are read.
@@ -86,11 +86,11 @@ class Source:
         :param before_images: whether updates give their old image, too.
         """
         definitions = self.definitions(both=before_images)
-        lookback = partial(look_back, self.context.connect_args, self.lineage.server, by_table([definitions]))
+        lookback = partial(look_back, self.context.connect_args, self.timeline.server, by_table([definitions]))
         text_decoders = decoders(lambda: nullcontext(connection), [self.table])
-        return WindowReader(partial(self.open_at, slot), definitions, self.lineage, lookback, text_decoders, both=before_images)
+        return WindowReader(partial(self.open_at, slot), definitions, self.timeline, lookback, text_decoders, both=before_images)
 
-    def read(self, chunks: Sequence[Chunk], make_collector: Callable[[], Gathering]) -> tuple[Gathering, list[Position]]:
+    def read_chunks(self, chunks: Sequence[Chunk], make_collector: Callable[[], Gathering]) -> tuple[Gathering, list[Position]]:
         """Read all chunks.
 
         :param make_collector: makes what a reader puts its rows into.
@@ -116,8 +116,8 @@ class _Work:
 
     source: Source
     chunks: Sequence[Chunk]
-    gather: Callable[[], Gathering]
-    high: dict[int, Position] = field(default_factory=dict)
+    make_collector: Callable[[], Gathering]
+    high_watermarks: dict[int, Position] = field(default_factory=dict)
     rows: int = 0
     corrected: int = 0
 
@@ -127,54 +127,54 @@ class _Work:
 
     def run(self, slot: int, limits: Limits) -> Gathering:
         """Read chunks until there are none, over a connection of one's own."""
-        collected, source = self.gather(), self.source
-        with self._stopping(), closing(connect(source.context.connect_args)) as connection:
-            throttle = Throttle(connection, limits, self._told)
+        collected, source = self.make_collector(), self.source
+        with self._stop_others_on_error(), closing(connect(source.context.connect_args)) as connection:
+            throttle = Throttle(connection, limits, self._report_pause)
             marks = watermarks(connection, source.lineage.server)
             with closing(source.windows(connection, slot)) as log:
-                while (number := self._take()) is not None:
-                    throttle.wait(self._check)
+                while (number := self._next_chunk()) is not None:
+                    throttle.wait(self._check_stopped)
                     began = time.monotonic()
                     parts = pieces(connection, log, source.table, self.chunks[number], source.lineage, marks)
                     with closing(parts):
                         for part in parts:
                             throttle.used(began, part.rows.num_rows, part.rows.nbytes)
                             collected.add(part.rows)
-                            self._progress(number, part.high, part.rows.num_rows, part.corrected)
+                            self._record_progress(number, part.high, part.rows.num_rows, part.corrected)
                             del part  # not held while the next one is read
                             if not source.table.key:
-                                throttle.pace(self._check)
+                                throttle.pace(self._check_stopped)
                             began = time.monotonic()
         return collected
 
-    def _take(self) -> int | None:
+    def _next_chunk(self) -> int | None:
         with self._lock:
             return next(self._next, None)
 
-    def _check(self) -> None:
+    def _check_stopped(self) -> None:
         if self._stop.is_set():
             raise _StoppedError
 
     @contextmanager
-    def _stopping(self) -> Iterator[None]:
+    def _stop_others_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException:
             self._stop.set()
             raise
 
-    def _told(self, why: str | None) -> None:
+    def _report_pause(self, why: str | None) -> None:
         with self._lock:
-            self.source.context.reporter.progress(self._state(why))
+            self.source.context.reporter.progress(self._current_progress(why))
 
-    def _progress(self, number: int, high: Position, rows: int, corrected: int) -> None:
+    def _record_progress(self, number: int, high: Position, rows: int, corrected: int) -> None:
         with self._lock:
-            self.high[number] = high
+            self.high_watermarks[number] = high
             self.rows += rows
             self.corrected += corrected
-            self.source.context.reporter.progress(self._state(None))
+            self.source.context.reporter.progress(self._current_progress(None))
 
-    def _state(self, paused: str | None) -> ChunkProgress:
-        done, rows, seconds = len(self.high), self.rows, time.monotonic() - self._began
+    def _current_progress(self, paused: str | None) -> ChunkProgress:
+        done, rows, seconds = len(self.high_watermarks), self.rows, time.monotonic() - self._began
         label, total = self.source.table.label, len(self.chunks)
         return ChunkProgress(label, done, total, rows, self.corrected, done, rows, seconds, paused)

@@ -34,17 +34,17 @@ class Told:
 
     def hashes(self, rows: pa.Table) -> tuple[Any, Any]:
         """Hashes of rows: two arrays of uint64."""
-        return self._of(rows, self.columns)
+        return self._hash_columns(rows, self.columns)
 
-    def hashes_of_key(self, rows: pa.Table) -> Any:
+    def key_hashes(self, rows: pa.Table) -> Any:
         """What tells rows apart, as one word each: an array of uint64."""
-        return self._of(rows, self.key or self.columns)[0]
+        return self._hash_columns(rows, self.key or self.columns)[0]
 
     def buckets(self, rows: pa.Table) -> Any:
         """Buckets of rows: an array of uint16."""
-        return _buckets(self.hashes_of_key(rows))
+        return _buckets(self.key_hashes(rows))
 
-    def summed(self, rows: pa.Table, sums: Sums, weights: Any = None) -> None:
+    def add_to_sums(self, rows: pa.Table, sums: Sums, weights: Any = None) -> None:
         """Take rows into sums.
 
         :param weights: as for :meth:`Sums.add`.
@@ -52,7 +52,7 @@ class Told:
         first, second = self.hashes(rows)
         sums.add(self.buckets(rows) if self.key else _buckets(first), first, second, weights)
 
-    def _of(self, rows: pa.Table, columns: Sequence[str]) -> tuple[Any, Any]:
+    def _hash_columns(self, rows: pa.Table, columns: Sequence[str]) -> tuple[Any, Any]:
         from airflow_provider_cdc.sinks.row_hashes import hashed  # compiled: not for drivers that need none of it
 
         return hashed(rows, columns, np.array(self.secret, np.uint64))
@@ -66,12 +66,12 @@ def _buckets(hashes: Any) -> Any:
 class Gathering:
     """What becomes of rows: they are summed, or those of some buckets are kept.
 
-    :param told: how they are told apart.
-    :param wanted: a bit for each bucket whose rows are kept; ``None`` to sum all of them.
+    :param row_hasher: how they are told apart.
+    :param bucket_mask: a bit for each bucket whose rows are kept; ``None`` to sum all of them.
     """
 
-    told: Told
-    wanted: bytes | None = None
+    row_hasher: Told
+    bucket_mask: bytes | None = None
     sums: Sums = field(default_factory=Sums)
     rows: list[pa.Table] = field(default_factory=list)
 
@@ -79,21 +79,21 @@ class Gathering:
         """Take in rows, with at least the columns that are compared."""
         if not rows.num_rows:
             return
-        if self.wanted is not None:
-            if (matching := self.picked(rows)).num_rows:
+        if self.bucket_mask is not None:
+            if (matching := self.filter_rows(rows)).num_rows:
                 self.rows.append(matching)
             return
         self.sums.size += rows.nbytes
-        self.told.summed(rows, self.sums)
+        self.row_hasher.summed(rows, self.sums)
 
-    def picked(self, rows: pa.Table) -> pa.Table:
+    def filter_rows(self, rows: pa.Table) -> pa.Table:
         """Rows of the wanted buckets."""
-        if self.wanted is None or not rows.num_rows:
+        if self.bucket_mask is None or not rows.num_rows:
             return rows
-        selected = np.unpackbits(np.frombuffer(self.wanted, np.uint8), bitorder="little")
-        return rows.filter(pa.array(selected[self.told.buckets(rows)].astype(bool)))
+        selected = np.unpackbits(np.frombuffer(self.bucket_mask, np.uint8), bitorder="little")
+        return rows.filter(pa.array(selected[self.row_hasher.buckets(rows)].astype(bool)))
 
-    def join(self, other: Gathering) -> None:
+    def merge(self, other: Gathering) -> None:
         """Take in what another one has gathered."""
         self.sums.join(other.sums)
         self.rows += other.rows
@@ -111,19 +111,19 @@ class Scan:
     """A task's share of a table.
 
     :param portions: what it reads.
-    :param told: how rows are told apart.
-    :param wanted: as for :class:`Gathering`.
+    :param row_hasher: how rows are told apart.
+    :param bucket_mask: as for :class:`Gathering`.
     """
 
     portions: tuple[Portion, ...]
-    told: Told
-    wanted: bytes | None = None
+    row_hasher: Told
+    bucket_mask: bytes | None = None
 
     def run(self) -> Gathering:
         """Read it."""
-        collector = Gathering(self.told, self.wanted)
+        collector = Gathering(self.row_hasher, self.bucket_mask)
         for portion in self.portions:
-            for rows in portion.rows(self.told.columns):
+            for rows in portion.rows(self.row_hasher.columns):
                 collector.add(rows)
         return collector
 

@@ -219,10 +219,10 @@ def test_an_index_that_is_dropped(sql: str, index: str) -> None:
 @pytest.mark.parametrize(
     ("sql", "quoting"),
     [
-        ("LOAD DATA INFILE 'x\\' INTO TABLE t FIELDS TERMINATED BY ','", Quoting(backslash=False)),
+        ("LOAD DATA INFILE 'x\\' INTO TABLE t FIELDS TERMINATED BY ','", Quoting(backslash_escapes=False)),
         ("LOAD DATA INFILE 'x\\' INTO TABLE u' INTO TABLE t", Quoting()),
-        ('DROP TABLE "a\\", `t`, "b"', Quoting(ansi=True)),
-        ("ALTER TABLE u COMMENT 'x\\', RENAME TO t, COMMENT ''", Quoting(backslash=False)),
+        ('DROP TABLE "a\\", `t`, "b"', Quoting(ansi_quotes=True)),
+        ("ALTER TABLE u COMMENT 'x\\', RENAME TO t, COMMENT ''", Quoting(backslash_escapes=False)),
     ],
 )
 def test_quoting_of_the_session(sql: str, quoting: Quoting) -> None:

@@ -128,10 +128,10 @@ def test_modes() -> None:
     assert made(real).columns[-1].data_type == "double"
     assert made(real, session=replace(SESSION, real_as_float=True)).columns[-1].data_type == "float"
     assert "sql_mode" in refused(real, session=replace(SESSION, plain=False))
-    ansi = replace(SESSION, quoting=Quoting(ansi=True))
+    ansi = replace(SESSION, quoting=Quoting(ansi_quotes=True))
     assert names(made('ALTER TABLE "t" ADD "c ""d" INT', session=ansi))[-1] == 'c "d'
     assert "a text" in refused('ALTER TABLE t ADD c INT COMMENT "x"', session=ansi)
-    plain = replace(SESSION, quoting=Quoting(backslash=False))
+    plain = replace(SESSION, quoting=Quoting(backslash_escapes=False))
     assert made("ALTER TABLE t ADD c INT COMMENT 'x\\'", session=plain).comments[-1] == ("c", "x\\")
     assert made("ALTER TABLE t ADD c INT COMMENT 'a\\''''", session=SESSION).comments[-1] == ("c", "a''")
 

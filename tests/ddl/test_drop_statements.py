@@ -11,12 +11,12 @@ from airflow_provider_cdc.ddl.drop_statements import drops
 from airflow_provider_cdc.ddl.tokens import Quoting
 
 _NONE: MappingProxyType[str, str] = MappingProxyType({})
-MYSQL = Server(mariadb=False, version=(8, 4, 3), collations=_NONE, charsets=_NONE)
-MARIADB = Server(mariadb=True, version=(11, 8, 2), collations=_NONE, charsets=_NONE)
+MYSQL = Server(mariadb=False, version=(8, 4, 3), default_collations=_NONE, charset_by_collation=_NONE)
+MARIADB = Server(mariadb=True, version=(11, 8, 2), default_collations=_NONE, charset_by_collation=_NONE)
 
 
 def dropped(sql: str, server: Server = MYSQL, *, exact: bool = True, ansi: bool = False) -> bool:
-    session = Session(quoting=Quoting(ansi=ansi))
+    session = Session(quoting=Quoting(ansi_quotes=ansi))
     return drops(("shop", "orders"), sql, "shop", session, server, exact=exact)
 
 

@@ -26,13 +26,13 @@ def test_captured_tables_are_no_detour() -> None:
 
 
 def test_what_may_not_be_seen_counts() -> None:
-    stored = [Stored(("x", "v"), None), Stored(("x", "f"), "", routine=True), Stored(("x", "w"), "SELECT x.f()")]
+    stored = [Stored(("x", "v"), None), Stored(("x", "f"), "", is_routine=True), Stored(("x", "w"), "SELECT x.f()")]
     found = find_detours(CAPTURED, stored, [])
     assert found.written == {("x", "v"), ("x", "w")} and found.called == {("x", "f"), ("x", "w")}
 
 
 def test_what_is_only_read_changes_nothing() -> None:
-    stored = [Stored(("shop", "v"), "SELECT * FROM t"), Stored(("shop", "f"), "UPDATE t SET a = 1", routine=True)]
+    stored = [Stored(("shop", "v"), "SELECT * FROM t"), Stored(("shop", "f"), "UPDATE t SET a = 1", is_routine=True)]
     found = find_detours(CAPTURED, stored, [])
     assert found.taken(classify("INSERT INTO audit SELECT * FROM v", "shop")) == []
     assert found.taken(classify("INSERT INTO v SELECT 1", "shop")) == [("shop", "v")]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.offset import ORDINAL_BITS, POSITION_BITS, Lineage, Offset, Position, split_file
 
-LINEAGE = Lineage("server", "binlog.000017", base=5)
+LINEAGE = Lineage("server", "binlog.000017", first_ordinal=5)
 numbers = st.integers(17, 3_000_000)
 positions = st.builds(lambda n, p: Position(f"binlog.{n:06d}", p), numbers, st.integers(0, (1 << POSITION_BITS) - 1))
 
@@ -60,7 +60,7 @@ def test_the_limits_of_a_number() -> None:
         with pytest.raises(TerminalError, match=r"has no number.*2 TiB.*4,194,304 of them.*fresh sink\.path") as found:
             first.seq(at)
         assert found.value.place == str(at)
-    late = Lineage("other", "binlog.000001", base=(1 << ORDINAL_BITS) - 1)
+    late = Lineage("other", "binlog.000001", first_ordinal=(1 << ORDINAL_BITS) - 1)
     assert late.seq(Position("binlog.000001", last)) == 2**63 - 1
     with pytest.raises(TerminalError, match="has no number"):
         late.seq(Position("binlog.000002", 4))
@@ -68,7 +68,7 @@ def test_the_limits_of_a_number() -> None:
 
 def test_numbers_lead_back_to_their_segment() -> None:
     """Of two servers, whose files have names of their own."""
-    second = Lineage("other", "mysql-bin.000003", base=9, before=LINEAGE)
+    second = Lineage("other", "mysql-bin.000003", first_ordinal=9, previous=LINEAGE)
     for at, segment in ((Position("binlog.000020", 99), LINEAGE), (Position("mysql-bin.000003", 4), second)):
         assert second.position(segment.seq(at)) == at
     assert LINEAGE.seq(Position("binlog.000020", 99)) < second.seq(Position("mysql-bin.000003", 4))

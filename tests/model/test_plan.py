@@ -82,7 +82,7 @@ def test_a_plan_survives_json() -> None:
         pipeline="p",
         generation=2,
         p0=offset,
-        lineage=Lineage("server", "binlog.000003"),
+        timeline=Lineage("server", "binlog.000003"),
         definitions=(Definitions.of(table),),
         chunks=(Chunk(0, 0, 0, ("61",), ("7a",), True),),
         patterns=((r"d.*",), ("x",)),

@@ -388,7 +388,7 @@ class Lost(DeltaResumePoint):
 
     def __init__(self, real: ResumePoint) -> None:
         assert isinstance(real, DeltaResumePoint)
-        self.target = real.target
+        self.sink_table = real.target
 
     def write(self, *_: object) -> None:
         raise KeyboardInterrupt

@@ -1198,10 +1198,10 @@ class SinkConformance:
         point.create()
         assert point.exists() and point.stand() is None
         for number in range(3):
-            offset = Offset("a", Position("binlog.000001", 100 + number), "", began=5, numbered=True)
+            offset = Offset("a", Position("binlog.000001", 100 + number), "", file_start_time=5, gtid_mode_on=True)
             point.write(offset, lineage, FENCE)
             assert self.open(tmp_path).resume_point().stand() == (offset, lineage) and point.read() == offset
-        moved = Offset("b", Position("other.000007", 4), "", held="x:1-5", xa=("t",))
+        moved = Offset("b", Position("other.000007", 4), "", already_applied="x:1-5", open_xa=("t",))
         lineage = lineage.then("b", "other.000007", lineage.seq(offset.at))
         point.write(moved, lineage, Fence("epoch", 2))
         assert self.open(tmp_path).resume_point().stand() == (moved, lineage)

@@ -62,7 +62,7 @@ class OddJob(SnapshotJob):
     point: str
     folder: str
 
-    def read(self, worker: int, copy: int = 0) -> Iterator[dict[str, Any]]:
+    def read_slices(self, worker: int, copy: int = 0) -> Iterator[dict[str, Any]]:
         """Read as always, after having armed the first copy."""
         folder = Path(self.folder)
         (folder / f"copy-{worker}-{copy}").touch()

@@ -41,11 +41,11 @@ class Hooks:
         """Kinds of trouble that somebody wants to hear of."""
         return [kind for kind in KINDS if self._hooks.get(kind)]
 
-    def request(self, pipeline: Pipeline) -> dict[str, Any] | None:
+    def trigger_request(self, pipeline: Pipeline) -> dict[str, Any] | None:
         """What the trigger has to look for, as plain values; ``None`` for nothing."""
         return {"kinds": self.kinds, "limits": asdict(limits_of(pipeline))} if self.kinds else None
 
-    def tell(self, context: Context, store: Store, pipeline: Pipeline, log: Any) -> None:
+    def notify(self, context: Context, store: Store, pipeline: Pipeline, log: Any) -> None:
         """Tell all there is to tell. What fails there is of no concern to the stream."""
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -54,13 +54,13 @@ class Hooks:
         try:
             for alert in news(store, pipeline.name, limits_of(pipeline), self.kinds):
                 begin(store, alert)
-                self._call(alert, context, log)
+                self._call_hooks(alert, context, log)
                 told(store, alert)
         except (CdcError, SQLAlchemyError) as error:
             log.warning("the bookkeeping could not be asked what is to be told: %s", error)
 
     @contextmanager
-    def around(
+    def notify_on_error(
         self,
         context: Context,
         open_state: Callable[[], AbstractContextManager[tuple[Work, Store]]],
@@ -81,10 +81,10 @@ class Hooks:
                 with suppress(CdcError, SQLAlchemyError), open_state() as (run_context, store):
                     if FAILED in self.kinds:
                         begin_failure(store, run_context.pipeline.name, str(error))
-                    self.tell(context, store, run_context.pipeline, log)
+                    self.notify(context, store, run_context.pipeline, log)
             raise
 
-    def _call(self, alert: Alert, context: Context, log: Any) -> None:
+    def _call_hooks(self, alert: Alert, context: Context, log: Any) -> None:
         log.info("%s%s", "over: " if alert.over else "", alert.detail)
         for hook in self._hooks[RECOVERED if alert.over else alert.kind]:
             try:

@@ -78,7 +78,7 @@ class CdcStopOperator(PipelineOperator):
                 self.log.info("epoch %s on %s was asked to stop", run.epoch, run.host)
                 if self.deferrable:
                     self._defer(run_context, run.epoch, until)
-                return self._ended(store, name, run.epoch, self._watch(store, name, run.epoch, until))
+                return self._end_result(store, name, run.epoch, self._watch_until_end(store, name, run.epoch, until))
 
     def resume(self, context: Context, event: Mapping[str, Any], until: float) -> dict[str, Any]:
         """Go on after the trigger has seen the end, or has given up.
@@ -92,7 +92,7 @@ class CdcStopOperator(PipelineOperator):
             if "unseen" in event:
                 raise unpack(event["unseen"]) or TerminalError(event["unseen"])
             with closing(run_context.store()) as store:
-                return self._ended(store, name, epoch, event["verdict"])
+                return self._end_result(store, name, epoch, event["verdict"])
 
     def _defer(self, run_context: Work, epoch: int, until: float) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.stream_end import CdcStreamEndTrigger
@@ -110,7 +110,7 @@ class CdcStopOperator(PipelineOperator):
             kwargs={"until": until},
         )
 
-    def _watch(self, store: Store, name: str, epoch: int, until: float) -> str | None:
+    def _watch_until_end(self, store: Store, name: str, epoch: int, until: float) -> str | None:
         watch = Watch(epoch)
         while time.time() < until:
             try:
@@ -124,7 +124,7 @@ class CdcStopOperator(PipelineOperator):
             time.sleep(self.poll_seconds)
         return None
 
-    def _ended(self, store: Store, name: str, epoch: int, verdict: str | None) -> dict[str, Any]:
+    def _end_result(self, store: Store, name: str, epoch: int, verdict: str | None) -> dict[str, Any]:
         if verdict is None:
             raise TransientError(
                 f"epoch {epoch} of {name} was asked to stop, and has not ended within {self.timeout}",

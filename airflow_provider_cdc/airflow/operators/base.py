@@ -112,7 +112,7 @@ class LogReporter:
 
     def __init__(self, log: Any) -> None:
         self._log = log
-        self._lines = Sparingly()
+        self._throttle = Sparingly()
 
     def line(self, text: str) -> None:
         """One finished thing."""
@@ -120,7 +120,7 @@ class LogReporter:
 
     def progress(self, progress: ChunkProgress) -> None:
         """A line now and then."""
-        if self._lines.worth(progress):
+        if self._throttle.worth(progress):
             self._log.info("%s: %s", progress.label, progress)
 
 

@@ -111,7 +111,7 @@ class CdcPlanChunksOperator(PipelineOperator):
                 adopt_published(run_context, store, plan)
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
         rows = run_context.pipeline.snapshot.chunk_rows
-        if self._has_mapped(context):  # a group of which nothing is left to read keeps its place
+        if self._has_mapped_tasks(context):  # a group of which nothing is left to read keeps its place
             return plan.summaries(rows, left=True)
         groups = plan.summaries(rows)
         if not self.map_published and groups and published_attempts(plan, targets(run_context, plan)) is not None:
@@ -123,7 +123,7 @@ class CdcPlanChunksOperator(PipelineOperator):
             return []
         return groups
 
-    def _has_mapped(self, context: Context) -> bool:
+    def _has_mapped_tasks(self, context: Context) -> bool:
         """Whether this run has mapped tasks: those must stay what they are when the planner is cleared."""
         ti = context["ti"]
         downstream_ids = sorted(self.get_flat_relative_ids(upstream=False))
@@ -162,25 +162,25 @@ class CdcSnapshotOperator(CopiesTables, PipelineOperator):
             run_context = context_of(self.pipeline, self.log)
             request = request_of(
                 run_context.pipeline,
-                group=self._number(),
+                group=self._group_number(),
                 holder=task_label(context),
                 task=task_identity(context),
                 task_request=task_request(context),
             )
-            self.ended = _attended(self, request, context)
-            return self.ended
+            self.task_result = _attended(self, request, context)
+            return self.task_result
 
-    def tables_of(self, plan: Plan) -> set[int]:
+    def table_indexes(self, plan: Plan) -> set[int]:
         """Those with a chunk in the group."""
         groups = plan.groups() | plan.groups_left()
-        return {chunk.table for chunk in groups.get(self._number(), ())}
+        return {chunk.table for chunk in groups.get(self._group_number(), ())}
 
     def on_kill(self) -> None:
         """End the driver: what it has finished is used again by the next try."""
         if self._driver is not None:
             self._driver.end()
 
-    def _number(self) -> int:
+    def _group_number(self) -> int:
         value = self.group["group"] if isinstance(self.group, Mapping) and "group" in self.group else self.group
         try:
             return int(value)  # type: ignore[arg-type]
@@ -250,10 +250,10 @@ class CdcResnapshotOperator(CopiesTables, PipelineOperator):
         with task_errors(self.log):
             run_context = context_of(self.pipeline, self.log)
             request = request_of(run_context.pipeline, reread=self.table, where_key=self.where_key)
-            self.ended = _attended(self, request, context)
-            return self.ended
+            self.task_result = _attended(self, request, context)
+            return self.task_result
 
-    def tables_of(self, plan: Plan) -> list[int]:
+    def table_indexes(self, plan: Plan) -> list[int]:
         """The one."""
         return [index for index, table in enumerate(plan.tables) if table.label == self.table]
 
@@ -290,7 +290,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
     template_fields = (*PipelineOperator.template_fields, "tables", "sample")
     operator_extra_links = (SparkUiLink(),)
     ui_color = "#fce8e6"
-    writes = False
+    writes_copies = False
 
     def __init__(
         self,
@@ -336,7 +336,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
             tables: list[dict[str, Any]] = _attended(self, request_of(run_context.pipeline, verify=what), context)["tables"]
             events = {table_of(run_context.pipeline, table_verdict["table"]): _verdict(table_verdict) for table_verdict in tables}
             emit(self, context, run_context.pipeline, events)
-            self.ended = {"tables": [{name: table_verdict[name] for name in ("table", "rows", "repaired")} for table_verdict in tables]}
+            self.task_result = {"tables": [{name: table_verdict[name] for name in ("table", "rows", "repaired")} for table_verdict in tables]}
             return tables
 
     def on_kill(self) -> None:

@@ -124,18 +124,18 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         self._hooks = Hooks(
             suspended=on_suspended, lag=on_lag, purge_risk=on_purge_risk, failed=on_failed, recovered=on_recovered
         )
-        self._killed = self._fresh = False
+        self._killed = self._pause_pending = False
         #: Whether this try has not found a stream yet: only then it looks whether the pipeline has changed since.
-        self._arriving = False
+        self._is_first_look = False
         #: What this process supervises, for :meth:`on_kill`.
-        self._watched: tuple[Work, StreamRow, str] | None = None
+        self._supervised_run: tuple[Work, StreamRow, str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Find the stream, or start it, and supervise it."""
         with task_errors(self.log):
-            self._fresh = wants_pause(self.paused) is not None
-        self._arriving = True
-        return self._look_after(context, Restarts())
+            self._pause_pending = wants_pause(self.paused) is not None
+        self._is_first_look = True
+        return self._supervise(context, Restarts())
 
     def resume(
         self,
@@ -155,14 +155,14 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         :param pending: an event that could not be dealt with before the wait.
         :param fresh: whether the task has not had a stream yet, and is to pause or to resume it.
         """
-        self._fresh = fresh
+        self._pause_pending = fresh
         restarts = Restarts(failures, seconds, tuple(losses))
         event = pending or event
         if "alerts" in event:
-            self._tell(context, event, restarts)
+            self._notify_and_defer(context, event, restarts)
         if "unseen" in event:
-            event = self._unseen(context, event, restarts)
-        return self._look_after(context, restarts, event or None)
+            event = self._resolve_unseen(context, event, restarts)
+        return self._supervise(context, restarts, event or None)
 
     def on_kill(self) -> None:
         """Stop waiting. A driver that is starting ends with this process; a stream is asked to stop.
@@ -170,10 +170,10 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         Airflow calls it in a signal handler, seconds before SIGKILL, and after ``execution_timeout``.
         """
         self._killed = True
-        if self._watched is not None:
-            ask_to_stop(*self._watched, self.log)
+        if self._supervised_run is not None:
+            ask_to_stop(*self._supervised_run, self.log)
 
-    def _tell(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> NoReturn:
+    def _notify_and_defer(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> NoReturn:
         """Tell people what the trigger has seen, and let it watch on."""
         with task_errors(self.log):
             run_context = context_of(self.pipeline, self.log)
@@ -181,27 +181,27 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                 self._hooks.tell(context, store, run_context.pipeline, self.log)
             self._defer(context, run_context, int(event["epoch"]), bool(event["found"]), restarts)
 
-    def _look_after(
+    def _supervise(
         self, context: Context, restarts: Restarts, event: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        with task_errors(self.log), self._hooks.around(context, self._open, lambda: self._killed, self.log):
-            defers = self._defers()
+        with task_errors(self.log), self._hooks.around(context, self._open_state, lambda: self._killed, self.log):
+            defers = self._should_defer()
             while True:
                 began = time.monotonic()
                 try:
-                    with self._open() as (run_context, store):
+                    with self._open_state() as (run_context, store):
                         if event is not None:
                             result = outcome(run_context.pipeline.name, store, event, self.log)
                             if result is not None:
                                 self._hooks.tell(context, store, run_context.pipeline, self.log)
                                 emit_windows(self, context, run_context.pipeline, store, result)
-                                self.ended = result
+                                self.task_result = result
                                 return result
                             event = None
-                        epoch, found_running = self._attach(context, run_context, store)
+                        epoch, found_running = self._find_or_start(context, run_context, store)
                         if defers:
                             self._defer(context, run_context, epoch, found_running, restarts)
-                        event = {"epoch": epoch, "found": found_running, "verdict": self._watch(context, store, run_context, epoch)}
+                        event = {"epoch": epoch, "found": found_running, "verdict": self._watch_epoch(context, store, run_context, epoch)}
                     continue
                 except Setback as setback:
                     error, ran_seconds, made_progress, event = setback.error, setback.lived, setback.moved, None
@@ -209,11 +209,11 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                     error, ran_seconds, made_progress = failure, time.monotonic() - began, False
                 if self._killed:
                     raise error
-                restarts = self._count(restarts, error, ran_seconds, made_progress)
-                self._wait(restarts, error, event, defers)
+                restarts = self._count_failure(restarts, error, ran_seconds, made_progress)
+                self._wait_before_restart(restarts, error, event, defers)
                 restarts = restarts.waited()
 
-    def _defers(self) -> bool:
+    def _should_defer(self) -> bool:
         pod = bool(os.environ.get(_POD))
         if pod and self.deferrable:
             raise NotReadyError(
@@ -227,7 +227,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             )
         return not pod if self.deferrable is None else self.deferrable
 
-    def _count(self, restarts: Restarts, error: TransientError, ran_seconds: float, made_progress: bool) -> Restarts:
+    def _count_failure(self, restarts: Restarts, error: TransientError, ran_seconds: float, made_progress: bool) -> Restarts:
         """Count one more failure.
 
         :raises TransientError: if there were too many: the try fails.
@@ -246,7 +246,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             raise error
         return restarts
 
-    def _wait(self, restarts: Restarts, error: TransientError, event: Mapping[str, Any] | None, defers: bool) -> None:
+    def _wait_before_restart(self, restarts: Restarts, error: TransientError, event: Mapping[str, Any] | None, defers: bool) -> None:
         """Wait before the next start, in the triggerer if that is worth it."""
         until = datetime.now(UTC) + timedelta(seconds=restarts.delay)
         self.log.warning(
@@ -265,7 +265,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         self.defer(
             trigger=CdcPauseTrigger(seconds=restarts.delay),
             method_name="resume",
-            kwargs={**_plain(restarts.waited()), "pending": event, "fresh": self._fresh},
+            kwargs={**_plain(restarts.waited()), "pending": event, "fresh": self._pause_pending},
         )
 
     def _sleep(self, seconds: float) -> None:
@@ -274,7 +274,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         while not self._killed and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _PAUSE))
 
-    def _unseen(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> dict[str, Any]:
+    def _resolve_unseen(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> dict[str, Any]:
         """Find out why the triggerer could not see an epoch that this task has seen before it deferred.
 
         :returns: what the triggerer would have said, if the epoch is over.
@@ -299,15 +299,15 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             return {"epoch": epoch, "found": event["found"], "verdict": verdict}
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[Work, Store]]:
+    def _open_state(self) -> Iterator[tuple[Work, Store]]:
         run_context = context_of(self.pipeline, self.log)
         with closing(run_context.store()) as store:
             yield run_context, store
 
-    def _catches_up(self, run_context: Work) -> bool:
+    def _is_catch_up(self, run_context: Work) -> bool:
         return run_context.pipeline.stream.mode == "catch_up" if self.catch_up is None else self.catch_up
 
-    def _attach(self, context: Context, run_context: Work, store: Store) -> tuple[int, bool]:
+    def _find_or_start(self, context: Context, run_context: Work, store: Store) -> tuple[int, bool]:
         """See to it that a stream runs.
 
         :returns: its epoch, and whether it was found running.
@@ -316,25 +316,25 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         while not self._killed:
             run, is_alive = run_context.watcher.look(store, run_context.pipeline.name)
             if run is None or is_alive is False:
-                new_run = self._start(context, run_context, store)
+                new_run = self._start_stream(context, run_context, store)
                 if new_run is not None:
                     return new_run.epoch, False
             elif run.desired_state != "stop" and is_alive:
-                if self._cleared(context, run):
+                if self._was_cleared(context, run):
                     self.log.info("the task was cleared: epoch %s of its earlier try is asked to stop", run.epoch)
                     store.request_stop(run.pipeline, run.epoch, by=task_label(context))
                     continue
-                if self._catches_up(run_context) and run.mode == "continuous":
+                if self._is_catch_up(run_context) and run.mode == "continuous":
                     raise NotReadyError(
                         f"a continuous stream of {run.pipeline} is running (epoch {run.epoch}, supervised by "
                         f"{run.supervisor or 'nobody'}), so there is nothing to catch up with",
                         "Stop it with `airflow-cdc stop`, or leave the catch-up out",
                     )
-                if self._arriving and apply_changes(run_context, store, run, task_label(context), self.log):
+                if self._is_first_look and apply_changes(run_context, store, run, task_label(context), self.log):
                     continue
-                self._arriving = False
+                self._is_first_look = False
                 self.log.info("supervising epoch %s, which runs on %s", run.epoch, run.host)
-                self._note(context, store, run_context, run)
+                self._take_supervision(context, store, run_context, run)
                 return run.epoch, True
             elif run.desired_state == "stop" and not logged_waiting:
                 self.log.info("epoch %s was asked to stop: waiting for its end before the next begins", run.epoch)
@@ -342,7 +342,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             time.sleep(_PAUSE)
         raise TransientError("the task was stopped", "Clear it to run it again")
 
-    def _cleared(self, context: Context, run: StreamRow) -> bool:
+    def _was_cleared(self, context: Context, run: StreamRow) -> bool:
         """Whether a person has cleared the task while an earlier try of it supervised a run.
 
         The trigger of that try asks the run to stop, too, if it lives: Airflow tells nobody else.
@@ -353,7 +353,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         )  # as the SDK finds the first of several tries
         return after_clear and later_try(run.supervisor or "", task_label(context))
 
-    def _note(self, context: Context, store: Store, run_context: Work, run: StreamRow) -> None:
+    def _take_supervision(self, context: Context, store: Store, run_context: Work, run: StreamRow) -> None:
         """Record that this task supervises a run, unless it was marked or cleared: its process learns that later."""
         from airflow_provider_cdc.airflow.triggers.cdc import task_state
 
@@ -368,17 +368,17 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                 f"the task is {state} meanwhile, so it supervises no stream", "Clear it to run it again"
             )
         store.supervise(run_context.pipeline.name, run.epoch, task_label(context))
-        if self._fresh:
+        if self._pause_pending:
             pause_or_resume(store, run_context.pipeline.name, self.paused, task_label(context), self.log)
-            self._fresh = False
-        self._watched = run_context, run, task_label(context)
+            self._pause_pending = False
+        self._supervised_run = run_context, run, task_label(context)
 
-    def _start(self, context: Context, run_context: Work, store: Store) -> StreamRow | None:
+    def _start_stream(self, context: Context, run_context: Work, store: Store) -> StreamRow | None:
         """Start a stream and supervise it; ``None`` if another one was faster."""
-        lease, catch_up = self.lease_seconds, self._catches_up(run_context)
+        lease, catch_up = self.lease_seconds, self._is_catch_up(run_context)
         with started(run_context, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
             if run is not None:
-                self._note(context, store, run_context, run)
+                self._take_supervision(context, store, run_context, run)
         return run
 
     def _defer(self, context: Context, run_context: Work, epoch: int, found_running: bool, restarts: Restarts) -> NoReturn:
@@ -399,7 +399,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             kwargs=_plain(restarts),
         )
 
-    def _watch(self, context: Context, store: Store, run_context: Work, epoch: int) -> str:
+    def _watch_epoch(self, context: Context, store: Store, run_context: Work, epoch: int) -> str:
         """Watch an epoch from the worker."""
         return watched(
             context,

@@ -30,7 +30,7 @@ class Setback(Exception):
 
     def __init__(self, error: TransientError, ran_seconds: float, made_progress: bool) -> None:
         super().__init__(str(error))
-        self.error, self.lived, self.moved = error, ran_seconds, made_progress
+        self.error, self.ran_seconds, self.made_progress = error, ran_seconds, made_progress
 
 
 def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> dict[str, Any] | None:

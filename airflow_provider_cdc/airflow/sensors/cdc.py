@@ -80,8 +80,8 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         """
         deadline = deadline or time.time() + self.timeout
         with task_errors(self.log):
-            while (checked := self._try(context)) is None:
-                self._left(deadline)
+            while (checked := self._check_once(context)) is None:
+                self._time_left(deadline)
                 time.sleep(self.poke_interval)
             run_context, plan, is_recorded, summary = checked
             if summary is not None:
@@ -93,11 +93,11 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once. That source, sink or bookkeeping are away for a while is no failure."""
         with task_errors(self.log):
-            checked = self._try(context)
+            checked = self._check_once(context)
         summary = checked[3] if checked else None
         return PokeReturnValue(is_done=summary is not None, xcom_value=summary)
 
-    def _try(self, context: Context) -> tuple[Work, Plan, bool, dict[str, Any] | None] | None:
+    def _check_once(self, context: Context) -> tuple[Work, Plan, bool, dict[str, Any] | None] | None:
         """Look once.
 
         :returns: pipeline, plan, whether the bookkeeping knows the snapshot, and its result if it is complete;
@@ -108,12 +108,12 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             run_context = context_of(self.pipeline, self.log)
             plan = run_context.need_plan()
             checked = run_context, plan, False, None
-            return run_context, plan, *self._look(context, run_context, plan)
+            return run_context, plan, *self._check_snapshot(context, run_context, plan)
         except TransientError as error:
             self.log.warning("%s; checking again", error)
             return checked
 
-    def _look(self, context: Context, run_context: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
+    def _check_snapshot(self, context: Context, run_context: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
         from airflow_provider_cdc.chunk_groups.groups import coverage, targets
         from airflow_provider_cdc.snapshot.run import adopt_published
 
@@ -124,7 +124,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             table_coverages = coverage(run_context, plan, targets(run_context, plan))
             if table_coverages is None:
                 return is_recorded, None
-            self._emit(context, run_context, store, plan, table_coverages)
+            self._emit_snapshot_events(context, run_context, store, plan, table_coverages)
         marks = [seq for table in table_coverages for seq in table.high_watermarks]
         high = run_context.stand(plan)[1].position(max([plan.p0_seq, *marks]))
         return is_recorded, {
@@ -136,7 +136,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             "max_hw": high.to_json(),
         }
 
-    def _emit(self, context: Context, run_context: Work, store: Store, plan: Plan, table_coverages: list[Coverage]) -> None:
+    def _emit_snapshot_events(self, context: Context, run_context: Work, store: Store, plan: Plan, table_coverages: list[Coverage]) -> None:
         from airflow_provider_cdc.observe.asset_windows import new_snapshots
         from airflow_provider_cdc.state import now
 
@@ -159,7 +159,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             },
         )
 
-    def _left(self, deadline: float) -> timedelta:
+    def _time_left(self, deadline: float) -> timedelta:
         """The time that is left."""
         seconds_left = deadline - time.time()
         if seconds_left <= 0:
@@ -179,5 +179,5 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             ),
             method_name="resume",
             kwargs={"deadline": deadline},
-            timeout=self._left(deadline),
+            timeout=self._time_left(deadline),
         )

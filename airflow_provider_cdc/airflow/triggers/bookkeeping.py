@@ -43,13 +43,13 @@ class Bookkeeping:
     :param conn_id: its connection; ``None`` for the SQLite file ``path``.
     """
 
-    _known: ClassVar[WeakValueDictionary[tuple[str | None, str], Bookkeeping]] = WeakValueDictionary()
+    _instances: ClassVar[WeakValueDictionary[tuple[str | None, str], Bookkeeping]] = WeakValueDictionary()
 
     def __init__(self, conn_id: str | None, path: str) -> None:
         self._conn_id, self._path = conn_id, path
         self._threads = ThreadPoolExecutor(_THREADS, "bookkeeping")
         self._store: Store | None = None
-        self._opening = threading.Lock()
+        self._open_lock = threading.Lock()
 
     def __del__(self) -> None:
         self._threads.shutdown(wait=False)
@@ -57,22 +57,22 @@ class Bookkeeping:
             self._store.close()
 
     @classmethod
-    def of(cls, conn_id: str | None, path: str) -> Bookkeeping:
+    def shared(cls, conn_id: str | None, path: str) -> Bookkeeping:
         """The one that all triggers of this process share which need it."""
         key = conn_id, "" if conn_id else path
-        return cls._known.get(key) or cls._known.setdefault(key, cls(conn_id, path))
+        return cls._instances.get(key) or cls._instances.setdefault(key, cls(conn_id, path))
 
-    async def ask(self, read: Callable[[Store], T]) -> T | None:
+    async def query_or_none(self, read: Callable[[Store], T]) -> T | None:
         """Ask in a thread.
 
         :returns: the answer; ``None`` if there was none in time: the database is away, or is being made anew.
         """
         try:
-            return await self.answer(read)
+            return await self.query(read)
         except CdcError:
             return None
 
-    async def answer(self, read: Callable[[Store], T]) -> T:
+    async def query(self, read: Callable[[Store], T]) -> T:
         """As :meth:`ask`.
 
         :raises CdcError: why there was no answer.
@@ -80,30 +80,30 @@ class Bookkeeping:
         try:
             # Not wait_for(): before Python 3.12 it loses a cancellation that meets the answer.
             async with asyncio.timeout(_PATIENCE):
-                return await in_thread(self._answer, read, executor=self._threads)
+                return await in_thread(self._run_query, read, executor=self._threads)
         except TimeoutError:
             what = f"connection {self._conn_id}" if self._conn_id else self._path
             raise TransientError(f"bookkeeping database ({what}): no answer within {_PATIENCE:g} s") from None
 
-    def _answer(self, read: Callable[[Store], T]) -> T:
+    def _run_query(self, read: Callable[[Store], T]) -> T:
         from sqlalchemy.exc import SQLAlchemyError
 
-        store = self._open()
+        store = self._open_store()
         try:
             return read(store)
         except (CdcError, SQLAlchemyError) as error:
-            with self._opening:  # the next question begins with the connection as Airflow has it then
+            with self._open_lock:  # the next question begins with the connection as Airflow has it then
                 if self._store is store:
                     self._store = None
             store.close()
             raise error if isinstance(error, CdcError) else TransientError(str(error)) from None
 
-    def _open(self) -> Store:
+    def _open_store(self) -> Store:
         from airflow_provider_cdc.airflow.hooks.connections import resolve
         from airflow_provider_cdc.config.connections import database_url
         from airflow_provider_cdc.state import Store
 
-        with self._opening:
+        with self._open_lock:
             if self._store is None:
                 url = database_url(resolve(self._conn_id)) if self._conn_id else f"sqlite:///{self._path}"
                 # After an upgrade the triggerer may be the first to look; what is not there, it does not make.

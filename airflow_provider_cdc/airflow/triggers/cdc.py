@@ -44,16 +44,16 @@ class BookkeepingTrigger(BaseTrigger):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kwargs = kwargs
-        self._books = Bookkeeping.of(kwargs["state_conn_id"], kwargs["state_path"])
+        self._state_db = Bookkeeping.of(kwargs["state_conn_id"], kwargs["state_path"])
         self._began = time.monotonic()
-        self._seen = self._lost = False
-        self._away = ""
+        self._was_seen = self._was_lost = False
+        self._outage = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class and arguments."""
         return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
 
-    async def _look(self, read: Callable[[Store], T | None], subject: str) -> T | None:
+    async def _query(self, read: Callable[[Store], T | None], subject: str) -> T | None:
         """Look at the bookkeeping; when it goes away, why, and when it is back, is in the log.
 
         :param subject: what is looked for.
@@ -62,16 +62,16 @@ class BookkeepingTrigger(BaseTrigger):
         """
         missing: CdcError | None
         try:
-            answer = await self._books.answer(read)
+            answer = await self._state_db.answer(read)
             missing = None if answer is not None else NotReadyError(f"the bookkeeping has no {subject}")
-            self._lost = answer is None and self._seen
+            self._was_lost = answer is None and self._was_seen
         except CdcError as error:
             answer, missing = None, error
-        if str(missing or "") != self._away:
-            self._away = str(missing or "")
+        if str(missing or "") != self._outage:
+            self._outage = str(missing or "")
             self.log.warning("%s", missing or "the bookkeeping is back")
-        self._seen = self._seen or missing is None
-        if missing is not None and not self._seen and time.monotonic() - self._began > _FIRST_ANSWER_SECONDS:
+        self._was_seen = self._was_seen or missing is None
+        if missing is not None and not self._was_seen and time.monotonic() - self._began > _FIRST_ANSWER_SECONDS:
             raise error_of(
                 kind_of(missing),
                 f"the triggerer on {socket.gethostname()} has looked for {subject} for {_FIRST_ANSWER_SECONDS:g} s in "
@@ -81,7 +81,7 @@ class BookkeepingTrigger(BaseTrigger):
             )
         return answer
 
-    async def _event(self, payload: dict[str, Any]) -> TriggerEvent:
+    async def _make_event(self, payload: dict[str, Any]) -> TriggerEvent:
         """The event to fire, not too soon after the start."""
         await asyncio.sleep(max(0.0, self._began + _SETTLE_SECONDS - time.monotonic()))
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
@@ -115,24 +115,24 @@ class CdcSnapshotTrigger(BookkeepingTrigger):
         subject, stats_sent_at = f"snapshot {k['generation']} of {k['pipeline']}", float("-inf")
         while True:
             try:
-                snapshot = await self._look(lambda store: store.snapshot(k["pipeline"], k["generation"]), subject)
+                snapshot = await self._query(lambda store: store.snapshot(k["pipeline"], k["generation"]), subject)
             except CdcError as error:
-                yield await self._event({"complete": False, "unseen": pack(error)})
+                yield await self._make_event({"complete": False, "unseen": pack(error)})
                 return
-            if self._lost or (snapshot is not None and snapshot.state == "done"):
-                yield await self._event({"complete": not self._lost})
+            if self._was_lost or (snapshot is not None and snapshot.state == "done"):
+                yield await self._make_event({"complete": not self._was_lost})
                 return
             if snapshot is not None and time.monotonic() - logged_at > _LINE_SECONDS:
                 logged_at = time.monotonic()
-                await self._say()
+                await self._log_progress()
             if snapshot is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
                 stats_sent_at = time.monotonic()
-                await self._books.ask(partial(tell, pipeline=k["pipeline"]))
+                await self._state_db.ask(partial(tell, pipeline=k["pipeline"]))
             await asyncio.sleep(k["poll_seconds"])
 
-    async def _say(self) -> None:
+    async def _log_progress(self) -> None:
         k = self._kwargs
-        tables = await self._books.ask(lambda store: store.progress(k["pipeline"], k["generation"]))
+        tables = await self._state_db.ask(lambda store: store.progress(k["pipeline"], k["generation"]))
         if tables:
             done, total = sum(t.done for t in tables), sum(t.chunks for t in tables)
             self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
@@ -210,28 +210,28 @@ class CdcStreamTrigger(BookkeepingTrigger):
 
         while True:
             try:
-                row = await self._look(read_run, subject)
+                row = await self._query(read_run, subject)
             except CdcError as error:
-                yield await self._event({"epoch": k["epoch"], "found": k["found"], "unseen": pack(error)})
+                yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "unseen": pack(error)})
                 return
             verdict: Verdict | None = watch.see(row, time.monotonic())
             if verdict is not None:
-                yield await self._event({"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)})
+                yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)})
                 return
             if row is not None and self._reports.due:
-                await self._report(row)
+                await self._push_report(row)
             if row is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
                 stats_sent_at = time.monotonic()
-                await self._books.ask(partial(tell, pipeline=k["pipeline"]))
+                await self._state_db.ask(partial(tell, pipeline=k["pipeline"]))
             if row is not None and k["alerts"] and time.monotonic() - alerts_checked_at > STATS_SECONDS:
                 alerts_checked_at = time.monotonic()
-                if await self._books.ask(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
-                    yield await self._event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
+                if await self._state_db.ask(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
+                    yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
                     return
             await asyncio.sleep(k["poll_seconds"])
 
-    async def _report(self, row: StreamRow) -> None:
-        report = await self._books.ask(partial(self._reports.look, run=row))
+    async def _push_report(self, row: StreamRow) -> None:
+        report = await self._state_db.ask(partial(self._reports.look, run=row))
         if report is not None:
             for line in report[1]:
                 self.log.info("%s", line)
@@ -244,7 +244,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
         that the trigger is cancelled, and would end this with it; and it gives up after a while, which may be too
         early: the first question that a busy triggerer is asked has taken more than half a minute. What asks goes on.
         """
-        stop_request, until = asyncio.ensure_future(self._ask_to_stop()), time.monotonic() + _kill_seconds()
+        stop_request, until = asyncio.ensure_future(self._stop_unless_deferred()), time.monotonic() + _kill_seconds()
         _asking.add(stop_request)
         stop_request.add_done_callback(_asking.discard)
         while not stop_request.done() and (left := until - time.monotonic()) > 0:
@@ -258,14 +258,14 @@ class CdcStreamTrigger(BookkeepingTrigger):
                 self._kwargs["epoch"],
             )
 
-    async def _ask_to_stop(self) -> None:
+    async def _stop_unless_deferred(self) -> None:
         k = self._kwargs
-        state = await self._killed_as()
+        state = await self._ended_task_state()
         if state == "deferred":
             self.log.info("the task is still deferred: another triggerer supervises the stream")
             return
         # A list, so that none to be stopped differs from no answer.
-        while (stopped := await self._books.ask(self._request_stop)) is None:
+        while (stopped := await self._state_db.ask(self._request_stop)) is None:
             text = "the task is %s, and the bookkeeping cannot be asked to stop epoch %s: trying again"
             self.log.error(text, state, k["epoch"])
             await asyncio.sleep(_RETRY_SECONDS)
@@ -277,7 +277,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
         k = self._kwargs
         return [store.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"])]
 
-    async def _killed_as(self) -> str | None:
+    async def _ended_task_state(self) -> str | None:
         """State of the task whose trigger was ended; ``deferred`` only if this try of it still is.
 
         It asks again when Airflow or the bookkeeping does not answer: a stream must not run on for that.
@@ -287,7 +287,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
             try:
                 state = await in_thread(task_state, self.task_instance)
                 if state == "deferred":  # of this try, or of the next one after a clear
-                    run = await self._books.answer(lambda store: store.current_stream(k["pipeline"]))
+                    run = await self._state_db.answer(lambda store: store.current_stream(k["pipeline"]))
                     if run is not None and later_try(k["supervisor"], run.supervisor):
                         return "cleared"
                 return state

@@ -25,25 +25,25 @@ class Reports:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._said = float("-inf")
-        self._driver = DriverLog()
-        self._refused = False
+        self._reported_at = float("-inf")
+        self._driver_log = DriverLog()
+        self._push_failed = False
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether it is time for the next one."""
-        return time.monotonic() - self._said >= self._seconds
+        return time.monotonic() - self._reported_at >= self._seconds
 
-    def look(self, store: Store, run: StreamRow) -> tuple[dict[str, Any], list[str]]:
+    def make_report(self, store: Store, run: StreamRow) -> tuple[dict[str, Any], list[str]]:
         """Look how far a run is; what it says is a report.
 
         :returns: numbers for the XCom, and lines for the log.
         """
-        self._said = time.monotonic()
+        self._reported_at = time.monotonic()
         values = numbers(store, run)
-        return values, [text_of(values), *self._driver.lines(run.log, run.host)]
+        return values, [text_of(values), *self._driver_log.lines(run.log, run.host)]
 
-    def push(self, values: dict[str, Any], ti: Any, log: Any) -> None:
+    def push_xcom(self, values: dict[str, Any], ti: Any, log: Any) -> None:
         """Write the XCom. What Airflow, or a backend for XComs, has against it is of no concern to the stream.
 
         :param ti: the task instance; ``None`` if there is none.
@@ -55,11 +55,11 @@ class Reports:
         key = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id}
         try:
             XCom.set(LAG, values, **key, map_index=-1 if ti.map_index is None else ti.map_index)
-            self._refused = False
+            self._push_failed = False
         except Exception as error:
-            if not self._refused:
+            if not self._push_failed:
                 log.warning("the XCom %s cannot be written now: %s", LAG, error)
-            self._refused = True
+            self._push_failed = True
 
 
 def numbers(store: Store, run: StreamRow) -> dict[str, Any]:
@@ -97,9 +97,9 @@ class DriverLog:
 
     def __init__(self) -> None:
         self._path = ""
-        self._at = 0
+        self._read_up_to = 0
 
-    def lines(self, path: str | None, host: str) -> list[str]:
+    def read_new_lines(self, path: str | None, host: str) -> list[str]:
         """Lines since the last look, at first the last ones; if the file cannot be read here, once where it is.
 
         :param path: of the file; ``None`` if the driver writes to somebody's terminal.
@@ -113,14 +113,14 @@ class DriverLog:
             size = Path(path).stat().st_size
             with open(path, "rb") as file:
                 if first:
-                    self._at = size
+                    self._read_up_to = size
                     return [f"the driver's log {path}:", *tail(path, _FIRST_LINES)]
-                file.seek(self._at if size >= self._at else 0)  # it begins anew when it has grown too large
+                file.seek(self._read_up_to if size >= self._read_up_to else 0)  # it begins anew when it has grown too large
                 skipped = max(0, size - file.tell() - _MOST_BYTES)
                 file.seek(skipped, 1)
                 data = file.read(_MOST_BYTES)
                 complete_bytes = data.rfind(b"\n") + 1
-                self._at = file.tell() - len(data) + complete_bytes
+                self._read_up_to = file.tell() - len(data) + complete_bytes
         except OSError:
             return [f"the driver's log is {path} on {host}, which this triggerer does not see"] if first else []
         new_lines = data[:complete_bytes].decode(errors="replace").splitlines()

@@ -50,12 +50,12 @@ class CdcStreamEndTrigger(BookkeepingTrigger):
         watch, subject = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         while True:
             try:
-                row = await self._look(lambda store: store.seen(k["pipeline"]), subject)
+                row = await self._query(lambda store: store.seen(k["pipeline"]), subject)
             except CdcError as error:
-                yield await self._event({"epoch": k["epoch"], "unseen": pack(error)})
+                yield await self._make_event({"epoch": k["epoch"], "unseen": pack(error)})
                 return
             verdict = watch.see(row, time.monotonic())
             if verdict is not None or time.time() > k["until"]:
-                yield await self._event({"epoch": k["epoch"], "verdict": verdict and str(verdict)})
+                yield await self._make_event({"epoch": k["epoch"], "verdict": verdict and str(verdict)})
                 return
             await asyncio.sleep(k["poll_seconds"])

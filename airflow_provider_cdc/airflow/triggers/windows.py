@@ -61,7 +61,7 @@ class CdcTableTrigger(BaseEventTrigger):
 
         state_db = Bookkeeping.of(self.state_conn_id, str(LocalFiles.of(self.sink_path, self.pipeline).bookkeeping))
         table = self.database, self.table
-        last_mark = await self._told(state_db)
+        last_mark = await self._read_mark(state_db)
         while True:
             counts = await state_db.ask(lambda store: store.counts(self.pipeline, table))
             mark = mark_of(counts[0]) if counts else None
@@ -74,14 +74,14 @@ class CdcTableTrigger(BaseEventTrigger):
             yield TriggerEvent({**event_extra, "kind": "changes", **new_window})  # type: ignore[no-untyped-call]
             await asyncio.sleep(_WRITE_SECONDS)
             last_mark = mark
-            await self._note(state_db, mark)
+            await self._write_mark(state_db, mark)
             await asyncio.sleep(max(_LOOK_SECONDS, began + self.min_seconds - time.monotonic()))
 
-    async def _told(self, state_db: Bookkeeping) -> dict[str, Any] | None:
+    async def _read_mark(self, state_db: Bookkeeping) -> dict[str, Any] | None:
         """Up to where it was told. It waits until that is known: what was told is not told again."""
         while True:
             try:
-                if (asset_store := self._store()) is not None:
+                if (asset_store := self._asset_store()) is not None:
                     return await asset_store.aget(KEY)  # type: ignore[no-any-return]
                 # A list, so that nothing told yet differs from no answer.
                 answer = lambda store: [store.told(self.pipeline, WATCHER, (self.database, self.table))]  # noqa: E731
@@ -91,9 +91,9 @@ class CdcTableTrigger(BaseEventTrigger):
                 self.log.warning("could not find out up to where %s was told: %s", self.table, error)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _note(self, state_db: Bookkeeping, mark: dict[str, Any]) -> None:
+    async def _write_mark(self, state_db: Bookkeeping, mark: dict[str, Any]) -> None:
         try:
-            if (asset_store := self._store()) is not None:
+            if (asset_store := self._asset_store()) is not None:
                 await asset_store.aset(KEY, mark)
                 return
         except Exception as error:
@@ -102,6 +102,6 @@ class CdcTableTrigger(BaseEventTrigger):
         table = self.database, self.table
         await state_db.ask(lambda store: store.tell(self.pipeline, WATCHER, {table: mark}, WATCHER))
 
-    def _store(self) -> Any:
+    def _asset_store(self) -> Any:
         """The asset's own store; ``None`` before Airflow 3.3."""
         return getattr(self, "asset_state_store", None)

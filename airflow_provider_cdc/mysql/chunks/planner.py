@@ -168,7 +168,7 @@ def plan_table(connection: Connection[Any], index: int, table: TableSchema, chun
     :param chunk_rows: wanted rows a chunk.
     """
     if not table.key:
-        return [Chunk(0, index, 0, (), (), last=True)]
+        return [Chunk(0, index, 0, (), (), includes_upper=True)]
     bounds = _bounds(connection, table)
     low, high = bounds.edge(), bounds.edge(" DESC")
     if low is None or high is None:

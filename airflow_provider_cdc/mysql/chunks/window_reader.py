@@ -33,11 +33,11 @@ class Window:
     """What happened to a table in (low, high].
 
     :param changes: its changes in binlog order, behind its last TRUNCATE.
-    :param emptied: ``_cdc_seq`` of its last TRUNCATE; 0 if there is none.
+    :param truncate_seq: ``_cdc_seq`` of its last TRUNCATE; 0 if there is none.
     """
 
     changes: pa.Table
-    emptied: int
+    truncate_seq: int
 
 
 class WindowReader:
@@ -66,11 +66,11 @@ class WindowReader:
     ) -> None:
         self.table, self._lineage, self._look_back = definitions.newest, timeline, look_back
         self._captured = by_table([definitions])
-        self._before: LookBack | None = None
+        self._lookback: LookBack | None = None
         self._prepared: Prepared
         self._binlog = BinlogReader(open_at, self._captured, timeline, decoders, tell_ddl=True, both=with_before_images)
 
-    def window(
+    def read_window(
         self,
         low: Position,
         high: Position,
@@ -87,13 +87,13 @@ class WindowReader:
         :raises OtherHistoryError: if ``high``, though it was looked at after ``low``, lies before it.
         """
         parts, emptied = list[pa.Table](), 0
-        for part in self.pieces(low, high, prepared_rows, key_filter):
+        for part in self.read_parts(low, high, prepared_rows, key_filter):
             if part.emptied:
                 parts, emptied = [], part.emptied
             parts.append(part.changes)
         return Window(pa.concat_tables([self.table.sink_schema.empty_table(), *parts]), emptied)
 
-    def pieces(
+    def read_parts(
         self,
         low: Position,
         high: Position,
@@ -107,7 +107,7 @@ class WindowReader:
         if high < low:
             raise OtherHistoryError(f"the binlog of the server ends at {high}, and had reached {low} before")
         try:
-            yield from self._pieces(low, high, prepared_rows or {}, key_filter)
+            yield from self._read_parts(low, high, prepared_rows or {}, key_filter)
         except BaseException:
             self.close()  # what has been decoded is not asked for again
             raise
@@ -116,19 +116,19 @@ class WindowReader:
         """Close the connection."""
         self._binlog.close()
 
-    def _pieces(
+    def _read_parts(
         self, low: Position, high: Position, prepared_rows: Mapping[str, tuple[RowsEvent, ...]], key_filter: Only | None
     ) -> Iterator[Window]:
         binlog, table = self._binlog, self.table
-        if binlog.at is not None and self._near(binlog.at, low):
+        if binlog.at is not None and self._is_near(binlog.at, low):
             for step in binlog.steps(binlog.at, low):
                 if step.item is not None:
                     self._prepared.follow(step.item)
             binlog.take()
         if binlog.at != low:
-            if self._before is None or self._before.at != low:
-                self._before = self._look_back(low)
-            self._prepared = Prepared(prepared_rows, self._before.rows, self._captured)
+            if self._lookback is None or self._lookback.at != low:
+                self._lookback = self._look_back(low)
+            self._prepared = Prepared(prepared_rows, self._lookback.rows, self._captured)
         for step in binlog.steps(low, high) if low < high else ():
             if (item := step.item) is not None:
                 seq = self._lineage.seq(Position(step.file, step.position))
@@ -139,14 +139,14 @@ class WindowReader:
                     binlog.take()
                     yield Window(table.sink_schema.empty_table(), seq)
                 for _ in binlog.add(self._prepared.visible(item), seq, item.commit_us):
-                    yield from self._taken(high, key_filter)
+                    yield from self._take_windows(high, key_filter)
             if binlog.held >= _FLUSH_BYTES:
-                yield from self._taken(high, key_filter)
-        yield from self._taken(high, key_filter)
+                yield from self._take_windows(high, key_filter)
+        yield from self._take_windows(high, key_filter)
         if low < high and binlog.at != high:
             self.close()
 
-    def _taken(self, high: Position, key_filter: Only | None) -> Iterator[Window]:
+    def _take_windows(self, high: Position, key_filter: Only | None) -> Iterator[Window]:
         """Changes up to a position that have been read; what stands behind it has been read in vain."""
         for _, batch in self._binlog.take(only=key_filter):
             changes = shaped(batch, self.table.sink_schema)
@@ -156,5 +156,5 @@ class WindowReader:
             yield Window(changes, 0)
 
     @staticmethod
-    def _near(at: Position, low: Position) -> bool:
+    def _is_near(at: Position, low: Position) -> bool:
         return at < low and low.file == at.file and low.position - at.position < _SKIP_BYTES

@@ -55,16 +55,16 @@ def behind_torn_end(connection: Connection[Any], at: Position) -> Position | Non
 class SettledFile:
     """A binlog file of MariaDB; all transactions before it are committed in the engine.
 
-    :param head: its beginning.
-    :param exact: the first place in it that is the exact position of a view, if a view is opened from now on there.
+    :param start: its beginning.
+    :param exact_from: the first place in it that is the exact position of a view, if a view is opened from now on there.
     """
 
-    head: Position
-    exact: Position
+    start: Position
+    exact_from: Position
 
-    def tells(self, at: Position) -> bool:
+    def is_exact_at(self, at: Position) -> bool:
         """Whether a view that was opened since is exactly as of the position that the server tells."""
-        return at.file == self.head.file and self.exact <= at
+        return at.file == self.start.file and self.exact_from <= at
 
 
 def settled(connection: Connection[Any], file: str) -> SettledFile | None:

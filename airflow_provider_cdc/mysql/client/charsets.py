@@ -51,12 +51,12 @@ class Decoders(Mapping[str, Decode]):
     """How text of each character set is decoded; a mapping that never changes.
 
     :param decoders: (character set -> function from bytes to text, which raises ``UnicodeDecodeError``).
-    :param of_keys: the same for keys, where it is another function: it also raises :class:`OneWayError`.
+    :param for_keys: the same for keys, where it is another function: it also raises :class:`OneWayError`.
     """
 
     def __init__(self, decoders: Mapping[str, Decode], of_keys: Mapping[str, Decode] | None = None) -> None:
         self._decoders = dict(decoders)
-        self.of_keys = {**self._decoders, **(of_keys or {})}
+        self.for_keys = {**self._decoders, **(of_keys or {})}
 
     def __getitem__(self, charset: str) -> Decode:
         return self._decoders[charset]

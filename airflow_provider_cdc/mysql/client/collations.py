@@ -26,7 +26,7 @@ class Collations:
     charsets: Mapping[int, str]
     mariadb: bool = False
 
-    def charset(self, number: int) -> str:
+    def charset_of(self, number: int) -> str:
         """The character set of a collation, in words that differ from every name where the number is not known."""
         return self.charsets.get(number) or f"that of collation {number}, which is not known"
 

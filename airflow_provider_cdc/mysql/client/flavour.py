@@ -39,8 +39,8 @@ def flavour(connection: Connection[Any]) -> Server:
     return Server(
         mariadb=product.mariadb,
         version=product.version,
-        collations=MappingProxyType({str(name): str(collation) for name, collation, _ in charsets}),
-        charsets=MappingProxyType({str(collation): str(name) for collation, name in collations}),
-        old_dates=product.mariadb and value(connection, "SELECT @@global.mysql56_temporal_format") == "0",
-        widths=MappingProxyType({str(name): int(width or 1) for name, _, width in charsets}),
+        default_collations=MappingProxyType({str(name): str(collation) for name, collation, _ in charsets}),
+        charset_by_collation=MappingProxyType({str(collation): str(name) for collation, name in collations}),
+        old_temporal_format=product.mariadb and value(connection, "SELECT @@global.mysql56_temporal_format") == "0",
+        max_char_bytes=MappingProxyType({str(name): int(width or 1) for name, _, width in charsets}),
     )

@@ -42,7 +42,7 @@ def look_up(connection: Connection[Any], captured: Iterable[Table]) -> Detours |
         "WHERE delete_rule NOT IN ('RESTRICT', 'NO ACTION') OR update_rule NOT IN ('RESTRICT', 'NO ACTION')",
     )
     stored = [Stored((str(d), str(n)), text) for d, n, text in [*views, *triggers]]
-    stored += [Stored((str(d), str(n)), text, routine=True) for d, n, text in routines]
+    stored += [Stored((str(d), str(n)), text, is_routine=True) for d, n, text in routines]
     return find_detours(captured, stored, [((str(a), str(b)), (str(c), str(d))) for a, b, c, d in cascades])
 
 

@@ -24,7 +24,7 @@ class Product:
     version: tuple[int, ...]
 
     @classmethod
-    def of(cls, version: str) -> Product:
+    def parse(cls, version: str) -> Product:
         """Read what ``SELECT VERSION()`` or the greeting says. Some greetings of MariaDB begin with ``5.5.5-``."""
         mariadb = "mariadb" in version.lower()
         match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version.removeprefix("5.5.5-") if mariadb else version)
@@ -32,50 +32,50 @@ class Product:
         return cls("MariaDB" if mariadb else "MySQL", tuple(int(number) for number in numbers if number is not None))
 
     @property
-    def mariadb(self) -> bool:
+    def is_mariadb(self) -> bool:
         """Whether it is MariaDB."""
         return self.name == "MariaDB"
 
     @property
-    def readable(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether the version is new enough. Where the third number is not told, it is not held against a server."""
         oldest = OLDEST[self.name]
         return len(self.version) > 1 and self.version >= oldest[: len(self.version)]
 
     @property
-    def tried(self) -> bool:
+    def is_tested(self) -> bool:
         """Whether this project's tests have run with this version."""
         return self.version[:2] in TRIED[self.name]
 
     @property
-    def binlog_status(self) -> str:
+    def binlog_status_sql(self) -> str:
         """Where the binlog ends: file, position, the databases it is restricted to, those it leaves out."""
-        return "SHOW BINARY LOG STATUS" if not self.mariadb and self.version >= (8, 2) else "SHOW MASTER STATUS"
+        return "SHOW BINARY LOG STATUS" if not self.is_mariadb and self.version >= (8, 2) else "SHOW MASTER STATUS"
 
     @property
-    def replica_status(self) -> str:
+    def replica_status_sql(self) -> str:
         """What the server replicates, a row a channel."""
-        return "SHOW ALL SLAVES STATUS" if self.mariadb else "SHOW REPLICA STATUS"
+        return "SHOW ALL SLAVES STATUS" if self.is_mariadb else "SHOW REPLICA STATUS"
 
     @property
-    def replicas(self) -> str:
+    def replicas_sql(self) -> str:
         """Who replicates from the server."""
-        return "SHOW SLAVE HOSTS" if self.mariadb else "SHOW REPLICAS"
+        return "SHOW SLAVE HOSTS" if self.is_mariadb else "SHOW REPLICAS"
 
 
 @dataclass(frozen=True)
 class Service:
     """A managed service: how settings are made there, and how long it keeps binlogs.
 
-    :param set: how a server's setting is changed, for people, with ``{}`` for ``name = value``.
-    :param keeps: what sets how long binlogs are kept; empty if that is the server's own setting.
-    :param no_binlog: what to do where there is no binary log.
+    :param setting_hint: how a server's setting is changed, for people, with ``{}`` for ``name = value``.
+    :param retention_hint: what sets how long binlogs are kept; empty if that is the server's own setting.
+    :param enable_binlog_hint: what to do where there is no binary log.
     """
 
     name: str
-    set: str
-    keeps: str
-    no_binlog: str
+    setting_hint: str
+    retention_hint: str
+    enable_binlog_hint: str
 
 
 _RDS_KEEPS = "CALL mysql.rds_set_configuration('binlog retention hours', 168)"

@@ -31,57 +31,57 @@ class Throttle:
     def __init__(
         self, connection: Connection[Any], limits: Limits, on_pause: Callable[[str | None], None] = lambda _: None
     ) -> None:
-        self._connection, self._limits, self._told = connection, limits, on_pause
-        self._rows, self._bytes = RateLimiter(limits.rows_per_second), RateLimiter(limits.bytes_per_second)
-        self._looked = float("-inf")
+        self._connection, self._limits, self._on_pause = connection, limits, on_pause
+        self._row_limiter, self._byte_limiter = RateLimiter(limits.rows_per_second), RateLimiter(limits.bytes_per_second)
+        self._last_check = float("-inf")
 
-    def wait(self, check: Callable[[], None] = lambda: None) -> None:
+    def wait_for_turn(self, check: Callable[[], None] = lambda: None) -> None:
         """Return when the next chunk may be begun.
 
         :param check: called now and then; what it raises ends the waiting.
         """
-        self.pace(check)
+        self.wait_for_rates(check)
         paused = False
-        while (reason := self._look()) is not None:
+        while (reason := self._pause_reason()) is not None:
             if not paused:
-                self._told(reason)
+                self._on_pause(reason)
             paused = True
             time.sleep(LOOK_SECONDS)
             check()
         if paused:
-            self._told(None)
+            self._on_pause(None)
 
-    def pace(self, check: Callable[[], None] = lambda: None) -> None:
+    def wait_for_rates(self, check: Callable[[], None] = lambda: None) -> None:
         """Return when the rates allow for more. The connection is not used.
 
         :param check: see :meth:`wait`.
         """
         check()
-        while (pause := max(self._rows.wait(now := time.monotonic()), self._bytes.wait(now))) > 0:
+        while (pause := max(self._row_limiter.wait(now := time.monotonic()), self._byte_limiter.wait(now))) > 0:
             time.sleep(min(pause, LOOK_SECONDS))
             check()
 
-    def used(self, began: float, rows: int, size: int) -> None:
+    def record_chunk(self, began: float, rows: int, size: int) -> None:
         """A chunk has been read.
 
         :param began: ``time.monotonic()`` at its beginning.
         :param rows: its rows.
         :param size: its bytes.
         """
-        self._rows.used(began, rows)
-        self._bytes.used(began, size)
+        self._row_limiter.used(began, rows)
+        self._byte_limiter.used(began, size)
 
-    def _look(self) -> str | None:
+    def _pause_reason(self) -> str | None:
         limits = self._limits
         if limits.threads_running is None and limits.replica_lag_seconds is None:
             return None
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        if time.monotonic() - self._last_check < LOOK_SECONDS:
             return None
         threads = None if limits.threads_running is None else threads_running(self._connection)
         replica, lag = (False, None) if limits.replica_lag_seconds is None else replica_lag(self._connection)
         why = limits.exceeded(threads, lag, replica)
         if why is None:
-            self._looked = time.monotonic()
+            self._last_check = time.monotonic()
         return why
 
 

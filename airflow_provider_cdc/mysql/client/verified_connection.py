@@ -37,8 +37,8 @@ class GuardedConnection(_Connection):
     _sock: Any
 
     def __init__(self, **args: Any) -> None:
-        self._place = where(args)
-        self._tls = Tls.of(f"the connection to {self._place}", args)
+        self._address = where(args)
+        self._tls = Tls.of(f"the connection to {self._address}", args)
         plain = {name: value for name, value in args.items() if name not in (*SETTINGS, "local_infile")}
         if isinstance(password := plain.get("password"), str):
             plain["password"] = password.encode()  # the driver would take Latin-1, which not every password is
@@ -71,20 +71,20 @@ class GuardedConnection(_Connection):
                 context.set_ciphers(texts["ssl_cipher"])
         except (OSError, ValueError) as error:
             raise NotReadyError(
-                f"the connection to {self._place}: {name} {texts.get(name, '')} cannot be used ({error})",
+                f"the connection to {self._address}: {name} {texts.get(name, '')} cannot be used ({error})",
                 "It must exist and be readable on every host that runs a part of the pipeline",
             ) from None
         return context
 
     @property
-    def _trusted(self) -> bool:
+    def _is_trusted(self) -> bool:
         """Whether the server may have the password: it is on this host, or has proved itself just now."""
         return self._tls.here or (self._tls.verifies and isinstance(self._sock, ssl.SSLSocket))
 
     @property
     def password(self) -> bytes:
         """As the driver finds it when it answers the server."""
-        return self._password if self._trusted else _Sealed(self._password, self._place)
+        return self._password if self._is_trusted else _Sealed(self._password, self._address)
 
     @password.setter
     def password(self, value: bytes) -> None:
@@ -98,14 +98,14 @@ class GuardedConnection(_Connection):
             cause = getattr(error, "original_exception", None)
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise NotReadyError(
-                    f"the server at {self._place} does not prove its identity: certificate verify failed: "
+                    f"the server at {self._address} does not prove its identity: certificate verify failed: "
                     f"{cause.verify_message.rstrip('.')} (ssl_mode {self._tls.mode})",
                     f"Set ssl_ca to the authority that signed its certificate. {_OWN_CA}. ssl_mode REQUIRED gives up "
                     "the check",
                 ) from None
             if error.args[0] == CR.CR_SSL_CONNECTION_ERROR:
                 raise NotReadyError(
-                    f"the server at {self._place} offers no TLS, which ssl_mode {self._tls.mode} demands",
+                    f"the server at {self._address} offers no TLS, which ssl_mode {self._tls.mode} demands",
                     "Enable TLS on the server; if the network to it is safe, set ssl_mode to DISABLED",
                 ) from None
             raise
@@ -117,7 +117,7 @@ class GuardedConnection(_Connection):
         except RuntimeError:  # the driver's refusal of what was never offered
             self._force_close()  # type: ignore[attr-defined]
             raise NotReadyError(
-                f"the server at {self._place} asks for a file of this host instead of answering",
+                f"the server at {self._address} asks for a file of this host instead of answering",
                 "It got none. Find out what it is: a genuine server does not do so unasked",
             ) from None
 
@@ -125,7 +125,7 @@ class GuardedConnection(_Connection):
 class _Sealed(bytes):
     """A password for digests only: every way in which the driver would send it begins with appending a zero to it."""
 
-    _place: str
+    _address: str
 
     def __new__(cls, value: bytes, place: str) -> _Sealed:
         sealed = super().__new__(cls, value)
@@ -134,7 +134,7 @@ class _Sealed(bytes):
 
     def _refuse(self, *_: object) -> NoReturn:
         raise NotReadyError(
-            f"the server at {self._place} asks for the password itself, and has not proved its identity",
+            f"the server at {self._address} asks for the password itself, and has not proved its identity",
             f"Let it prove its identity: set ssl_ca to the authority that signed its certificate. {_OWN_CA}",
         )
 

@@ -50,14 +50,14 @@ _BATCH = 64
 class _Range:
     """Keys from ``first`` to ``last``, both of which exist (or did), and how many there are about.
 
-    :param done: whether it is left as it is.
+    :param is_final: whether it is left as it is.
     :param misses: cuts on the way to it that took little away.
     """
 
     first: Key
     last: Key
     rows: float
-    done: bool = False
+    is_final: bool = False
     misses: int = 0
 
 
@@ -71,24 +71,24 @@ class Bounds:
 
     def __init__(self, connection: Connection[Any], table: TableSchema, index: str) -> None:
         self._connection, self._table = connection, table
-        self._from = f"FROM {table_name(table)}"
+        self._from_sql = f"FROM {table_name(table)}"
         # Forced for reading (else the server may scan another index), but not for estimates: then it makes none.
-        self._forced, self._used = f"FORCE INDEX ({quote(index)})", f"USE INDEX ({quote(index)})"
+        self._force_index_sql, self._use_index_sql = f"FORCE INDEX ({quote(index)})", f"USE INDEX ({quote(index)})"
         self._canonical = ", ".join(canonical(c) for c in table.key_columns)
         self._midpoints = Midpoints(connection, table)
 
-    def edge(self, direction: str = "", condition: str = "TRUE") -> Key | None:
+    def edge_key(self, direction: str = "", condition: str = "TRUE") -> Key | None:
         """The smallest key, or the largest with the direction `` DESC``; ``None`` if there is none.
 
         :param condition: SQL condition on the key columns.
         """
-        return self._key(condition, direction, "1")
+        return self._look_up_key(condition, direction, "1")
 
-    def estimate(self, low: Key, high: Key) -> int:
+    def estimate_rows(self, low: Key, high: Key) -> int:
         """The server's estimate of the rows from one key to another."""
-        return round(next(self._estimates([_Range(low, high, 0)])))
+        return round(next(self._estimate_ranges([_Range(low, high, 0)])))
 
-    def lowers(self, low: Key, high: Key, estimate: int, chunk_rows: int) -> list[Key]:
+    def lower_bounds(self, low: Key, high: Key, estimate: int, chunk_rows: int) -> list[Key]:
         """Lower bounds of chunks from ``low`` to ``high``, in order; the first one is ``low``.
 
         :param low: smallest key.
@@ -97,44 +97,44 @@ class Bounds:
         :param chunk_rows: wanted rows a chunk.
         """
         whole = _Range(low, high, estimate)
-        ranges = self._evenly(whole, chunk_rows, trusted=0)
+        ranges = self._cut_evenly(whole, chunk_rows, trusted=0)
         if ranges is None and estimate < _WALKED * chunk_rows:
-            ranges = list(self._walk(whole, chunk_rows))
+            ranges = list(self._walk_index(whole, chunk_rows))
         if ranges is None:
             return _merged(self._bisect(whole, chunk_rows), estimate, chunk_rows)
         return [key_range.first for key_range in ranges]
 
     def _bisect(self, whole: _Range, chunk_rows: int) -> list[_Range]:
         ranges = [whole]
-        while open_ranges := [r for r in ranges if not self._fits(r, chunk_rows)]:
-            parts = iter(self._cut(open_ranges, chunk_rows))
-            ranges = [part for r in ranges for part in ([r] if self._fits(r, chunk_rows) else next(parts))]
+        while open_ranges := [r for r in ranges if not self._is_small_enough(r, chunk_rows)]:
+            parts = iter(self._cut_ranges(open_ranges, chunk_rows))
+            ranges = [part for r in ranges for part in ([r] if self._is_small_enough(r, chunk_rows) else next(parts))]
         return ranges
 
-    def _fits(self, key_range: _Range, chunk_rows: int) -> bool:
+    def _is_small_enough(self, key_range: _Range, chunk_rows: int) -> bool:
         return key_range.done or key_range.first == key_range.last or key_range.rows <= _CUT_ABOVE * chunk_rows
 
-    def _cut(self, ranges: Sequence[_Range], chunk_rows: int) -> list[list[_Range]]:
+    def _cut_ranges(self, ranges: Sequence[_Range], chunk_rows: int) -> list[list[_Range]]:
         """The parts of each range."""
-        parts = [self._evenly(r, chunk_rows) for r in ranges]
+        parts = [self._cut_evenly(r, chunk_rows) for r in ranges]
         uneven = [i for i, part in enumerate(parts) if part is None]
         cuts = self._midpoints.between([(ranges[i].first, ranges[i].last) for i in uneven])
         cuts = [None if ranges[i].misses == _MISSES else cut for i, cut in zip(uneven, cuts, strict=True)]
-        around = self._around([(ranges[i], cut) for i, cut in zip(uneven, cuts, strict=True) if cut is not None])
+        around = self._keys_around([(ranges[i], cut) for i, cut in zip(uneven, cuts, strict=True) if cut is not None])
         halves: list[tuple[int, _Range]] = []
         for i, cut in zip(uneven, cuts, strict=True):
             below, above = next(around) if cut is not None else (None, None)
             if below is None or above is None:  # nothing to propose, or it was not between the two
-                parts[i] = list(self._walk(ranges[i], chunk_rows))
+                parts[i] = list(self._walk_index(ranges[i], chunk_rows))
             else:
                 parts[i] = []
                 halves += [(i, _Range(ranges[i].first, below, 0)), (i, _Range(above, ranges[i].last, 0))]
-        for (i, half), estimate in zip(halves, self._estimates([half for _, half in halves]), strict=True):
+        for (i, half), estimate in zip(halves, self._estimate_ranges([half for _, half in halves]), strict=True):
             misses = ranges[i].misses + (estimate > _MISSED * ranges[i].rows)
             parts[i] = [*(parts[i] or []), _Range(half.first, half.last, estimate, misses=misses)]
         return [part or [] for part in parts]
 
-    def _evenly(self, key_range: _Range, chunk_rows: int, trusted: int = _TRUSTED) -> list[_Range] | None:
+    def _cut_evenly(self, key_range: _Range, chunk_rows: int, trusted: int = _TRUSTED) -> list[_Range] | None:
         """Parts of equal width, if keys differ in an integer that comes last and no part can be far too large.
 
         :param trusted: for how many chunks the estimate is trusted.
@@ -152,54 +152,54 @@ class Bounds:
         prefix, rows_a_part = key_range.first[:-1], min(chunk_rows, key_range.rows)
         ends = [*range(first + step, last + 1, step), last]
         return [
-            _Range((*prefix, value), (*prefix, end), rows_a_part, done=True)
+            _Range((*prefix, value), (*prefix, end), rows_a_part, is_final=True)
             for value, end in zip(range(first, last + 1, step), ends, strict=True)
         ]
 
-    def _walk(self, key_range: _Range, chunk_rows: int) -> Iterator[_Range]:
+    def _walk_index(self, key_range: _Range, chunk_rows: int) -> Iterator[_Range]:
         """Step through the index: each bound is the key that stands ``chunk_rows`` entries behind the one before."""
         current: Key | None = key_range.first
         end = compare(self._table, key_range.last, "<=")
         while current is not None:
             start, condition = current, f"{compare(self._table, current, '>=')} AND {end}"
-            current = self._key(condition, "", f"{chunk_rows}, 1")
-            yield _Range(start, key_range.last, chunk_rows, done=True)
+            current = self._look_up_key(condition, "", f"{chunk_rows}, 1")
+            yield _Range(start, key_range.last, chunk_rows, is_final=True)
 
-    def _key(self, condition: str, direction: str, limit: str) -> Key | None:
-        key_rows = rows(self._connection, self._dive(self._canonical, condition, direction, limit))
-        return self._parse(key_rows[0]) if key_rows else None
+    def _look_up_key(self, condition: str, direction: str, limit: str) -> Key | None:
+        key_rows = rows(self._connection, self._lookup_sql(self._canonical, condition, direction, limit))
+        return self._parse_key(key_rows[0]) if key_rows else None
 
-    def _around(self, cuts: Sequence[tuple[_Range, Key]]) -> Iterator[tuple[Key | None, Key | None]]:
+    def _keys_around(self, cuts: Sequence[tuple[_Range, Key]]) -> Iterator[tuple[Key | None, Key | None]]:
         """For each cut the last key before it and the first one at or after it, of its range."""
         for start in range(0, len(cuts), _BATCH):
             batch, dives = cuts[start : start + _BATCH], []
             for n, (key_range, cut) in enumerate(batch):
                 for side, operator, direction in ((0, "<", " DESC"), (1, ">=", "")):
-                    condition = f"{self._within(key_range)} AND {compare(self._table, cut, operator)}"
-                    dives.append(f"({self._dive(f'{2 * n + side}, {self._canonical}', condition, direction, '1')})")
-            keys = {int(str(no)): self._parse(key) for no, *key in rows(self._connection, " UNION ALL ".join(dives))}
+                    condition = f"{self._range_condition(key_range)} AND {compare(self._table, cut, operator)}"
+                    dives.append(f"({self._lookup_sql(f'{2 * n + side}, {self._canonical}', condition, direction, '1')})")
+            keys = {int(str(no)): self._parse_key(key) for no, *key in rows(self._connection, " UNION ALL ".join(dives))}
             yield from ((keys.get(2 * n), keys.get(2 * n + 1)) for n in range(len(batch)))
 
-    def _estimates(self, ranges: Sequence[_Range]) -> Iterator[float]:
+    def _estimate_ranges(self, ranges: Sequence[_Range]) -> Iterator[float]:
         """The server's estimate of the rows of each range."""
         for start in range(0, len(ranges), _BATCH):
             batch = ranges[start : start + _BATCH]
             selects = (
-                f"SELECT {key_list(self._table)} {self._from} {self._used} WHERE {self._within(r)}" for r in batch
+                f"SELECT {key_list(self._table)} {self._from_sql} {self._use_index_sql} WHERE {self._range_condition(r)}" for r in batch
             )
             sql = f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(selects)}"
             plan_rows = [row for row in named(self._connection, sql) if row["select_type"] != "UNION RESULT"]
             # No number of rows: the server has looked and found none.
             yield from (float(row["rows"] or 0) for row, _ in zip(plan_rows, batch, strict=True))
 
-    def _within(self, key_range: _Range) -> str:
+    def _range_condition(self, key_range: _Range) -> str:
         return f"{compare(self._table, key_range.first, '>=')} AND {compare(self._table, key_range.last, '<=')}"
 
-    def _dive(self, wanted: str, condition: str, direction: str, limit: str) -> str:
+    def _lookup_sql(self, wanted: str, condition: str, direction: str, limit: str) -> str:
         order = key_list(self._table, direction)
-        return f"SELECT {wanted} {self._from} {self._forced} WHERE {condition} ORDER BY {order} LIMIT {limit}"
+        return f"SELECT {wanted} {self._from_sql} {self._force_index_sql} WHERE {condition} ORDER BY {order} LIMIT {limit}"
 
-    def _parse(self, texts: Sequence[str | None]) -> Key:
+    def _parse_key(self, texts: Sequence[str | None]) -> Key:
         key = []
         for column, text in zip(self._table.key_columns, texts, strict=True):
             try:

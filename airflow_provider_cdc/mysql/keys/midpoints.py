@@ -37,7 +37,7 @@ class Midpoints:
         self._columns = table.key_columns
         self._alphabets = [_Alphabet(connection, c) if c.data_type in TEXT_TYPES else None for c in self._columns]
 
-    def between(self, ranges: Sequence[tuple[Key, Key]]) -> list[Key | None]:
+    def propose_cuts(self, ranges: Sequence[tuple[Key, Key]]) -> list[Key | None]:
         """A partial key for each pair of keys: the columns they have in common, then a value between the next ones.
 
         :param ranges: pairs of a lower and a higher key.
@@ -46,9 +46,9 @@ class Midpoints:
         for i, alphabet in enumerate(self._alphabets):
             if alphabet is not None:
                 alphabet.learn([(_decoded(low[i]), _decoded(high[i])) for low, high in ranges])
-        return [self._between(low, high) for low, high in ranges]
+        return [self._propose_cut(low, high) for low, high in ranges]
 
-    def _between(self, low: Key, high: Key) -> Key | None:
+    def _propose_cut(self, low: Key, high: Key) -> Key | None:
         for i, (column, alphabet) in enumerate(zip(self._columns, self._alphabets, strict=True)):
             if low[i] != high[i]:
                 middle = _of_text(alphabet, low[i], high[i]) if alphabet else _middle(column, low[i], high[i])
@@ -112,7 +112,7 @@ class _Alphabet:
         self._ranks: dict[str, int] = {}
         self._by_rank: dict[int, str] = {}
 
-    def learn(self, pairs: Iterable[tuple[str, str]]) -> None:
+    def load_characters(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Get to know all characters of these texts, and some between: one statement, if there are new ones."""
         needed = {"", *_PRINTABLE}
         for low, high in pairs:

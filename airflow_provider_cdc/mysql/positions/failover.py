@@ -72,7 +72,7 @@ def _taken_over(connection: Connection[Any], server: str, open_at: OpenAt, offse
     # Those without captured rows may have been prepared in a file before the one that was read.
     xa = {parse_entry(text)[0]: text for text in offset.xa} | place.xa
     xas, numbered = tuple(sorted(xa.values())), not is_mariadb(connection)
-    new_offset = Offset(server, place.at, str(place.gtids), xas, str(already_applied), numbered=numbered)
+    new_offset = Offset(server, place.at, str(place.gtids), xas, str(already_applied), gtid_mode_on=numbered)
     return with_beginning(new_offset, open_at)
 
 

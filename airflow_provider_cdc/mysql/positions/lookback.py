@@ -31,7 +31,7 @@ class LookBack:
     Files are walked from their beginning to the place, or to their end, the newest first; each once, and none before
     the one that has what is looked for. The newest mention of a name counts, for names are used again.
 
-    :param at: the place, between two transactions.
+    :param position: the place, between two transactions.
     :param files: the server's binlog files in their order, and the size of each.
     :param open_at: opens a binlog stream at a position, beside the one that is being read.
     :param captured: captured tables.
@@ -45,17 +45,17 @@ class LookBack:
         captured: Captured,
         remedy: str = _FRESH,
     ) -> None:
-        self.at, self._files, self._open_at, self._captured, self._remedy = at, files, open_at, captured, remedy
-        self._walked: dict[str, dict[str, Position | None]] = {}
+        self.position, self._files, self._open_at, self._captured, self._remedy = at, files, open_at, captured, remedy
+        self._scanned_files: dict[str, dict[str, Position | None]] = {}
 
-    def rows(self, xa_commit: Transaction) -> tuple[RowsEvent, ...]:
+    def prepared_rows(self, xa_commit: Transaction) -> tuple[RowsEvent, ...]:
         """The rows of captured tables of an XA transaction that is prepared at the place and ends behind it.
 
         :param xa_commit: its XA COMMIT.
         :raises UnknownPrepareError: if they are not in the binlog.
         """
         xid = str(xa_commit.xa_finished)
-        place = self.place(xid)
+        place = self.prepare_position(xid)
         if place is None:
             raise UnknownPrepareError(
                 f"XA transaction {xid} is committed at {Position(xa_commit.file, xa_commit.start_position)}, and what it changed "
@@ -64,25 +64,25 @@ class LookBack:
             )
         return read_prepared([entry(xid, place)], self._open_at, self._captured)[xid]
 
-    def entry(self, xid: str) -> str | None:
+    def offset_entry(self, xid: str) -> str | None:
         """How an offset at the place lists an XA transaction; ``None`` if the binlog does not say that it is open."""
-        place = self.place(xid)
+        place = self.prepare_position(xid)
         if place is None:
             return None
         has_rows = read_prepared([entry(xid, place)], self._open_at, self._captured)[xid]
         return entry(xid, place if has_rows else None)
 
-    def place(self, xid: str) -> Position | None:
+    def prepare_position(self, xid: str) -> Position | None:
         """Where an XA transaction begins that is prepared at the place."""
         file_sizes = self._files()
-        for file in reversed([f for f in file_sizes if Position(f, 0) <= self.at]):
-            if file not in self._walked:
-                self._walked[file] = self._walk(file, min(self.at, Position(file, file_sizes[file])))
-            if xid in self._walked[file]:
-                return self._walked[file][xid]
+        for file in reversed([f for f in file_sizes if Position(f, 0) <= self.position]):
+            if file not in self._scanned_files:
+                self._scanned_files[file] = self._scan_file(file, min(self.position, Position(file, file_sizes[file])))
+            if xid in self._scanned_files[file]:
+                return self._scanned_files[file][xid]
         return None
 
-    def _walk(self, file: str, high: Position) -> dict[str, Position | None]:
+    def _scan_file(self, file: str, high: Position) -> dict[str, Position | None]:
         """Where those begin that are prepared in a file and stay open; ``None`` for those that end there only."""
         from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import (
             BinlogReader,  # compiled: not for drivers, see SnapshotJob.read

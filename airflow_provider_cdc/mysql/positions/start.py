@@ -48,26 +48,26 @@ Found = Callable[["Place", Transaction | Reached], bool]
 class Place:
     """A place between two transactions, and what lies at or before it.
 
-    :param at: the place.
+    :param position: the place.
     :param gtids: GTIDs at or before it.
-    :param xa: XA transactions that were prepared in its file and are open there.
+    :param open_xa: XA transactions that were prepared in its file and are open there.
     """
 
-    at: Position
+    position: Position
     gtids: GtidSet | MariadbPosition
-    xa: dict[str, str] = field(default_factory=dict)
+    open_xa: dict[str, str] = field(default_factory=dict)
 
-    def take(self, item: Transaction | Reached) -> None:
+    def advance(self, item: Transaction | Reached) -> None:
         """Go on behind an item."""
-        self.at = Position(item.file, item.position)
+        self.position = Position(item.file, item.position)
         if isinstance(item, Transaction):
             if item.gtid:
                 self.gtids = self.gtids.add(item.gtid)
             if item.xa_prepared is not None:
                 began = Position(item.file, item.start_position)
-                self.xa[item.xa_prepared] = entry(item.xa_prepared, began)
+                self.open_xa[item.xa_prepared] = entry(item.xa_prepared, began)
             if item.xa_finished is not None:
-                self.xa.pop(item.xa_finished, None)
+                self.open_xa.pop(item.xa_finished, None)
 
 
 def plan_from(
@@ -135,17 +135,17 @@ class PlaceFinder:
             raise NotReadyError("the server has no binary log", "Start it with --log-bin and binlog_format=ROW")
         self.mariadb = is_mariadb(connection)
 
-    def beginning(self, file: str) -> Place:
+    def file_start(self, file: str) -> Place:
         """The beginning of a file."""
         return Place(Position(file, FIRST_POSITION), before(self.connection, file))
 
-    def position(self, wanted: Position) -> Place:
+    def at_position(self, wanted: Position) -> Place:
         """A position that somebody gave."""
         if wanted.file not in self.files:
             raise NotReadyError(
                 f"{_KEY}: binlog file {wanted.file} is not on the server", f"It has {self.files[0]} to {self.files[-1]}"
             )
-        place = self.search(wanted.file, lambda place, item: wanted < Position(item.file, item.position))
+        place = self.search_from(wanted.file, lambda place, item: wanted < Position(item.file, item.position))
         if place.at != wanted:
             raise NotReadyError(
                 f"{_KEY}: no transaction ends at {wanted}",
@@ -153,27 +153,27 @@ class PlaceFinder:
             )
         return place
 
-    def moment(self, wanted: datetime) -> Place:
+    def at_time(self, wanted: datetime) -> Place:
         """The place before the first transaction, in the order of the binlog, that was committed then or later."""
         seconds = wanted.timestamp()
         if seconds > server_time(self.connection):
             raise NotReadyError(f"{_KEY}: {wanted.isoformat()} is in the future of the server", "Use latest")
         # What was committed before a file was begun is in the files before it. The file tells whole seconds.
-        index = bisect_right(self.files, seconds - 1, key=self._began) - 1
-        first = self.beginning(self.files[0])
+        index = bisect_right(self.files, seconds - 1, key=self._file_start_time) - 1
+        first = self.file_start(self.files[0])
         if index < 0 and (split_file(self.files[0])[1] != 1 or str(first.gtids)):
-            began = datetime.fromtimestamp(self._began(self.files[0]), UTC)
+            began = datetime.fromtimestamp(self._file_start_time(self.files[0]), UTC)
             raise NotReadyError(
                 f"{_KEY}: {wanted.isoformat()} is before the first remaining binlog, {self.files[0]}",
                 f"It was begun at {began.isoformat()}; use a later time, or earliest",
             )
         micros = round(seconds * 1e6)
-        return self.search(
+        return self.search_from(
             self.files[max(index, 0)],
             lambda place, item: isinstance(item, Transaction) and item.commit_us >= micros,
         )
 
-    def gtid_set(self, text: str) -> Place:
+    def at_gtid_set(self, text: str) -> Place:
         """The first place at or before which are exactly the GTIDs of a set."""
         try:
             wanted = (MariadbPosition if self.mariadb else GtidSet).parse(text)
@@ -184,9 +184,9 @@ class PlaceFinder:
             ) from None
         if isinstance(wanted, GtidSet):
             self._check_executed(wanted)
-        file = self.before(wanted)
+        file = self.newest_file_before(wanted)
         if file is None:
-            first, gap = self.beginning(self.files[0]), ""
+            first, gap = self.file_start(self.files[0]), ""
             if isinstance(wanted, GtidSet) and isinstance(first.gtids, GtidSet):
                 gap = f"; the set lacks {first.gtids.subtract(wanted)} of that"
             raise NotReadyError(
@@ -206,14 +206,14 @@ class PlaceFinder:
                 )
             return False
 
-        place = self.search(file, complete)
+        place = self.search_from(file, complete)
         if not _held(wanted, place.gtids):
             raise NotReadyError(f"{_KEY}: the server does not have all of {text[:80]}", f"It has {place.gtids}")
         return place
 
-    def before(self, wanted: GtidSet | MariadbPosition) -> str | None:
+    def newest_file_before(self, wanted: GtidSet | MariadbPosition) -> str | None:
         """The newest file that begins with nothing but GTIDs of a set."""
-        return next((f for f in reversed(self.files) if _held(self.beginning(f).gtids, wanted)), None)
+        return next((f for f in reversed(self.files) if _held(self.file_start(f).gtids, wanted)), None)
 
     def _check_executed(self, wanted: GtidSet) -> None:
         end = time.monotonic() + _COMMIT_SECONDS
@@ -231,9 +231,9 @@ class PlaceFinder:
                 )
             time.sleep(0.2)
 
-    def search(self, file: str, is_found: Found) -> Place:
+    def search_from(self, file: str, is_found: Found) -> Place:
         """Read on from the beginning of a file; the place before the item at which the search ends, or the end."""
-        place = self.beginning(file)
+        place = self.file_start(file)
         while True:
             try:
                 with closing(self.open_at(place.at)) as stream:
@@ -247,7 +247,7 @@ class PlaceFinder:
                     raise
                 place.at = at
 
-    def _began(self, file: str) -> float:
+    def _file_start_time(self, file: str) -> float:
         began = file_began(self.open_at, file)
         if began is None:
             raise NotReadyError(f"{_KEY}: binlog file {file} does not say when it was begun", "Use file and position")

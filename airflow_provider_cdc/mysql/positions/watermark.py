@@ -64,7 +64,7 @@ class Watermarks(ABC):
     """
 
     #: Why the last low watermark lies farther back than it need, and what helps; empty if it does not.
-    doubt = ""
+    imprecision = ""
 
     def __init__(self, connection: Connection[Any], server: str | None = None) -> None:
         self.connection = connection
@@ -85,19 +85,19 @@ class Watermarks(ABC):
 
         The binlog is written before the engine commits, so the end of the log after a read bounds what was read.
         """
-        return self.bound()
+        return self.high_in_view()
 
     @abstractmethod
-    def hold(self) -> None:
+    def hold_view(self) -> None:
         """After :meth:`low`: keep one read view for all SELECTs up to :meth:`release`."""
 
-    def bound(self) -> tuple[Position, int]:
+    def high_in_view(self) -> tuple[Position, int]:
         """Like :meth:`high`, but a view that is held stays."""
         at = binlog_end(self.connection)
         same_server(identity(self.connection), self._server)
         return at, int(value(self.connection, f"SELECT {_CLOCK}") or 0)
 
-    def release(self) -> None:
+    def release_view(self) -> None:
         """End a view that is held, and with it the transaction that it is the view of."""
         rows(self.connection, "COMMIT")
 
@@ -118,13 +118,13 @@ class _Seen:
 
     :param owned: owners of GTIDs that were looked at after the position: whatever stands at or before it and is not
         visible is theirs.
-    :param when: time of the look.
+    :param observed_at: time of the look.
     """
 
     at: Position
     mode: str
     owned: str
-    when: float
+    observed_at: float
 
 
 class _MySQL(Watermarks):
@@ -136,22 +136,22 @@ class _MySQL(Watermarks):
 
     def __init__(self, connection: Connection[Any], server: str | None = None) -> None:
         super().__init__(connection, server)
-        self._stuck: frozenset[str] = frozenset()  # owners that did not end in time: not waited for again
-        self._flushed: Position | None = None
-        self._seen: _Seen | None = None
-        self._may_status = True
+        self._stuck_gtids: frozenset[str] = frozenset()  # owners that did not end in time: not waited for again
+        self._flushed_at: Position | None = None
+        self._last_end: _Seen | None = None
+        self._may_read_log_status = True
 
     def low(self, timeout: float = BARRIER_SECONDS, *, force_new: bool = False) -> Position:
         """See :meth:`Watermarks.low`."""
         end = time.monotonic() + timeout
         if force_new:
-            self._flushed = None
-        seen, self._seen = self._seen, None
+            self._flushed_at = None
+        seen, self._last_end = self._last_end, None
         if force_new or seen is None or time.monotonic() - seen.when > _NEXT_SECONDS:
-            seen = self._look()[0]
+            seen = self._observe_end()[0]
         position, mode = seen.at, seen.mode
         if mode != "ON":
-            at = self._locked()
+            at = self._position_under_lock()
             if at is None:
                 raise NotReadyError(
                     f"gtid_mode is {mode}, and the user has no grant for a low watermark without GTIDs", _GRANTS
@@ -159,26 +159,26 @@ class _MySQL(Watermarks):
             self._wait_for_xa(open_xa(self.connection), end)
             return at
         noted = frozenset(parse_owned(seen.owned))
-        still_owned = noted and (noted & self._stuck or wait_for(noted, self._owned, end))
+        still_owned = noted and (noted & self._stuck_gtids or wait_for(noted, self._owned_gtids, end))
         if not still_owned:
             return position
-        self._stuck |= still_owned
-        locked_position = self._locked()
+        self._stuck_gtids |= still_owned
+        locked_position = self._position_under_lock()
         if locked_position is None:
-            raise self._timed_out(still_owned, position, timeout)
+            raise self._timeout_error(still_owned, position, timeout)
         self._wait_for_xa(open_xa(self.connection), time.monotonic() + timeout)
         return locked_position
 
-    def hold(self) -> None:
+    def hold_view(self) -> None:
         """See :meth:`Watermarks.hold`."""
         rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
 
-    def bound(self) -> tuple[Position, int]:
+    def high_in_view(self) -> tuple[Position, int]:
         """See :meth:`Watermarks.bound`."""
-        self._seen, clock = self._look()
-        return self._seen.at, clock
+        self._last_end, clock = self._observe_end()
+        return self._last_end.at, clock
 
-    def _look(self) -> tuple[_Seen, int]:
+    def _observe_end(self) -> tuple[_Seen, int]:
         """The end of the binlog, then who owns a GTID, and the time.
 
         In this order: who owns a GTID at or before the position and is not visible still owns it afterwards. And where
@@ -190,10 +190,10 @@ class _MySQL(Watermarks):
         same_server(str(server), self._server)
         return _Seen(at, mode or "", owned or "", when), int(clock or 0)
 
-    def _owned(self) -> frozenset[str]:
+    def _owned_gtids(self) -> frozenset[str]:
         return frozenset(parse_owned(value(self.connection, "SELECT @@global.gtid_owned") or ""))
 
-    def _timed_out(self, left: frozenset[str], at: Position, timeout: float) -> TransientError:
+    def _timeout_error(self, left: frozenset[str], at: Position, timeout: float) -> TransientError:
         owners = parse_owned(value(self.connection, "SELECT @@global.gtid_owned") or "")
         named = [
             f"{gtid} (connection {', '.join(map(str, owners[gtid]))})" if owners.get(gtid) else gtid
@@ -205,9 +205,9 @@ class _MySQL(Watermarks):
             f"connection), then run again. To continue in spite of it: {_GRANTS.rpartition(', or set')[0]}",
         )
 
-    def _locked(self) -> Position | None:
+    def _position_under_lock(self) -> Position | None:
         """A position behind which nothing but ends of XA transactions can be invisible; ``None`` without the grants."""
-        if self._may_status:
+        if self._may_read_log_status:
             try:
                 log_status = rows(
                     self.connection,
@@ -216,15 +216,15 @@ class _MySQL(Watermarks):
                 )
                 return Position(str(log_status[0][0]), int(log_status[0][1] or 0))
             except NotReadyError:
-                self._may_status = False
+                self._may_read_log_status = False
         now = binlog_end(self.connection)
-        if self._flushed and self._flushed.file == now.file and now.position < FLUSH_BYTES:
-            return self._flushed
+        if self._flushed_at and self._flushed_at.file == now.file and now.position < FLUSH_BYTES:
+            return self._flushed_at
         if not _flush(self.connection):
             return None
         # Whatever file is in use now: its beginning waited for all commits in the files before it.
-        self._flushed = Position(binlog_end(self.connection).file, 4)
-        return self._flushed
+        self._flushed_at = Position(binlog_end(self.connection).file, 4)
+        return self._flushed_at
 
 
 class _MariaDB(Watermarks):
@@ -239,40 +239,40 @@ class _MariaDB(Watermarks):
       invisible. Behind the event that says that they are done it is exact; else the head of the file is the bound.
     """
 
-    _exact: Position | None = None
-    _file: SettledFile | None = None
-    _flushed = False
+    _view_position: Position | None = None
+    _checkpointed: SettledFile | None = None
+    _has_flushed = False
 
     def low(self, timeout: float = BARRIER_SECONDS, *, force_new: bool = False) -> Position:
         """See :meth:`Watermarks.low`."""
         same_server(identity(self.connection), self._server)
         end = time.monotonic() + timeout
-        at, xa_committed = self._open()
-        if not (self._file and self._file.tells(at)):
+        at, xa_committed = self._open_view()
+        if not (self._checkpointed and self._checkpointed.tells(at)):
             # The view ends here; what the next one may be told of its position is known before it is opened.
-            self._file = self._settled(end)
-            at, xa_committed = self._open()
-        if force_new and not self._file.tells(at) and not self._flushed and _flush(self.connection):
-            self._flushed = True  # once: behind a new file of a server that is written to, the next transaction helps
-            self._file = self._settled(end)
-            at, xa_committed = self._open()
-        is_exact = self._file.tells(at)
-        self.doubt = "" if is_exact else _UNTOLD.format(at=at)
-        self._exact = at
+            self._checkpointed = self._wait_for_checkpoint(end)
+            at, xa_committed = self._open_view()
+        if force_new and not self._checkpointed.tells(at) and not self._has_flushed and _flush(self.connection):
+            self._has_flushed = True  # once: behind a new file of a server that is written to, the next transaction helps
+            self._checkpointed = self._wait_for_checkpoint(end)
+            at, xa_committed = self._open_view()
+        is_exact = self._checkpointed.tells(at)
+        self.imprecision = "" if is_exact else _UNTOLD.format(at=at)
+        self._view_position = at
         if xa_committed or not is_exact:
-            self._exact = None
+            self._view_position = None
             self._wait_for_xa(open_xa(self.connection), end)
-            self._view()
-        return at if is_exact else self._file.head
+            self._start_view()
+        return at if is_exact else self._checkpointed.head
 
-    def _open(self) -> tuple[Position, bool]:
+    def _open_view(self) -> tuple[Position, bool]:
         """Open a view; the position that the server tells, and whether an XA COMMIT may have been going on."""
         # Counted first, then listed: what is neither has ended before the view, or begins after the second count.
-        begun, going_on = self._xa_commits(), open_xa(self.connection)
-        at = self._view()
-        return at, bool(going_on) or self._xa_commits() != begun
+        begun, going_on = self._count_xa_commits(), open_xa(self.connection)
+        at = self._start_view()
+        return at, bool(going_on) or self._count_xa_commits() != begun
 
-    def _settled(self, end: float) -> SettledFile:
+    def _wait_for_checkpoint(self, end: float) -> SettledFile:
         if value(self.connection, "SELECT @@global.binlog_optimize_thread_scheduling") != "1":
             raise NotReadyError(
                 "binlog_optimize_thread_scheduling is OFF: transactions of a group become visible one by one, and the "
@@ -280,7 +280,7 @@ class _MariaDB(Watermarks):
                 "Start the server with binlog_optimize_thread_scheduling=ON, its default",
             )
         rows(self.connection, "COMMIT")
-        while (checkpointed := self._look_for_settled()) is None:
+        while (checkpointed := self._find_checkpoint()) is None:
             if time.monotonic() > end:
                 raise TransientError(
                     "the server has not recorded in its newest binlog file that the transactions of the files before "
@@ -291,7 +291,7 @@ class _MariaDB(Watermarks):
             time.sleep(0.05)
         return checkpointed
 
-    def _look_for_settled(self) -> SettledFile | None:
+    def _find_checkpoint(self) -> SettledFile | None:
         file = binlog_end(self.connection).file
         try:
             return settled(self.connection, file)
@@ -309,25 +309,25 @@ class _MariaDB(Watermarks):
 
     def high(self) -> tuple[Position, int]:
         """See :meth:`Watermarks.high`."""
-        high = self.bound()
-        self.release()
+        high = self.high_in_view()
+        self.release_view()
         return high
 
-    def hold(self) -> None:
+    def hold_view(self) -> None:
         """See :meth:`Watermarks.hold`: the view has been open since :meth:`low`."""
 
-    def bound(self) -> tuple[Position, int]:
+    def high_in_view(self) -> tuple[Position, int]:
         """See :meth:`Watermarks.bound`."""
         at, clock = super().bound()
-        if self._exact and at < self._exact:
-            raise OtherHistoryError(f"the binlog of the server ends at {at}, and had reached {self._exact} before")
-        return self._exact or at, clock
+        if self._view_position and at < self._view_position:
+            raise OtherHistoryError(f"the binlog of the server ends at {at}, and had reached {self._view_position} before")
+        return self._view_position or at, clock
 
-    def _xa_commits(self) -> str:
+    def _count_xa_commits(self) -> str:
         """How many XA COMMIT statements have begun on the server."""
         return pairs(self.connection, "SHOW GLOBAL STATUS LIKE 'Com_xa_commit'")["Com_xa_commit"]
 
-    def _view(self) -> Position:
+    def _start_view(self) -> Position:
         rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
         status = pairs(self.connection, "SHOW STATUS LIKE 'binlog\\_snapshot\\_%'")
         return Position(status["Binlog_snapshot_file"], int(status["Binlog_snapshot_position"]))
@@ -347,7 +347,7 @@ def low_watermark(connection: Connection[Any], server: str | None = None, timeou
     marks, numbered = watermarks(connection, server), is_numbered(connection)
     at = marks.low(timeout)
     marks.high()
-    return Offset(identity(connection), at, _gtids(connection, at), numbered=numbered)
+    return Offset(identity(connection), at, _gtids(connection, at), gtid_mode_on=numbered)
 
 
 def _gtids(connection: Connection[Any], at: Position) -> str:

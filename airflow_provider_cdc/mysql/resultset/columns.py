@@ -95,57 +95,57 @@ class Columns:
     """
 
     def __init__(self, schema: pa.Schema, kinds: tuple[tuple[int, int], ...]) -> None:
-        self.schema, self.kinds, self.rows = schema, kinds, 0
+        self.schema, self.kinds, self.row_capacity = schema, kinds, 0
         #: What the kernel is told of the columns: addresses of the arrays below, and how much room they have.
-        self.lines = np.zeros((len(kinds), kernel.FIELDS), np.int64)
+        self.column_lines = np.zeros((len(kinds), kernel.FIELDS), np.int64)
         self._values = [np.zeros(0, np.uint8)] * len(kinds)
         self._offsets = [np.zeros(1, np.int32)] * len(kinds)
         self._validity = [np.zeros(0, np.uint8)] * len(kinds)
-        self.lines[:, kernel.KIND] = [kind for kind, _ in kinds]
-        self.lines[:, kernel.SCALE] = [scale for _, scale in kinds]
+        self.column_lines[:, kernel.KIND] = [kind for kind, _ in kinds]
+        self.column_lines[:, kernel.SCALE] = [scale for _, scale in kinds]
         for i, (kind, _) in enumerate(kinds):
             if kind == kernel.BYTES:
-                self.make_room(i, _FIRST_BYTES)
-        self.more_rows(_FIRST_ROWS)
+                self.grow_column(i, _FIRST_BYTES)
+        self.grow_rows(_FIRST_ROWS)
 
     @property
-    def size(self) -> int:
+    def allocated_bytes(self) -> int:
         """Bytes of all the space."""
         return sum(a.nbytes for arrays in (self._values, self._offsets, self._validity) for a in arrays)
 
-    def more_rows(self, rows: int | None = None) -> None:
+    def grow_rows(self, rows: int | None = None) -> None:
         """Make space for so many rows, or for twice as many as there is space for."""
-        self.rows = rows or 2 * self.rows
+        self.row_capacity = rows or 2 * self.row_capacity
         for i, (kind, _) in enumerate(self.kinds):
-            self._validity[i] = enlarged(self._validity[i], self.rows // 8 + 1, 0xFF)
+            self._validity[i] = enlarged(self._validity[i], self.row_capacity // 8 + 1, 0xFF)
             if kind == kernel.BYTES:
-                self._offsets[i] = enlarged(self._offsets[i], self.rows + 1)
+                self._offsets[i] = enlarged(self._offsets[i], self.row_capacity + 1)
             else:
-                self._values[i] = enlarged(self._values[i], self.rows * _WIDTHS[kind])
-            self._tell(i)
+                self._values[i] = enlarged(self._values[i], self.row_capacity * _WIDTHS[kind])
+            self._update_addresses(i)
 
-    def make_room(self, column: int, size: int) -> None:
+    def grow_column(self, column: int, size: int) -> None:
         """Make space for so many bytes in a column of strings, or for twice as many as there is space for."""
-        size = max(size, min(2 * int(self.lines[column, kernel.CAPACITY]), buffers.LARGEST))
+        size = max(size, min(2 * int(self.column_lines[column, kernel.CAPACITY]), buffers.LARGEST))
         self._values[column] = enlarged(self._values[column], size + kernel.SLACK)
-        self.lines[column, kernel.CAPACITY] = size
-        self._tell(column)
+        self.column_lines[column, kernel.CAPACITY] = size
+        self._update_addresses(column)
 
-    def take(self, rows: int) -> pa.RecordBatch:
+    def copy_batch(self, rows: int) -> pa.RecordBatch:
         """The first rows, copied out of the space.
 
         :raises UnfitValue: for text that is not UTF-8.
         """
-        arrays = [self._array(i, field.type, rows) for i, field in enumerate(self.schema)]
+        arrays = [self._to_arrow(i, field.type, rows) for i, field in enumerate(self.schema)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _array(self, i: int, wanted: pa.DataType, rows: int) -> pa.Array:
+    def _to_arrow(self, i: int, wanted: pa.DataType, rows: int) -> pa.Array:
         kind, validity, used = self.kinds[i][0], None, (rows + 7) // 8
-        if self.lines[i, kernel.NULLS]:
+        if self.column_lines[i, kernel.NULLS]:
             validity = copied(self._validity[i][:used])
             # The row that comes next may have been begun already: its bit, too.
             self._validity[i][: rows // 8 + 1] = 0xFF
-            self.lines[i, kernel.NULLS] = 0
+            self.column_lines[i, kernel.NULLS] = 0
         if kind != kernel.BYTES:
             values = copied(self._values[i][: rows * _WIDTHS[kind]])
             array = pa.Array.from_buffers(wanted, rows, [validity, values])
@@ -168,7 +168,7 @@ class Columns:
                 raise UnfitValue(i, "damaged", str(error)) from None
         return array
 
-    def _tell(self, i: int) -> None:
-        self.lines[i, kernel.VALUES] = self._values[i].ctypes.data
-        self.lines[i, kernel.OFFSETS] = self._offsets[i].ctypes.data
-        self.lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data
+    def _update_addresses(self, i: int) -> None:
+        self.column_lines[i, kernel.VALUES] = self._values[i].ctypes.data
+        self.column_lines[i, kernel.OFFSETS] = self._offsets[i].ctypes.data
+        self.column_lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data

@@ -84,24 +84,24 @@ class _Reader:
     def __init__(self) -> None:
         self._data: Any = np.empty(_BLOCK + kernel.SLACK, np.uint8)
         self._state = np.zeros(kernel.STATE, np.int64)
-        self._at = self._end = self._number = 0
+        self._at = self._end = self._packet_number = 0
         self._receive: Callable[[memoryview], int] = lambda _: 0
         self._columns: Columns | None = None
-        self._known: list[bytes] = []
+        self._definitions: list[bytes] = []
         self._nulls: Set[str] = frozenset()
-        self._piece: int | None = None
+        self._batch_bytes: int | None = None
 
-    def definitions(self, wire: Any, count: int) -> list[bytes]:
+    def read_definitions(self, wire: Any, count: int) -> list[bytes]:
         """Read the definitions of so many columns, the second to last packets of an answer."""
         # Past the driver's buffer: with the end of an answer in that, its readinto1 would wait for more.
-        self._receive, self._at, self._end, self._number = wire._rfile.raw.readinto, 0, 0, 2
+        self._receive, self._at, self._end, self._packet_number = wire._rfile.raw.readinto, 0, 0, 2
         buffered = wire._rfile.read(len(wire._rfile.peek()))  # what the driver has received of it
         self._make_room(len(buffered))
         self._data[: len(buffered)] = np.frombuffer(buffered, np.uint8)
         self._end = len(buffered)
-        definitions = [self._packet() for _ in range(count)]
+        definitions = [self._read_packet() for _ in range(count)]
         if not wire.client_flag & wire.server_capabilities & CLIENT.DEPRECATE_EOF:
-            self._packet()
+            self._read_packet()
         return definitions
 
     def prepare(self, definitions: list[bytes], schema: pa.Schema, nulls: Set[str], batch_bytes: int | None) -> None:
@@ -109,10 +109,10 @@ class _Reader:
 
         :param batch_bytes: bytes of space after which what there is is handed on.
         """
-        self._piece = batch_bytes
+        self._batch_bytes = batch_bytes
         space = self._columns
         known = space is not None and schema.equals(space.schema) and (batch_bytes is None or space.size < batch_bytes)
-        if known and definitions == self._known and nulls == self._nulls:
+        if known and definitions == self._definitions and nulls == self._nulls:
             return
         if len(definitions) != len(schema):
             raise OtherColumnsError(f"the server sends {len(definitions)} columns, not {len(schema)}", _ALTERED)
@@ -127,9 +127,9 @@ class _Reader:
                     f"column {field.name}: the server's type {tail[7]} is not {field.type}", _ALTERED
                 )
             kinds.append((kind[0], 1) if kind[0] in (kernel.DATE, kernel.DATETIME) and field.name in nulls else kind)
-        self._columns, self._known, self._nulls = Columns(schema, tuple(kinds)), definitions, nulls
+        self._columns, self._definitions, self._nulls = Columns(schema, tuple(kinds)), definitions, nulls
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
+    def read_rows(self) -> Iterator[pa.RecordBatch]:
         """Read the rows, to the end of the answer."""
         buffers_of_columns, state = self._columns, self._state
         assert buffers_of_columns is not None
@@ -138,18 +138,18 @@ class _Reader:
         while True:
             yield from batches
             batches.clear()
-            state[kernel.AT], state[kernel.NUMBER] = self._at, self._number
+            state[kernel.AT], state[kernel.NUMBER] = self._at, self._packet_number
             why = kernel.read_rows(self._data, self._end, buffers_of_columns.lines, buffers_of_columns.rows, state)
-            self._at, self._number = int(state[kernel.AT]), int(state[kernel.NUMBER])
+            self._at, self._packet_number = int(state[kernel.AT]), int(state[kernel.NUMBER])
             if why == kernel.LARGE:
-                why = self._large_row(batches)
+                why = self._read_large_row(batches)
             if why == kernel.MORE:
-                self._fill(int(state[kernel.WANTED]))
+                self._receive_more(int(state[kernel.WANTED]))
             elif why == kernel.OTHER:
                 break
             elif why != kernel.READ:
-                self._resolve(why, batches)
-        last = self._packet()
+                self._handle_stop(why, batches)
+        last = self._read_packet()
         if last[0] == 0xFF:
             raise_mysql_exception(last)  # the server gave up in the middle
         if last[0] != 0xFE:
@@ -158,9 +158,9 @@ class _Reader:
         if buffers_of_columns.size > _KEPT_BYTES:
             self._columns = None
 
-    def _large_row(self, batches: list[pa.RecordBatch]) -> int:
+    def _read_large_row(self, batches: list[pa.RecordBatch]) -> int:
         """Read a row that is longer than a packet can be."""
-        space, state, packet = self._columns, self._state, bytearray(self._packet())
+        space, state, packet = self._columns, self._state, bytearray(self._read_packet())
         assert space is not None
         size = len(packet)
         data = np.frombuffer(packet + bytes(kernel.SLACK), np.uint8)
@@ -171,14 +171,14 @@ class _Reader:
             if why == kernel.READ:
                 state[kernel.ROW] += 1
                 return why
-            self._resolve(why, batches)
+            self._handle_stop(why, batches)
 
-    def _resolve(self, why: int, batches: list[pa.RecordBatch]) -> None:
+    def _handle_stop(self, why: int, batches: list[pa.RecordBatch]) -> None:
         """Do what has to be done before the kernel can go on."""
         space, state = self._columns, self._state
         assert space is not None
         column = int(state[kernel.COLUMN])
-        full = self._piece is not None and space.size >= self._piece and state[kernel.ROW]
+        full = self._batch_bytes is not None and space.size >= self._batch_bytes and state[kernel.ROW]
         if why == kernel.ROWS and not full:
             space.more_rows()
         elif why in (kernel.ROWS, kernel.ROOM):
@@ -192,24 +192,24 @@ class _Reader:
         else:
             raise _nonsense("packets out of order" if why == kernel.SEQUENCE else "a row that cannot be understood")
 
-    def _packet(self) -> bytes:
+    def _read_packet(self) -> bytes:
         pieces = []
         while True:
-            self._need(4)
+            self._ensure(4)
             size = int.from_bytes(self._data[self._at : self._at + 3].tobytes(), "little")
-            if self._data[self._at + 3] != self._number:
+            if self._data[self._at + 3] != self._packet_number:
                 raise _nonsense("packets out of order")
-            self._need(4 + size)
+            self._ensure(4 + size)
             pieces.append(self._data[self._at + 4 : self._at + 4 + size].tobytes())
-            self._at, self._number = self._at + 4 + size, (self._number + 1) & 255
+            self._at, self._packet_number = self._at + 4 + size, (self._packet_number + 1) & 255
             if size < _LARGEST_PACKET:
                 return b"".join(pieces)
 
-    def _need(self, size: int) -> None:
+    def _ensure(self, size: int) -> None:
         while self._end - self._at < size:
-            self._fill(size)
+            self._receive_more(size)
 
-    def _fill(self, size: int) -> None:
+    def _receive_more(self, size: int) -> None:
         """Receive what there is, making space for ``size`` bytes that have not been read yet."""
         left = self._end - self._at
         if self._at and (not left or self._at + size > len(self._data) - kernel.SLACK):

@@ -43,14 +43,14 @@ class Compaction:
     :param storage: that of the table's folder.
     :param partitioning: how it is partitioned.
     :param sources: paths, each with its dead rows (serialized).
-    :param key: name of the single integer key column.
+    :param stats_column: name of the single integer key column.
     :param partition: the one that all of them are in.
     """
 
     storage: Storage
     partitioning: Partitioning
     sources: tuple[tuple[str, bytes], ...]
-    key: str | None
+    stats_column: str | None
     partition: Partition = field(default_factory=dict, hash=False)
 
     def run(self) -> list[DataFile]:
@@ -70,7 +70,7 @@ class Compaction:
                 path,
                 schema,
                 chain.from_iterable(parts),
-                self.key,
+                self.stats_column,
                 partition=self.partition,
                 group_rows=self.partitioning.group_rows,
             )

@@ -41,28 +41,28 @@ _FEED_ROWS = 4096
 class Options:
     """How a table is kept.
 
-    :param vectors: rows die by deletion vectors; else files are written anew.
+    :param deletion_vectors: rows die by deletion vectors; else files are written anew.
     :param index_bytes: what the index of its keys may take in memory.
     :param deletes: what becomes of rows that are deleted in the source; one of
         :data:`~airflow_provider_cdc.config.deletes.DELETES`.
     :param properties: what the table's configuration has beside what the project decides.
-    :param columns: metadata of columns.
+    :param column_metadata: metadata of columns.
     :param adopt: whether a table that something else has made is taken over.
-    :param nullable: names of the columns that may be NULL in the source.
+    :param nullable_columns: names of the columns that may be NULL in the source.
     :param partitioned_by: columns, and parts of dates.
     """
 
-    vectors: bool = True
+    deletion_vectors: bool = True
     index_bytes: int = 1 << 28
     deletes: str = HARD
     properties: Mapping[str, str] = field(default_factory=dict)
-    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    column_metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     adopt: bool = False
-    nullable: frozenset[str] = frozenset()
+    nullable_columns: frozenset[str] = frozenset()
     partitioned_by: tuple[Part, ...] = ()
 
     @property
-    def group_rows(self) -> int | None:
+    def row_group_size(self) -> int | None:
         """Rows of a row group, where single rows are read again."""
         return _FEED_ROWS if has_feed(self.properties) else None
 

@@ -39,47 +39,47 @@ class DeltaResumePoint:
     """
 
     def __init__(self, storage: Storage, pipeline: str) -> None:
-        self.target = DeltaTarget(storage, _SCHEMA, options=Options(vectors=False))
+        self.sink_table = DeltaTarget(storage, _SCHEMA, options=Options(deletion_vectors=False))
         self._storage = storage
         self._pipeline = pipeline
 
     def exists(self) -> bool:
         """Whether the table has been created."""
-        return self.target.exists()
+        return self.sink_table.exists()
 
     def markers(self) -> Markers:
         """The markers of the table."""
-        return self.target.markers()
+        return self.sink_table.markers()
 
     def raise_fence(self, fence: Fence) -> bool:
         """Raise a fence in the table; see :class:`~airflow_provider_cdc.sinks.protocol.Fenced`."""
-        written = self.target.raise_fence(fence)
-        self._tidy_if_due()
+        written = self.sink_table.raise_fence(fence)
+        self._clean_up_if_due()
         return written
 
     def create(self) -> None:
         """Create the table if it does not exist."""
-        self.target.create(self._pipeline, {LOG_RETENTION: "interval 1 hours"})
+        self.sink_table.create(self._pipeline, {LOG_RETENTION: "interval 1 hours"})
 
-    def forget_older(self, generation: int) -> None:
+    def forget_older_generation(self, generation: int) -> None:
         """Forget the resume point of an older snapshot.
 
         :param generation: number of the snapshot.
         """
-        if generation > 1 and self.target.exists():
-            self.target.begin_anew(self._pipeline, Fence(f"cdc/{self._pipeline}/generation", generation), [])
+        if generation > 1 and self.sink_table.exists():
+            self.sink_table.begin_anew(self._pipeline, Fence(f"cdc/{self._pipeline}/generation", generation), [])
 
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""
-        resume_state = self.stand()
+        resume_state = self.read_with_timeline()
         return resume_state[0] if resume_state else None
 
-    def stand(self) -> tuple[Offset, Lineage] | None:
+    def read_with_timeline(self) -> tuple[Offset, Lineage] | None:
         """The resume point and the lineage of its server, ``None`` before the first batch."""
-        if not self.target.exists():
+        if not self.sink_table.exists():
             return None
         # Not the time of the commit: it loads pandas.
-        rows = self.target.to_arrow().select(["offset", "lineage"]).to_pylist()
+        rows = self.sink_table.to_arrow().select(["offset", "lineage"]).to_pylist()
         if not rows:
             return None
         row = rows[0]
@@ -102,17 +102,17 @@ class DeltaResumePoint:
         def decide(log: Log) -> Edit:
             rows = pa.Table.from_pylist([row], schema=_SCHEMA)
             file = write_part(self._storage, _SCHEMA, [rows], None)
-            return Edit(gone=set(log.files), new=[(file, BitMap())])
+            return Edit(removed_files=set(log.files), added_files=[(file, BitMap())])
 
-        self.target.transact(decide, {}, fence)
-        self._tidy_if_due()
+        self.sink_table.transact(decide, {}, fence)
+        self._clean_up_if_due()
 
-    def _tidy_if_due(self) -> None:
+    def _clean_up_if_due(self) -> None:
         """Tidy when the version says so: most runs are too short for a count of their own commits to get anywhere."""
-        if self.target.is_due():
+        if self.sink_table.is_due():
             with suppress(TransientError):  # it is still due after the next commit
-                self.target.tidy()
+                self.sink_table.tidy()
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Delete what nobody needs; see :class:`~airflow_provider_cdc.sinks.protocol.ResumePoint`."""
-        self.target.tidy()
+        self.sink_table.tidy()

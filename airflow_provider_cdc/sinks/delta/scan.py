@@ -23,23 +23,23 @@ class FilePortion:
     :param storage: that of the table's folder.
     :param schema: schema of the table's rows.
     :param path: name in the folder.
-    :param size: bytes.
-    :param dead: rows of it that are dead (serialized).
+    :param size_bytes: bytes.
+    :param serialized_dead: rows of it that are dead (serialized).
     :param partition: values of the columns that are not in the file.
     """
 
     storage: Storage
     schema: pa.Schema
     path: str
-    size: int
-    dead: bytes
+    size_bytes: int
+    serialized_dead: bytes
     partition: Partition = field(default_factory=dict, hash=False)
 
-    def rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def read_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Row group by row group; see :class:`~airflow_provider_cdc.sinks.scanning.Portion`."""
         read_columns = [*columns, DELETED] if DELETED in self.schema.names else columns
         groups = row_groups(self.storage, self.path, self.schema, read_columns, self.partition, older=True)
-        for rows in alive(groups, BitMap.deserialize(self.dead)):
+        for rows in alive(groups, BitMap.deserialize(self.serialized_dead)):
             yield living(rows)
 
 

@@ -32,7 +32,7 @@ class DeltaSink:
 
     :param path: ``sink.path``.
     :param pipeline: name of the pipeline.
-    :param copies: patterns ``database.table`` of the tables that are merged by copies.
+    :param copy_on_write_tables: patterns ``database.table`` of the tables that are merged by copies.
     :param index_bytes: what the index of a table's keys may take in memory.
     :param access: what a connection says of the object store that the path names.
     :param deletes: what becomes of rows that are deleted in the source.
@@ -44,7 +44,7 @@ class DeltaSink:
 
     path: str
     pipeline: str
-    copies: tuple[str, ...] = ()
+    copy_on_write_tables: tuple[str, ...] = ()
     index_bytes: int = Options.index_bytes
     access: StoreAccess | None = None
     deletes: Deletes = ALL_HARD
@@ -59,7 +59,7 @@ class DeltaSink:
 
         :raises NotReadyError: if it cannot be partitioned, or have the properties, that the settings say.
         """
-        deletes, deletion_vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
+        deletes, deletion_vectors = self.deletes.of(table), not matches(self.copy_on_write_tables, table.database, table.name)
         partitioning = self._partitioning(table)
         properties = {**self.table_properties.of(*table.id), SOURCE: table.label}
         if has_feed(properties) and (reserved_names := hidden_by_feed(c.name for c in table.in_copy)):
@@ -76,15 +76,15 @@ class DeltaSink:
             properties,
             columns_of(table),
             adopt=self.adopt,
-            nullable=nullable,
+            nullable_columns=nullable,
             partitioned_by=partitioning.parts,
         )
-        return DeltaTarget(self._folder(table), partitioning.schema, table.key, table.integer_key, options)
+        return DeltaTarget(self._table_storage(table), partitioning.schema, table.key, table.integer_key, options)
 
-    def staging(self) -> DeltaStaging:
+    def change_staging(self) -> DeltaStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
         keyless_staging = FileStaging(self._storage, self._layout.staging)
-        return DeltaStaging(self._folder, keyless_staging, self.deletes, self._partitioning)
+        return DeltaStaging(self._table_storage, keyless_staging, self.deletes, self._partitioning)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
@@ -97,7 +97,7 @@ class DeltaSink:
         partitioning = replace(partitioning, group_rows=Options(properties=self.table_properties.of(*table.id)).group_rows)
         return replace(partitioning, schema=with_mark(partitioning.schema)) if self.deletes.of(table) == SOFT else partitioning
 
-    def _folder(self, table: TableSchema) -> Storage:
+    def _table_storage(self, table: TableSchema) -> Storage:
         return self._storage.within(self._layout.table(table))
 
     @property

@@ -27,28 +27,28 @@ class Slices:
     def __init__(self, storage: Storage, partitioning: Partitioning, row_identity: Keys) -> None:
         self.storage = storage
         self.schema = partitioning.schema
-        self._partitioning, self._keys = partitioning, row_identity
+        self._partitioning, self._row_identity = partitioning, row_identity
 
     def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot, beside the files of the table."""
         name = f"{SLICES}/{staging_path}.parquet"
         if self._partitioning:
-            partitioned_file = self._stage_parts(name, rows)
+            partitioned_file = self._stage_partitioned(name, rows)
             if partitioned_file.rows:
                 return partitioned_file
             rows = ()  # a file without rows: that of no partition
         try:
-            schema, stat = self._partitioning.stored, self._keys.stat
+            schema, stat = self._partitioning.stored, self._row_identity.stat
             flagged_rows = (marked(part, self.schema) for part in rows)
-            names, group_rows = self._keys.names, self._partitioning.group_rows
+            names, group_rows = self._row_identity.names, self._partitioning.group_rows
             return write_file(self.storage, name, schema, flagged_rows, stat, ordered_by=names, group_rows=group_rows)
         except BaseException:
             self.storage.delete(name)
             raise
 
-    def _stage_parts(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
+    def _stage_partitioned(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
         folder, _, base = name.removesuffix(".parquet").rpartition("/")
-        files = PartitionedFiles(self.storage, folder, base, self._partitioning, self._keys.stat, self._keys.names)
+        files = PartitionedFiles(self.storage, folder, base, self._partitioning, self._row_identity.stat, self._row_identity.names)
         try:
             for portion in gathered(rows):
                 files.add(marked(portion, self.schema))
@@ -57,7 +57,7 @@ class Slices:
             files.discard()
             raise
 
-    def staged(self, file: DataFile) -> bool:
+    def is_staged(self, file: DataFile) -> bool:
         """Whether its files are there, and of the size that was written."""
         sizes_match = all(self.storage.size(part.path) == part.size for part in file.files)
         return sizes_match and sum(part.size for part in file.files) == file.size
@@ -69,7 +69,7 @@ class Slices:
             partition = part.partition or dict.fromkeys(self._partitioning.names)  # of a slice without rows
             yield from row_groups(self.storage, part.path, self.schema, names, partition, older=True)
 
-    def discard(self, file: DataFile) -> None:
+    def discard_staged(self, file: DataFile) -> None:
         """Remove the files of a slice."""
         self.storage.delete(*(part.path for part in file.files))
 

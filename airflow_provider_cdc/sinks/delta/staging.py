@@ -64,72 +64,72 @@ class DeltaStaging:
         deletes: Deletes = ALL_HARD,
         partitioning_of: Callable[[TableSchema], Partitioning] = lambda table: Partitioning(table.sink_schema),
     ) -> None:
-        self._folder, self._aside, self._deletes, self._partitioning = table_storage, keyless_staging, deletes, partitioning_of
+        self._table_storage, self._keyless_staging, self._deletes, self._partitioning_of = table_storage, keyless_staging, deletes, partitioning_of
 
-    def writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
+    def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
         if not table.key:
-            return self._aside.writer(table, range_name)
+            return self._keyless_staging.writer(table, range_name)
         schema = table.sink_schema
-        if partitioning := self._partitioning(table):
-            return _PartitionedChanges(self._folder(table), range_name, partitioning, table)
+        if partitioning := self._partitioning_of(table):
+            return _PartitionedChanges(self._table_storage(table), range_name, partitioning, table)
         group_rows = partitioning.group_rows
         if self._deletes.of(table) == SOFT:  # a delete is a row of the table, too
-            return _MarkedChanges(self._folder(table), _file(range_name), with_mark(schema), group_rows)
-        return ChangeFile(self._folder(table), _file(range_name), schema, group_rows)
+            return _MarkedChanges(self._table_storage(table), _file(range_name), with_mark(schema), group_rows)
+        return ChangeFile(self._table_storage(table), _file(range_name), schema, group_rows)
 
-    def read(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
+    def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
         if not table.key:
-            return self._aside.read(table, range_names)
-        storage, schema = self._folder(table), table.sink_schema
-        if not self._partitioning(table):
-            return self._counting(table, pa.concat_tables([read_file(storage, _file(name), schema) for name in range_names]))
+            return self._keyless_staging.read(table, range_names)
+        storage, schema = self._table_storage(table), table.sink_schema
+        if not self._partitioning_of(table):
+            return self._without_ignored_deletes(table, pa.concat_tables([read_file(storage, _file(name), schema) for name in range_names]))
         row_places, files = _heads(storage, table, range_names)
         rows = [read_file(storage, file.path, schema, partition=file.partition) for file in files]
         first = np.cumsum([0, *(file.rows for file in files)])
         order = first[row_places[FILE].to_numpy()] + row_places[ROW].to_numpy()
-        return self._counting(table, pa.concat_tables([without_rows(schema), *rows]).take(pa.array(order, pa.int64())))
+        return self._without_ignored_deletes(table, pa.concat_tables([without_rows(schema), *rows]).take(pa.array(order, pa.int64())))
 
-    def changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
+    def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same without the values, and with the place of each."""
         if not table.key:
-            return self._aside.changes(table, range_names)
-        storage = self._folder(table)
-        if self._partitioning(table):
-            return self._counting(table, in_files(*_heads(storage, table, range_names)))
+            return self._keyless_staging.changes(table, range_names)
+        storage = self._table_storage(table)
+        if self._partitioning_of(table):
+            return self._without_ignored_deletes(table, in_files(*_heads(storage, table, range_names)))
         columns = _head_schema(table).names[:-2]
         files_and_rows = [described(storage, _file(n), table.sink_schema, columns, table.integer_key) for n in range_names]
-        return self._counting(table, placed(pa.concat_tables([rows for _, rows in files_and_rows]), [file for file, _ in files_and_rows]))
+        return self._without_ignored_deletes(table, placed(pa.concat_tables([rows for _, rows in files_and_rows]), [file for file, _ in files_and_rows]))
 
-    def _counting(self, table: TableSchema, changes: pa.Table) -> pa.Table:
+    def _without_ignored_deletes(self, table: TableSchema, changes: pa.Table) -> pa.Table:
         """Without deletes that are ignored: also not in the place of an earlier change of the same key."""
         return upserts(changes) if self._deletes.of(table) == IGNORE else changes
 
-    def applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
+    def discard_applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """They are part of the table, and if not, the commit has removed them."""
         if not table.key:
-            self._aside.applied(table, range_names)
-        elif self._partitioning(table):
-            self._folder(table).delete(*map(_file, range_names))
+            self._keyless_staging.applied(table, range_names)
+        elif self._partitioning_of(table):
+            self._table_storage(table).delete(*map(_file, range_names))
 
     def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove what is not to be applied."""
         if not table.key:
-            self._aside.discard(table, range_names)
+            self._keyless_staging.discard(table, range_names)
             return
-        storage, listed = self._folder(table), list(range_names)
-        if self._partitioning(table):
+        storage, listed = self._table_storage(table), list(range_names)
+        if self._partitioning_of(table):
             for name in listed:
                 with suppress(FileNotFoundError):
                     storage.delete(*(file.path for file in _heads(storage, table, [name])[1]))
         storage.delete(*map(_file, listed))
 
-    def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
+    def clear_older_epochs(self, tables: Iterable[TableSchema], epoch: int) -> None:
         """Remove what earlier epochs have left, and is not, and was not until recently, part of a table."""
-        self._aside.clear((), epoch)
+        self._keyless_staging.clear((), epoch)
         for table in tables:
-            storage = self._folder(table)
+            storage = self._table_storage(table)
             if names := of_earlier_epochs(storage, CHANGES, epoch):
                 log = Log(storage)
                 log.refresh()
@@ -144,38 +144,38 @@ class _PartitionedChanges:
     def __init__(self, storage: Storage, name: str, partitioning: Partitioning, table: TableSchema) -> None:
         folder, _, base = f"{CHANGES}/{name}".rpartition("/")
         self._files = PartitionedFiles(storage, folder, base, partitioning, table.integer_key)
-        self._schema, self._head_schema = partitioning.schema, _head_schema(table)
-        self._head = ChangeFile(storage, _file(name), self._head_schema)
-        self._held = list[pa.RecordBatch]()
+        self._schema, self._order_schema = partitioning.schema, _head_schema(table)
+        self._order_file = ChangeFile(storage, _file(name), self._order_schema)
+        self._buffer = list[pa.RecordBatch]()
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
-        self._held.append(marked(changes, self._schema))
-        if sum(b.nbytes for b in self._held) >= CHANGES_BYTES:
+        self._buffer.append(marked(changes, self._schema))
+        if sum(b.nbytes for b in self._buffer) >= CHANGES_BYTES:
             self._flush()
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         """The table is empty here: what came before does not count any more."""
-        self._held = []
+        self._buffer = []
         self._files.discard()
-        self._head.empty()
+        self._order_file.empty()
 
     def close(self) -> None:
         """Write what is left, and last of all what says where it is."""
         self._flush()
         files = self._files.close()
-        self._head.close({_FILES: json.dumps([file.to_json() for file in files])})
+        self._order_file.close({_FILES: json.dumps([file.to_json() for file in files])})
 
     def _flush(self) -> None:
-        rows, self._held = pa.Table.from_batches(self._held, self._schema), []
+        rows, self._buffer = pa.Table.from_batches(self._buffer, self._schema), []
         file_numbers, row_numbers = self._files.add(rows)
         order_rows = (
-            rows.select(self._head_schema.names[:-2])
+            rows.select(self._order_schema.names[:-2])
             .append_column(FILE, pa.array(file_numbers))
             .append_column(ROW, pa.array(row_numbers))
         )
         for batch in order_rows.combine_chunks().to_batches():
-            self._head.add(batch)
+            self._order_file.add(batch)
 
 
 def _head_schema(table: TableSchema) -> pa.Schema:

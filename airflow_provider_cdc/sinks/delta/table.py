@@ -88,10 +88,10 @@ class DeltaTarget(Slices):
         super().__init__(storage, partitioning, Keys(partitioning, key_columns, stats_column))
         self.options = options
         self._log = Log(storage)
-        self._fitting: Mapping[str, Any] | None = None
-        self._index = KeyIndex(options.index_bytes)
-        self._worder = Worder(self._keys.told_by, schema, key=bool(self._keys.names))
-        self._key_files = KeyFiles(storage, self._keys, self._worder, self._index)
+        self._checked_metadata: Mapping[str, Any] | None = None
+        self._key_index = KeyIndex(options.index_bytes)
+        self._key_hasher = Worder(self._row_identity.told_by, schema, key=bool(self._row_identity.names))
+        self._key_lookup = KeyFiles(storage, self._row_identity, self._key_hasher, self._key_index)
 
     @property
     def name(self) -> str:
@@ -116,20 +116,20 @@ class DeltaTarget(Slices):
         for attempt in range(_TRIES):
             if not self.exists():
                 self._log.commit([{"protocol": protocol}, {"metaData": new_metadata}], "CREATE TABLE")
-            elif not self.adopts(pipeline) or self._log.commit(adopted(self._log, new_metadata, protocol), "OVERWRITE"):
+            elif not self.will_adopt(pipeline) or self._log.commit(adopted(self._log, new_metadata, protocol), "OVERWRITE"):
                 break
             else:
                 wait(attempt)
         self._log.refresh()
         check_owner(self._log, pipeline)
-        check_names(self.load(), new_metadata)
+        check_names(self.load_log(), new_metadata)
 
     def owner(self) -> str | None:
         """The pipeline that owns the table; see :class:`~airflow_provider_cdc.sinks.protocol.Owned`."""
         self._log.refresh()
         return owner_of(self._log.metadata)
 
-    def adopts(self, pipeline: str) -> bool:
+    def will_adopt(self, pipeline: str) -> bool:
         """Whether :meth:`create` takes the table over; see :class:`~airflow_provider_cdc.sinks.protocol.Adopting`."""
         self._log.refresh()
         if not self.options.adopt or owner_of(self._log.metadata) == pipeline:
@@ -138,7 +138,7 @@ class DeltaTarget(Slices):
         check_adoptable(self._log, wanted_schema, self._partitioning.names, self.options.nullable)
         return True
 
-    def load(self) -> Log:
+    def load_log(self) -> Log:
         """The table at its newest version.
 
         :raises TerminalError: if it is missing, is partitioned otherwise, or has features that are not understood.
@@ -156,16 +156,16 @@ class DeltaTarget(Slices):
         if self.options.adopt and owner_of(self._log.metadata) is None:
             return {}  # it is not ours yet
         check_owned(self._log)
-        return dict(self.load().markers)
+        return dict(self.load_log().markers)
 
     def raise_fence(self, fence: Fence) -> bool:
         """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit.
 
         :returns: whether this call has written it.
         """
-        return self.transact(lambda log: None if log.markers.get(fence.name) == fence.value else Edit(), {}, fence)
+        return self.commit_edit(lambda log: None if log.markers.get(fence.name) == fence.value else Edit(), {}, fence)
 
-    def begin_anew(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
+    def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
         """Begin the table anew, once: without rows, with the columns of this target.
 
         One that is to be taken over is left to :meth:`create`.
@@ -199,7 +199,7 @@ class DeltaTarget(Slices):
             if log.commit([*actions, _marker(fence.name, fence.value)], "OVERWRITE"):
                 return
             wait(attempt)
-        raise self._never("others were always faster")
+        raise self._gave_up_error("others were always faster")
 
     def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
         """Change rows and markers, all or nothing; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
@@ -208,10 +208,10 @@ class DeltaTarget(Slices):
             change = decide(dict(log.markers))
             if change is None:
                 return None
-            self._check()  # before anything is written
-            return Merge(log, self._key_files, self.options.deletes).of(change)
+            self._check_definition()  # before anything is written
+            return Merge(log, self._key_lookup, self.options.deletes).of(change)
 
-        return self.transact(edit, markers, fence)
+        return self.commit_edit(edit, markers, fence)
 
     def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
         """Follow a change of the definition; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
@@ -220,11 +220,11 @@ class DeltaTarget(Slices):
             if _stand(log, markers):
                 return None
             operation = "ADD COLUMNS" if {*old_table.sink_schema.names} <= {*self.schema.names} else "REPLACE COLUMNS"
-            return Edit(definition=altered(log, old_table, self._keys, self.options), operation=operation)
+            return Edit(definition_actions=altered(log, old_table, self._row_identity, self.options), operation=operation)
 
-        return self.transact(edit, markers, fence)
+        return self.commit_edit(edit, markers, fence)
 
-    def exchange(
+    def overwrite(
         self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, keep_deleted_to: int | None = None
     ) -> bool:
         """Exchange all rows; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
@@ -237,26 +237,26 @@ class DeltaTarget(Slices):
             if _stand(log, markers):
                 return None
             for file in slices:
-                if not self.staged(file):
+                if not self.is_staged(file):
                     raise TerminalError(
                         f"the slice {self.storage.location(file.path)} is not there any more, or not whole",
                         "The table is as it was: read it again. A VACUUM must not run while that is done",
                     )
             retained_files = Kept()
             if keep_deleted_to is not None and self.options.deletes != HARD:
-                retained_files = KeptRows(log, self._key_files, self.options.deletes).beside(slices, keep_deleted_to)
-            definition = exchanged(log, self._keys, self.options, slices, retained_files)
-            return Edit(definition=definition, written=[f.path for f in retained_files.written], operation="OVERWRITE")
+                retained_files = KeptRows(log, self._key_lookup, self.options.deletes).beside(slices, keep_deleted_to)
+            definition = exchanged(log, self._row_identity, self.options, slices, retained_files)
+            return Edit(definition_actions=definition, delete_on_conflict=[f.path for f in retained_files.written], operation="OVERWRITE")
 
-        return self.transact(edit, markers, fence)
+        return self.commit_edit(edit, markers, fence)
 
-    def loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+    def overwrite_loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
         """What an exchange would lose; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
         if self.options.deletes == HARD or not self.exists():
             return None
-        return loss_of(self.load(), self._key_files, self.options.deletes, old_table, slices)
+        return loss_of(self.load_log(), self._key_lookup, self.options.deletes, old_table, slices)
 
-    def transact(self, decide_edit: Callable[[Log], Edit | None], markers: Mapping[str, int], fence: Fence) -> bool:
+    def commit_edit(self, decide_edit: Callable[[Log], Edit | None], markers: Mapping[str, int], fence: Fence) -> bool:
         """Commit rows and markers in one transaction.
 
         :param decide_edit: called with the table as it stands; returns what to do, or ``None`` to leave it as it is.
@@ -273,7 +273,7 @@ class DeltaTarget(Slices):
             if newest:
                 log.refresh()
             try:
-                edit = self._decided(decide_edit, fence)
+                edit = self._decide_with_fence(decide_edit, fence)
             except _PERHAPS_OLD:
                 if newest:
                     raise
@@ -283,30 +283,30 @@ class DeltaTarget(Slices):
                     return False
                 continue
             try:
-                if self._commit(edit, {**markers, fence.name: fence.value}):
-                    self._bound_log()
+                if self._try_commit(edit, {**markers, fence.name: fence.value}):
+                    self._checkpoint_if_overdue()
                     return True
             except FileNotFoundError:  # likewise
                 if newest:
                     raise
                 continue
             wait(attempt)
-        raise self._never("others were always faster")
+        raise self._gave_up_error("others were always faster")
 
     def read(self) -> tuple[pa.Table, Markers]:
         """All rows of the newest version, in the sink's schema, and its markers."""
-        log = self._fixed()
+        log = self._load_pinned_log()
         return living(living_rows(log, self.schema)), dict(log.markers)
 
-    def scan(self) -> tuple[list[FilePortion], Markers]:
+    def plan_scan(self) -> tuple[list[FilePortion], Markers]:
         """The newest version in portions, and its markers; see :class:`~airflow_provider_cdc.sinks.scanning.Scannable`.
 
         Its files stay for an hour at least after a newer version has no more use for them.
         """
-        log = self._fixed()
+        log = self._load_pinned_log()
         return portions_of(log, self.schema), dict(log.markers)
 
-    def _fixed(self) -> Log:
+    def _load_pinned_log(self) -> Log:
         """The newest version, which does not go on while it is read."""
         log = Log(self.storage)
         log.refresh()
@@ -314,37 +314,37 @@ class DeltaTarget(Slices):
         check_columns(log, self._partitioning.declared)
         return log
 
-    def to_arrow(self) -> pa.Table:
+    def read_with_soft_deleted(self) -> pa.Table:
         """All rows of the newest version, those that are marked as deleted as well."""
-        return living_rows(self.load(), self.schema)
+        return living_rows(self.load_log(), self.schema)
 
     # ------------------------------------------------------------ upkeep
 
-    def is_due(self) -> bool:
+    def is_checkpoint_due(self) -> bool:
         """Whether :meth:`tidy` would write a checkpoint of the log, as far as this object knows."""
         return is_due(self._log)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Delete files that nobody needs, and write a checkpoint of the log if one is due."""
-        log = self.load()
+        log = self.load_log()
         vectors_disabled = not self.options.vectors and uses_vectors(log.protocol, log.configuration)
         if vectors_disabled and not any(file.vector for file in log.files.values()):
             log.commit(switched(log.protocol, log.metadata, vectors=False), "DROP FEATURE")  # else the next time
             log.checkpointed = None
-        self._forget_revived()  # an object that only looks after the table never commits rows, and would keep them all
+        self._forget_revived_keys()  # an object that only looks after the table never commits rows, and would keep them all
         sweep(log)
         checkpoint(log)
 
-    def compactions(self, *, purge: bool = False) -> list[Compaction]:
+    def plan_compactions(self, *, purge: bool = False) -> list[Compaction]:
         """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere.
 
         :param purge: whether to leave neither dead rows nor small files.
         """
-        self.load()
-        self._check()
-        return plan(self._log, self._partitioning, self._keys.stat, vectors=self.options.vectors, purge=purge)
+        self.load_log()
+        self._check_definition()
+        return plan(self._log, self._partitioning, self._row_identity.stat, vectors=self.options.vectors, purge=purge)
 
-    def compacted(self, results: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> int:
+    def commit_compactions(self, results: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> int:
         """Put what compactions have written into the place of what they have read.
 
         Rows that have died meanwhile are dead in the new files, too.
@@ -355,12 +355,12 @@ class DeltaTarget(Slices):
         :raises TerminalError: if the table has other columns by now; what was written is removed.
         """
         for attempt in range(_TRIES):
-            log = self.load()
-            self._check_place()
+            log = self.load_log()
+            self._check_same_table()
             if not has_columns(log, self._partitioning.declared):
                 break
-            prepared, committed_count = committed(log, results, self._keys.stat)
-            if not committed_count or not all(self.staged(file) for _, files in results for file in files):
+            prepared, committed_count = committed(log, results, self._row_identity.stat)
+            if not committed_count or not all(self.is_staged(file) for _, files in results for file in files):
                 break  # a VACUUM deletes what no version has
             counter_action = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + committed_count)
             if log.commit([*prepared.actions, counter_action], "OPTIMIZE"):
@@ -371,64 +371,64 @@ class DeltaTarget(Slices):
             wait(attempt)
         # Unless it stands already: done twice it does nothing more.
         self.storage.delete(*(f.path for _, files in results for f in files if f.path not in self._log.files))
-        self._check()
+        self._check_definition()
         return 0
 
-    def size(self) -> Size:
+    def table_size(self) -> Size:
         """What the newest version takes, as the log says it."""
-        log = self.load()
+        log = self.load_log()
         return size_of(log.files.values(), log.markers.get(_COMPACTIONS, 0))
 
     @property
-    def index(self) -> tuple[int, int]:
+    def index_bytes_used(self) -> tuple[int, int]:
         """Bytes that the index of keys takes, in memory and on disk."""
-        return self._index.size
+        return self._key_index.size
 
-    def ahead(self) -> ReadAhead:
+    def prefetcher(self) -> ReadAhead:
         """See :class:`~airflow_provider_cdc.sinks.protocol.Foresighted`."""
-        self._forget_revived()  # or what is read ahead would be forgotten with the first batch
-        return self._key_files.ahead(self._log)
+        self._forget_revived_keys()  # or what is read ahead would be forgotten with the first batch
+        return self._key_lookup.ahead(self._log)
 
     # ------------------------------------------------------------ parts
 
-    def _bound_log(self) -> None:
+    def _checkpoint_if_overdue(self) -> None:
         """Write a checkpoint where upkeep has not done so in time: no upkeep runs beside each commit, and every reader
         pays for the commits since the last checkpoint.
         """
         with suppress(TransientError):  # it is still due after the next commit
             checkpoint(self._log, OVERDUE)
 
-    def _check(self) -> None:
-        if self._log.metadata is not self._fitting:
-            self._check_place()
+    def _check_definition(self) -> None:
+        if self._log.metadata is not self._checked_metadata:
+            self._check_same_table()
             check_columns(self._log, self._partitioning.declared)
-            check_key(self._log, self._keys.names)
-            self._fitting = self._log.metadata
+            check_key(self._log, self._row_identity.names)
+            self._checked_metadata = self._log.metadata
 
-    def _check_place(self) -> None:
-        check_not_replaced(self._log, self._fitting)
+    def _check_same_table(self) -> None:
+        check_not_replaced(self._log, self._checked_metadata)
         check_owned(self._log)
 
-    def _decided(self, decide_edit: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
+    def _decide_with_fence(self, decide_edit: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
         check_settings(self._log, self._partitioning, self.options)
-        self._check_place()
+        self._check_same_table()
         current_value = self._log.markers.get(fence.name)
         if current_value is not None and current_value > fence.value:
             raise FencedError(
                 f"{fence.name} stands at {current_value} in {self.storage.location()}, this run has {fence.value}",
                 "A newer run has taken over; leave it running and stop this one",
             )
-        self._forget_revived()
+        self._forget_revived_keys()
         edit = decide_edit(self._log)
         if edit:  # a run that does not know yet of other columns may raise its fence
-            self._check()
+            self._check_definition()
         return edit
 
-    def _forget_revived(self) -> None:
-        self._index.forget(self._log.revived)
+    def _forget_revived_keys(self) -> None:
+        self._key_index.forget(self._log.revived)
         self._log.revived.clear()
 
-    def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
+    def _try_commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
         if edit.definition:
             is_committed = log.commit([*edit.definition, *(_marker(k, v) for k, v in markers.items())], edit.operation)
@@ -436,41 +436,41 @@ class DeltaTarget(Slices):
             return is_committed
         metadata = configured(log, self.options)
         if self.options.vectors:
-            prepared = by_vectors(log, edit, self._keys.stat, self._partitioning)
+            prepared = by_vectors(log, edit, self._row_identity.stat, self._partitioning)
         else:
-            prepared = by_copies(log, edit, self._keys.stat, self._partitioning)
+            prepared = by_copies(log, edit, self._row_identity.stat, self._partitioning)
         if self.options.vectors and not uses_vectors(log.protocol, log.configuration):  # until now merged by copies
             metadata_actions = switched(log.protocol, metadata, vectors=True)
         else:
             metadata_actions = reconfigured(log.protocol, log.metadata, metadata)
         if has_feed(metadata.get("configuration") or {}):
-            self._feed(edit, prepared)
+            self._add_change_feed(edit, prepared)
         prepared.actions = [*metadata_actions, *prepared.actions]
         new_paths = [*prepared.files, *(file.path for file, _ in edit.new if is_part(file.path))]
         if not log.commit([*prepared.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
             storage.delete(*new_paths)
             return False
-        self._stands(edit, prepared)
+        self._remember_commit(edit, prepared)
         return True
 
-    def _feed(self, edit: Edit, prepared: Written) -> None:
+    def _add_change_feed(self, edit: Edit, prepared: Written) -> None:
         """Let it say as well which rows it changes."""
-        feed = Feed(self._log, self._partitioning, self._worder, keyed=bool(self._keys.names))
+        feed = Feed(self._log, self._partitioning, self._key_hasher, keyed=bool(self._row_identity.names))
         files = feed.of(edit, prepared.actions)
         prepared.files += [file.path for file in files]
         prepared.actions += said(files)
 
-    def _stands(self, edit: Edit, prepared: Written) -> None:
+    def _remember_commit(self, edit: Edit, prepared: Written) -> None:
         log = self._log
         for path, rows in prepared.vectors.items():
             if (file := log.files.get(path)) is not None and file.vector is not None:
                 log.learn(path, file.vector, rows)
         for path, facts in edit.facts.items():
             if path in log.files:
-                self._index.add(path, facts)
+                self._key_index.add(path, facts)
         self.storage.delete(*prepared.spare)
 
-    def _never(self, reason: str) -> TransientError:
+    def _gave_up_error(self, reason: str) -> TransientError:
         return TransientError(
             f"the {self.name} could not be committed in {_TRIES} tries: {reason}",
             "Pause other writers of the table and look at the storage, then run again",

@@ -37,96 +37,96 @@ class Layout:
     """
 
     def __init__(self, pipeline: str, table_paths: TablePaths = DEFAULT) -> None:
-        self._tables = table_paths
+        self._table_paths = table_paths
         #: Folder of what the pipeline writes for itself.
-        self.private = f"_cdc/{pipeline}"
+        self.pipeline_folder = f"_cdc/{pipeline}"
         #: Folder of the resume point.
-        self.progress = f"_cdc_progress/{pipeline}"
-        self.plan = f"{self.private}/plan.json"
+        self.resume_point_folder = f"_cdc_progress/{pipeline}"
+        self.plan = f"{self.pipeline_folder}/plan.json"
         #: Where the batch ends that is being applied, or was the last one; written before its first commit.
-        self.batch = f"{self.private}/batch.json"
+        self.current_batch = f"{self.pipeline_folder}/batch.json"
         #: Folder of staged batches; one folder an epoch below.
-        self.staging = f"{self.private}/staging"
+        self.change_staging_folder = f"{self.pipeline_folder}/staging"
 
     def next_plan(self, generation: int) -> str:
         """The plan of a snapshot that takes the place of another; written once, before it becomes :attr:`plan`."""
-        return f"{self.private}/plans/{generation}.json"
+        return f"{self.pipeline_folder}/plans/{generation}.json"
 
-    def amendments(self, generation: int) -> str:
+    def amendments_folder(self, generation: int) -> str:
         """Folder of a snapshot's amendments."""
-        return f"{self.private}/amended/{generation}"
+        return f"{self.pipeline_folder}/amended/{generation}"
 
     def amendment(self, generation: int, table: int, revision: int) -> str:
         """How a table was planned again after it was altered during its snapshot; written once."""
-        return f"{self.amendments(generation)}/{table}-{revision}.json"
+        return f"{self.amendments_folder(generation)}/{table}-{revision}.json"
 
     def definition(self, generation: int, table: int, seq: int) -> str:
         """What a table is behind a DDL that the stream has followed, by the DDL's ``_cdc_seq``; written once."""
-        return f"{self.amendments(generation)}/{table}-at-{seq}.json"
+        return f"{self.amendments_folder(generation)}/{table}-at-{seq}.json"
 
     def suspension(self, generation: int, table: int, revision: int) -> str:
         """Why and where a table was suspended, once a revision of its definitions; written once."""
-        return f"{self.amendments(generation)}/{table}-suspended-{revision}.json"
+        return f"{self.amendments_folder(generation)}/{table}-suspended-{revision}.json"
 
     def addition(self, generation: int, table: int) -> str:
         """A table that was added to the plan; written once."""
-        return f"{self.amendments(generation)}/{table}-added.json"
+        return f"{self.amendments_folder(generation)}/{table}-added.json"
 
-    def table(self, table: TableSchema) -> str:
+    def table_folder(self, table: TableSchema) -> str:
         """Folder of a table."""
-        return self._tables.of(*table.id)
+        return self._table_paths.of(*table.id)
 
-    def groups(self, generation: int) -> str:
+    def groups_folder(self, generation: int) -> str:
         """Folder of the folders of a snapshot's chunk groups."""
-        return f"{self.private}/groups/{generation}"
+        return f"{self.pipeline_folder}/groups/{generation}"
 
-    def group(self, generation: int, group: int) -> str:
+    def group_folder(self, generation: int, group: int) -> str:
         """Folder of a chunk group's manifests; one file an attempt."""
-        return f"{self.groups(generation)}/{group}"
+        return f"{self.groups_folder(generation)}/{group}"
 
-    def share(self, generation: int, group: int) -> str:
+    def group_plan(self, generation: int, group: int) -> str:
         """A chunk group's share of the plan: what its tasks read in place of the whole."""
-        return f"{self.group(generation, group)}/plan.json"
+        return f"{self.group_folder(generation, group)}/plan.json"
 
-    def attempt(self, generation: int, group: int, attempt: int) -> str:
+    def attempt_manifest(self, generation: int, group: int, attempt: int) -> str:
         """Manifest of one attempt of a group."""
-        return f"{self.group(generation, group)}/attempt-{attempt}.json"
+        return f"{self.group_folder(generation, group)}/attempt-{attempt}.json"
 
-    def readings(self, generation: int) -> str:
+    def resnapshots_folder(self, generation: int) -> str:
         """Folder of what was read again: a file for each number that was drawn."""
-        return f"{self.private}/readings/{generation}"
+        return f"{self.pipeline_folder}/readings/{generation}"
 
-    def reading(self, generation: int, number: int) -> str:
+    def resnapshot(self, generation: int, number: int) -> str:
         """What a reading with a number reads again; written once, by whoever draws the number."""
-        return f"{self.readings(generation)}/{number}.json"
+        return f"{self.resnapshots_folder(generation)}/{number}.json"
 
-    def outcome(self, generation: int, number: int) -> str:
+    def resnapshot_outcome(self, generation: int, number: int) -> str:
         """How a reading of a table, or of ranges of its keys, has ended."""
-        return f"{self.group(generation, number)}/outcome.json"
+        return f"{self.group_folder(generation, number)}/outcome.json"
 
-    def notes(self, generation: int, group: int, attempt: int) -> str:
+    def signals_folder(self, generation: int, group: int, attempt: int) -> str:
         """Folder of the notes between driver and readers of an attempt; gone when it ends."""
-        return f"{self.group(generation, group)}/notes-{attempt}"
+        return f"{self.group_folder(generation, group)}/notes-{attempt}"
 
-    def request(self, generation: int, group: int, task: str) -> str:
+    def task_request(self, generation: int, group: int, task: str) -> str:
         """Which request of a scheduler's task a chunk group was last finished for; one file a task."""
-        return f"{self.group(generation, group)}/tasks/{hashlib.sha256(task.encode()).hexdigest()[:32]}.json"
+        return f"{self.group_folder(generation, group)}/tasks/{hashlib.sha256(task.encode()).hexdigest()[:32]}.json"
 
-    def slices(self, table: TableSchema, generation: int, group: int) -> str:
+    def slices_folder(self, table: TableSchema, generation: int, group: int) -> str:
         """Folder of a group's slices of one table; one folder an attempt below."""
-        return f"{self.table(table)}/snapshot/{generation}/{group}"
+        return f"{self.table_folder(table)}/snapshot/{generation}/{group}"
 
-    def slice(self, table: TableSchema, generation: int, group: int, attempt: int, number: int) -> str:
+    def slice_manifest(self, table: TableSchema, generation: int, group: int, attempt: int, number: int) -> str:
         """Manifest of a slice, written once, when the slice is finished."""
-        return f"{self.slices(table, generation, group)}/{attempt}/slice-{number:05d}.json"
+        return f"{self.slices_folder(table, generation, group)}/{attempt}/slice-{number:05d}.json"
 
-    def staged(self, generation: int) -> str:
+    def staged_reads_folder(self, generation: int) -> str:
         """Folder of what waits for the stream: a file for each attempt that was read again and is to be published."""
-        return f"{self.private}/staged/{generation}"
+        return f"{self.pipeline_folder}/staged/{generation}"
 
-    def reload(self, generation: int) -> str:
+    def reload_request(self, generation: int) -> str:
         """Which tables the running stream is asked to copy from now on."""
-        return f"{self.staged(generation)}/reload.json"
+        return f"{self.staged_reads_folder(generation)}/reload.json"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class LocalFiles:
     folder: Path
 
     @classmethod
-    def of(cls, path: str | Path, pipeline: str) -> LocalFiles:
+    def for_pipeline(cls, path: str | Path, pipeline: str) -> LocalFiles:
         """Those of a pipeline: beside the plan where the sink is a folder, else in a folder for state of this host.
 
         :param path: ``sink.path``.
@@ -154,16 +154,16 @@ class LocalFiles:
         return cls(_state_folder() / f"{pipeline}-{digest}")
 
     @property
-    def bookkeeping(self) -> Path:
+    def state_database(self) -> Path:
         """SQLite file of the bookkeeping, unless that is in a database of its own."""
         return self.folder / "bookkeeping.db"
 
     @property
-    def logs(self) -> Path:
+    def log_folder(self) -> Path:
         """Folder of the logs of streams that Airflow has started."""
         return self.folder / "logs"
 
-    def checkpoint(self, epoch: int, section: int) -> Path:
+    def checkpoint_folder(self, epoch: int, section: int) -> Path:
         """Folder of Spark's checkpoint of one section of an epoch."""
         return self.folder / "checkpoint" / f"epoch-{epoch}" / str(section)
 
@@ -171,11 +171,11 @@ class LocalFiles:
         """Remove those of all epochs."""
         shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
 
-    def remove(self) -> None:
+    def remove_folder(self) -> None:
         """Remove all of it."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def make(self) -> None:
+    def create_folder(self) -> None:
         """Make the folder, for nobody outside of the owner's group: the bookkeeping holds bounds of keys."""
         rights.make_private(self.folder)
 

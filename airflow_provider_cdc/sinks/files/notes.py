@@ -18,9 +18,9 @@ class Notes:
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, folder
-        self._stop = f"{folder}/stop.json"
+        self._stop_file = f"{folder}/stop.json"
 
-    def pause(self, reader: int, reason: str | None) -> None:
+    def set_pause_reason(self, reader: int, reason: str | None) -> None:
         """A reader waits, or (``None``) goes on."""
         name = f"{self._folder}/paused-{reader}.json"
         if reason is None:
@@ -28,21 +28,21 @@ class Notes:
         else:
             write_json(self._storage, name, reason)
 
-    def paused(self) -> str | None:
+    def pause_reason(self) -> str | None:
         """Why readers wait; ``None`` if none does."""
-        names = sorted(name for name, _ in self._storage.list(self._folder) if name != self._stop)
+        names = sorted(name for name, _ in self._storage.list(self._folder) if name != self._stop_file)
         return next((reason for name in names if (reason := read_json(self._storage, name)) is not None), None)
 
-    def stop(self, error: CdcError) -> None:
+    def stop_readers(self, error: CdcError) -> None:
         """Tell all readers to end with an error."""
-        write_json(self._storage, self._stop, pack(error))
+        write_json(self._storage, self._stop_file, pack(error))
 
-    def check(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise the error that readers shall end with, if there is one."""
-        packed_error = read_json(self._storage, self._stop)
+        packed_error = read_json(self._storage, self._stop_file)
         if packed_error is not None and (error := unpack(packed_error)) is not None:
             raise error
 
-    def clear(self) -> None:
+    def remove_all(self) -> None:
         """Remove all notes."""
         self._storage.clear(self._folder)

@@ -320,25 +320,25 @@ class ChangeFile:
     """
 
     def __init__(self, storage: Storage, name: str, schema: pa.Schema, row_group_size: int | None = None) -> None:
-        self._storage, self._name, self._schema, self._group_rows = storage, name, schema, row_group_size
-        self._held = list[pa.RecordBatch]()
-        self._open()
+        self._storage, self._name, self._schema, self._row_group_size = storage, name, schema, row_group_size
+        self._buffer = list[pa.RecordBatch]()
+        self._open_file()
 
-    def _open(self) -> None:
+    def _open_file(self) -> None:
         self._file = self._storage.open(self._name, "wb")
         self._writer: pq.ParquetWriter | None = None  # begun with the first rows: they tell how to write the others
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
-        self._held.append(changes)
-        if sum(b.nbytes for b in self._held) >= CHANGES_BYTES:
+        self._buffer.append(changes)
+        if sum(b.nbytes for b in self._buffer) >= CHANGES_BYTES:
             self._flush()
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         """The table is empty here: what came before does not count any more."""
-        self._held = []
-        self._end()
-        self._open()
+        self._buffer = []
+        self._close_file()
+        self._open_file()
 
     def close(self, metadata: Mapping[str, str] = {}) -> None:
         """Write what is left, and the end of the file.
@@ -346,9 +346,9 @@ class ChangeFile:
         :param metadata: goes into the file's metadata.
         """
         self._flush()
-        self._end(metadata)
+        self._close_file(metadata)
 
-    def _end(self, metadata: Mapping[str, str] = {}) -> None:
+    def _close_file(self, metadata: Mapping[str, str] = {}) -> None:
         if self._writer is None:
             self._flush()
         assert self._writer is not None
@@ -358,13 +358,13 @@ class ChangeFile:
             self._file.close()
 
     def _flush(self) -> None:
-        rows = pa.Table.from_batches(self._held, self._schema)
+        rows = pa.Table.from_batches(self._buffer, self._schema)
         with room_errors(self._storage.location(self._name)):
             if self._writer is None:
                 options = _encoding(rows, ())
                 self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **options)
-            self._writer.write_table(rows, row_group_size=self._group_rows)
-        self._held = []
+            self._writer.write_table(rows, row_group_size=self._row_group_size)
+        self._buffer = []
 
 
 def portions(tables: Iterable[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:

@@ -21,31 +21,31 @@ class FileStaging:
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, folder
 
-    def writer(self, table: TableSchema, range_name: str) -> ChangeFile:
+    def open_writer(self, table: TableSchema, range_name: str) -> ChangeFile:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
-        return ChangeFile(self._storage, self._file(range_name), table.sink_schema)
+        return ChangeFile(self._storage, self._file_path(range_name), table.sink_schema)
 
-    def read(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
+    def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
-        return pa.concat_tables([read_file(self._storage, self._file(name), table.sink_schema) for name in range_names])
+        return pa.concat_tables([read_file(self._storage, self._file_path(name), table.sink_schema) for name in range_names])
 
-    def changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
+    def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same: they have no other form."""
-        return self.read(table, range_names)
+        return self.read_changes(table, range_names)
 
-    def applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
+    def discard_applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove what is applied."""
         self.discard(table, range_names)
 
     def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove what is not to be applied."""
-        self._storage.delete(*map(self._file, range_names))
+        self._storage.delete(*map(self._file_path, range_names))
 
-    def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
+    def clear_older_epochs(self, tables: Iterable[TableSchema], epoch: int) -> None:
         """Remove what epochs before this one have left."""
         self._storage.delete(*of_earlier_epochs(self._storage, self._folder, epoch))
 
-    def _file(self, name: str) -> str:
+    def _file_path(self, name: str) -> str:
         return f"{self._folder}/{name}.parquet"
 
 

@@ -36,7 +36,7 @@ class LocalStorage:
     :param root: the folder; it need not exist.
     """
 
-    remote = False
+    is_remote = False
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).absolute()
@@ -50,13 +50,13 @@ class LocalStorage:
 
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""
-        with self._unfinished(name, data) as path:
+        with self._temporary_file(name, data) as path:
             os.replace(path, self._path(name))
         sync_folder(self._path(name).parent)
 
     def write_once(self, name: str, data: bytes) -> bool:
         """See :class:`Storage`."""
-        with self._unfinished(name, data) as path:
+        with self._temporary_file(name, data) as path:
             try:
                 os.link(path, self._path(name))
                 first = True
@@ -73,7 +73,7 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def modified(self, name: str) -> float | None:
+    def modified_at(self, name: str) -> float | None:
         """See :class:`Storage`."""
         try:
             return self._path(name).stat().st_mtime
@@ -97,9 +97,9 @@ class LocalStorage:
             with suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
         for folder in {path.parent for path in paths}:
-            self._remove_empty(folder)
+            self._remove_empty_folders(folder)
 
-    def clear(self, folder: str) -> None:
+    def delete_folder(self, folder: str) -> None:
         """See :class:`Storage`."""
         shutil.rmtree(self._path(folder), ignore_errors=True)
 
@@ -115,7 +115,7 @@ class LocalStorage:
         with room_errors(path):
             return _in_folder(path.parent, lambda: DurableFile(path))
 
-    def within(self, folder: str) -> LocalStorage:
+    def subfolder(self, folder: str) -> LocalStorage:
         """See :class:`Storage`."""
         return LocalStorage(self._path(folder))
 
@@ -131,11 +131,11 @@ class LocalStorage:
         """See :class:`Storage`."""
         return (self._path(name) if name else self._root).as_uri()
 
-    def options(self) -> dict[str, str]:
+    def storage_options(self) -> dict[str, str]:
         """See :class:`Storage`."""
         return {}
 
-    def _remove_empty(self, folder: Path) -> None:
+    def _remove_empty_folders(self, folder: Path) -> None:
         """Remove a folder if it is empty, and those above it: else each run of a stream would leave some."""
         while folder != self._root:
             try:
@@ -148,7 +148,7 @@ class LocalStorage:
         return self._root / checked_name(name, self._root)
 
     @contextmanager
-    def _unfinished(self, name: str, data: bytes) -> Iterator[Path]:
+    def _temporary_file(self, name: str, data: bytes) -> Iterator[Path]:
         """The data in a file under a name of its own, in the folder of the file that it is to become."""
         folder = self._path(name).parent
         path = folder / f".{uuid.uuid4().hex}.tmp"

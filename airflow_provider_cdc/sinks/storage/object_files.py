@@ -27,36 +27,36 @@ class RangedFile:
 
     def __init__(self, size: int, read_ranges: Callable[[list[int], list[int]], list[Any]]) -> None:
         self._size, self._read_ranges = size, read_ranges
-        self._at = 0
-        self._held, self._held_at = b"", 0
+        self._position = 0
+        self._buffer, self._buffer_start = b"", 0
 
     def read(self, count: int = -1) -> bytes:
         """The next bytes."""
-        end = self._size if count is None or count < 0 else min(self._at + count, self._size)
-        if not self._held_at <= self._at <= end <= self._held_at + len(self._held):
-            self._fetch(self._at, min(max(end, self._at + _AHEAD), self._size))
-        start = self._at - self._held_at
-        self._at = max(self._at, end)
-        return self._held[start : end - self._held_at] if end > self._held_at + start else b""
+        end = self._size if count is None or count < 0 else min(self._position + count, self._size)
+        if not self._buffer_start <= self._position <= end <= self._buffer_start + len(self._buffer):
+            self._fetch(self._position, min(max(end, self._position + _AHEAD), self._size))
+        start = self._position - self._buffer_start
+        self._position = max(self._position, end)
+        return self._buffer[start : end - self._buffer_start] if end > self._buffer_start + start else b""
 
     def _fetch(self, start: int, end: int) -> None:
         starts = list(range(start, end, PART))
         ends = [min(s + PART, end) for s in starts]
         parts = [bytes(part) for part in self._read_ranges(starts, ends)] if starts else []
-        self._held, self._held_at = parts[0] if len(parts) == 1 else b"".join(parts), start
+        self._buffer, self._buffer_start = parts[0] if len(parts) == 1 else b"".join(parts), start
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go elsewhere."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
 
     def tell(self) -> int:
         """Where it is."""
-        return self._at
+        return self._position
 
     def close(self) -> None:
         """Let go of what is held."""
-        self.closed, self._held = True, b""
+        self.closed, self._buffer = True, b""
 
     def readable(self) -> bool:
         """Yes."""
@@ -83,7 +83,7 @@ class _Sender:
     """Sends pieces in a thread of its own, which does not keep the upload alive that hands them on."""
 
     def __init__(self, put_object: Put) -> None:
-        self._put = put_object
+        self._put_object = put_object
         self._pieces: queue.Queue[bytes | _GivenUpError | None] = queue.Queue(2)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
@@ -98,20 +98,20 @@ class _Sender:
             except queue.Full:
                 continue
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Wait until the file is there."""
         self.send(None)
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            self._put(self._received())
+            self._put_object(self._queued_pieces())
         except _GivenUpError:
             pass
         except BaseException as error:
             self.error = error
 
-    def _received(self) -> Iterator[bytes]:
+    def _queued_pieces(self) -> Iterator[bytes]:
         while (piece := self._pieces.get()) is not None:
             if isinstance(piece, _GivenUpError):
                 raise piece
@@ -130,27 +130,27 @@ class Upload:
     closed = False
 
     def __init__(self, put_object: Put) -> None:
-        self._put = put_object
-        self._held: list[bytes] = []
-        self._size = self._at = 0
+        self._put_object = put_object
+        self._buffer: list[bytes] = []
+        self._buffered_bytes = self._bytes_written = 0
         self._sender: _Sender | None = None
 
     def write(self, data: Any) -> int:
         """Add bytes."""
         if self.closed:
             raise ValueError("the file is closed")
-        self._held.append(bytes(data))
-        self._size += len(data)
-        self._at += len(data)
-        if self._size >= PART:
+        self._buffer.append(bytes(data))
+        self._buffered_bytes += len(data)
+        self._bytes_written += len(data)
+        if self._buffered_bytes >= PART:
             if self._sender is None:
-                self._sender = _Sender(self._put)
-            self._send()
+                self._sender = _Sender(self._put_object)
+            self._send_buffer()
         return len(data)
 
     def tell(self) -> int:
         """How many bytes were written."""
-        return self._at
+        return self._bytes_written
 
     def flush(self) -> None:
         """Nothing: there is no file before it is closed."""
@@ -161,23 +161,23 @@ class Upload:
             return
         if self._sender is None:
             self.closed = True
-            self._put(b"".join(self._held))
+            self._put_object(b"".join(self._buffer))
             return
-        self._send()
+        self._send_buffer()
         self.closed = True
         self._sender.end()
         if self._sender.error is not None:
             raise self._sender.error
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Leave no file."""
         if not self.closed:
-            self.closed, self._held = True, []
+            self.closed, self._buffer = True, []
             if self._sender is not None:
                 self._sender.send(_GivenUpError())
 
     def __del__(self) -> None:
-        self.give_up()
+        self.abort()
 
     def readable(self) -> bool:
         """No."""
@@ -191,11 +191,11 @@ class Upload:
         """No."""
         return False
 
-    def _send(self) -> None:
+    def _send_buffer(self) -> None:
         assert self._sender is not None
-        if self._held:
-            self._sender.send(b"".join(self._held))
-            self._held, self._size = [], 0
+        if self._buffer:
+            self._sender.send(b"".join(self._buffer))
+            self._buffer, self._buffered_bytes = [], 0
         if self._sender.error is not None:
             self.closed = True
             raise self._sender.error

@@ -54,13 +54,13 @@ class ObjectStorage:
     address: StoreAddress
     access: StoreAccess | None = None
     #: Each call is a request to a server.
-    remote: ClassVar[bool] = True
+    is_remote: ClassVar[bool] = True
 
     def read(self, name: str) -> bytes | None:
         """See :class:`Storage`."""
 
         def read() -> bytes:
-            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
+            with self._bucket_errors("reading", name, FileNotFoundError) as (bucket, key):
                 current().count("get")
                 data = bytes(bucket.store.get(key).bytes().to_bytes())
                 current().count("get", requests=0, received=len(data))
@@ -73,7 +73,7 @@ class ObjectStorage:
 
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""
-        with self._errors("writing", name) as (bucket, key):
+        with self._bucket_errors("writing", name) as (bucket, key):
             large = len(data) > 4 * PART
             current().count("put", sent=len(data), requests=_uploads(len(data)) if large else 1)
             bucket.store.put(key, data, use_multipart=large, chunk_size=PART, max_concurrency=_UPLOADS)
@@ -88,7 +88,7 @@ class ObjectStorage:
         problem: StoreError | None = None
         for attempt in range(_TRIES):
             try:
-                with self._errors("writing", name, AlreadyExistsError) as (bucket, key):
+                with self._bucket_errors("writing", name, AlreadyExistsError) as (bucket, key):
                     current().count("put", sent=len(data))
                     bucket.store.put(key, data, mode="create", attributes={_WRITE: write_id}, use_multipart=False)
                 return True
@@ -98,7 +98,7 @@ class ObjectStorage:
                 problem = error
             # What is there may be what this call has written: an answer was lost, or the library has asked again.
             try:
-                found_id = self._written_by(name)
+                found_id = self._read_write_id(name)
             except StoreError:
                 raise problem or StoreError(f"writing {self.location(name)} failed", _LOOK) from None
             if found_id is not None:
@@ -118,7 +118,7 @@ class ObjectStorage:
         head = self._head(name)
         return None if head is None else int(head["size"])
 
-    def modified(self, name: str) -> float | None:
+    def modified_at(self, name: str) -> float | None:
         """See :class:`Storage`."""
         head = self._head(name)
         return None if head is None else float(head["last_modified"].timestamp())
@@ -127,7 +127,7 @@ class ObjectStorage:
         """See :class:`Storage`."""
         root = f"{self.address.root}/" if self.address.root else ""
         prefix = self._key(folder) if folder else self.address.root
-        bucket, last_path, tries_left = self._bucket, None, _LISTINGS
+        bucket, last_path, tries_left = self._open_bucket, None, _LISTINGS
         while tries_left:
             tries_left -= 1
             try:
@@ -149,19 +149,19 @@ class ObjectStorage:
         for start in range(0, len(keys), 1000):
             key_batch = keys[start : start + 1000]
             try:
-                with self._errors("deleting", names[start], FileNotFoundError) as (bucket, _):
+                with self._bucket_errors("deleting", names[start], FileNotFoundError) as (bucket, _):
                     current().count("delete")
                     bucket.store.delete(key_batch)
             except FileNotFoundError:  # of some stores, at the first that is not there
                 for key in key_batch:
                     with (
                         suppress(FileNotFoundError),
-                        self._errors("deleting", names[start], FileNotFoundError) as (bucket, _),
+                        self._bucket_errors("deleting", names[start], FileNotFoundError) as (bucket, _),
                     ):
                         current().count("delete")
                         bucket.store.delete(key)
 
-    def clear(self, folder: str) -> None:
+    def delete_folder(self, folder: str) -> None:
         """See :class:`Storage`."""
         self._key(folder)
         with suppress(StoreError):
@@ -170,12 +170,12 @@ class ObjectStorage:
     def open(self, name: str, mode: Literal["rb", "wb"]) -> pa.NativeFile:
         """See :class:`Storage`."""
         if mode == "rb":
-            return self._reader(name)
+            return self._open_reader(name)
         self._key(name)
         counts = current()  # what is large is sent by another thread
 
         def put(content: bytes | Iterator[bytes]) -> None:
-            with self._errors("writing", name) as (bucket, key):
+            with self._bucket_errors("writing", name) as (bucket, key):
                 if isinstance(content, bytes):
                     counts.count("put", sent=len(content))
                     bucket.store.put(key, content, use_multipart=False)
@@ -188,7 +188,7 @@ class ObjectStorage:
 
         return UploadFile(Upload(put))
 
-    def within(self, folder: str) -> ObjectStorage:
+    def subfolder(self, folder: str) -> ObjectStorage:
         """See :class:`Storage`."""
         checked_name(folder, self.location())
         return replace(self, address=self.address.within(folder))
@@ -204,9 +204,9 @@ class ObjectStorage:
         """See :class:`Storage`."""
         return self.address.uri(name)
 
-    def options(self) -> dict[str, str]:
+    def storage_options(self) -> dict[str, str]:
         """See :class:`Storage`: for libraries on top of ``object_store``. Keys of a role hold for a while only."""
-        bucket = self._bucket
+        bucket = self._open_bucket
         config = {name: _text(value) for name, value in bucket.config.items() if name != "aws_endpoint_url_s3"}
         if bucket.provider is not None:
             keys = bucket.provider()
@@ -217,11 +217,11 @@ class ObjectStorage:
         client = dict(self.access.client) if self.access else {}
         return config | {name: _text(value) for name, value in client.items()}
 
-    def _reader(self, name: str) -> pa.NativeFile:
+    def _open_reader(self, name: str) -> pa.NativeFile:
         counts = current()  # what is wanted of a large file, threads of Arrow read
 
         def begin() -> tuple[int, bytes | None]:
-            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
+            with self._bucket_errors("reading", name, FileNotFoundError) as (bucket, key):
                 current().count("get")
                 response = bucket.store.get(key)
                 size = int(response.meta["size"])
@@ -231,7 +231,7 @@ class ObjectStorage:
                 return size, response.bytes().to_bytes()
 
         def read_ranges(starts: list[int], ends: list[int]) -> list[Any]:
-            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
+            with self._bucket_errors("reading", name, FileNotFoundError) as (bucket, key):
                 counts.count("get", received=sum(ends) - sum(starts))  # side by side: they are asked for as one
                 return list(bucket.store.get_ranges(key, starts=starts, ends=ends, coalesce=0))
 
@@ -243,16 +243,16 @@ class ObjectStorage:
 
     def _head(self, name: str) -> Any:
         try:
-            with self._errors("looking at", name, FileNotFoundError) as (bucket, key):
+            with self._bucket_errors("looking at", name, FileNotFoundError) as (bucket, key):
                 current().count("head")
                 return bucket.store.head(key)
         except FileNotFoundError:
             return None
 
-    def _written_by(self, name: str) -> str | None:
+    def _read_write_id(self, name: str) -> str | None:
         """Number of the write that a file bears; empty if it bears none, ``None`` if there is no file."""
         try:
-            with self._errors("looking at", name, FileNotFoundError) as (bucket, key):
+            with self._bucket_errors("looking at", name, FileNotFoundError) as (bucket, key):
                 current().count("head")
                 attributes: Mapping[Any, Any] = bucket.store.get(key, options={"head": True}).attributes
                 return str(attributes.get(_WRITE, ""))
@@ -260,7 +260,7 @@ class ObjectStorage:
             return None
 
     @property
-    def _bucket(self) -> Bucket:
+    def _open_bucket(self) -> Bucket:
         bucket = opened(replace(self.address, root=""), self.access)
         bucket.check()
         return bucket
@@ -270,8 +270,8 @@ class ObjectStorage:
         return f"{self.address.root}/{name}" if self.address.root else name
 
     @contextmanager
-    def _errors(self, doing: str, name: str, *expected: type[BaseException]) -> Iterator[tuple[Bucket, str]]:
-        key, bucket = self._key(name), self._bucket
+    def _bucket_errors(self, doing: str, name: str, *expected: type[BaseException]) -> Iterator[tuple[Bucket, str]]:
+        key, bucket = self._key(name), self._open_bucket
         with bucket.errors(f"{doing} {self.location(name)}", *expected):
             yield bucket, key
 

@@ -17,11 +17,11 @@ class PickleEnvelope:
     """
 
     def __init__(self, store_accesses: Sequence[StoreAccess] = ()) -> None:
-        self.keys = list(store_accesses)
+        self.store_accesses = list(store_accesses)
 
     def pack(self, payload: object) -> bytes:
         """One piece of work, and its secrets among the keys."""
-        store_accesses = self.keys
+        store_accesses = self.store_accesses
 
         class Pickler(pickle.Pickler):
             def persistent_id(self, value: Any) -> int | None:
@@ -37,7 +37,7 @@ class PickleEnvelope:
 
     def unpack(self, data: bytes) -> Any:
         """The piece of work again."""
-        store_accesses = self.keys
+        store_accesses = self.store_accesses
 
         class Unpickler(pickle.Unpickler):
             def persistent_load(self, number: int) -> StoreAccess:

@@ -30,7 +30,7 @@ class Traffic:
     """
 
     def __init__(self, parent: Traffic | None = None) -> None:
-        self._within, self._lock = parent, threading.Lock()
+        self._parent, self._lock = parent, threading.Lock()
         self._counts: Counter[str] = Counter()
 
     def count(self, kind: str, *, sent: int = 0, received: int = 0, requests: int = 1) -> None:
@@ -44,8 +44,8 @@ class Traffic:
         """Count what somebody else has counted: :meth:`to_json`."""
         with self._lock:
             self._counts.update({name: counts.get(name, 0) for name in (*KINDS, _SENT, _RECEIVED)})
-        if self._within is not None:
-            self._within.add(counts)
+        if self._parent is not None:
+            self._parent.add(counts)
 
     def to_json(self) -> dict[str, int]:
         """Plain values: ``requests``, the same by kind, ``bytes_sent`` and ``bytes_received``."""

@@ -25,7 +25,7 @@ class Storage(Protocol):
     """
 
     @property
-    def remote(self) -> bool:
+    def is_remote(self) -> bool:
         """See above."""
 
     def read(self, name: str) -> bytes | None:
@@ -43,7 +43,7 @@ class Storage(Protocol):
     def size(self, name: str) -> int | None:
         """Size of a file in bytes; ``None`` if there is none of this name."""
 
-    def modified(self, name: str) -> float | None:
+    def modified_at(self, name: str) -> float | None:
         """When a file was written, in seconds since 1970 by the storage's clock; ``None`` if there is none."""
 
     def list(self, folder: str) -> Iterator[tuple[str, int]]:
@@ -58,7 +58,7 @@ class Storage(Protocol):
     def delete(self, *names: str) -> None:
         """Delete files; those that are not there are passed over. A folder that is empty then is no more."""
 
-    def clear(self, folder: str) -> None:
+    def delete_folder(self, folder: str) -> None:
         """Delete a folder with everything below it, as far as that is possible now. It must not be the root."""
 
     def open(self, name: str, mode: Literal["rb", "wb"]) -> pa.NativeFile:
@@ -70,7 +70,7 @@ class Storage(Protocol):
         :raises FileNotFoundError: if it is to be read and not there.
         """
 
-    def within(self, folder: str) -> Storage:
+    def subfolder(self, folder: str) -> Storage:
         """The storage of a folder: the same files, under names relative to it."""
 
     def make_private(self, folder: str) -> None:
@@ -82,7 +82,7 @@ class Storage(Protocol):
     def uri(self, name: str = "") -> str:
         """The same for libraries that find files by themselves."""
 
-    def options(self) -> dict[str, str]:
+    def storage_options(self) -> dict[str, str]:
         """What such libraries need to know besides; it may hold secrets."""
 
 

@@ -76,20 +76,20 @@ class Bucket:
     def __init__(self, address: StoreAddress, access: StoreAccess | None) -> None:
         self.secrets = access.secrets if access else ()
         self.config = settings(address, access)
-        self.provider = _provider(access, self.config.get("region"))
+        self.credential_provider = _provider(access, self.config.get("region"))
         client: Any = {**_CLIENT, **dict(access.client if access else ())}
         if access is None and any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
             client["allow_http"] = True
         if certificates := client.get("root_certificate"):
             client["root_certificate"] = _content(str(certificates))
         store_class: Any = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}[address.store]
-        credential_options: dict[str, Any] = {} if self.provider is None else {"credential_provider": self.provider}
-        with self.errors(f"opening {address.text()}"):
+        credential_options: dict[str, Any] = {} if self.credential_provider is None else {"credential_provider": self.credential_provider}
+        with self.translate_errors(f"opening {address.text()}"):
             self.store = store_class(address.bucket, config=self.config, client_options=client, retry_config=RETRY, **credential_options)
-        self._process = os.getpid()
+        self._opened_in_pid = os.getpid()
 
     @contextmanager
-    def errors(self, operation: str, *expected: type[BaseException]) -> Iterator[None]:
+    def translate_errors(self, operation: str, *expected: type[BaseException]) -> Iterator[None]:
         """Errors of the library become the project's own.
 
         :param expected: those that the caller knows what to do about. That there is no bucket is none of them.
@@ -101,9 +101,9 @@ class Bucket:
                 raise type(error)(operation) from None  # its text has the whole request in it
             raise error_of_store(error, operation, self.secrets) from None
 
-    def check(self) -> None:
+    def check_not_forked(self) -> None:
         """Refuse to work in a process that was forked when the store was open: its threads are not there, it hangs."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._opened_in_pid:
             raise RuntimeError("an object store was opened before this process was forked: start it afresh")
 
 

@@ -50,7 +50,7 @@ def sink(folder: Path, merge: str = MERGES[0], soft: bool = False, parts: bool =
     return DeltaSink(
         str(folder),
         "p",
-        copies=(".*[.].*",) if merge == MERGES[1] else (),
+        copy_on_write_tables=(".*[.].*",) if merge == MERGES[1] else (),
         deletes=Deletes(soft=(".*[.].*",) if soft else ()),
         partition_by=((".*[.].*", (("pl.ace", None), ("made", "day"))),) if parts else (),
         **named,
@@ -424,7 +424,7 @@ def test_the_object_of_the_definition_before_writes_no_file(tmp_path: Path) -> N
         with pytest.raises(TerminalError, match="has other columns"):
             late.commit(lambda _: Upserted(rows(TABLE, (1, 99), 9, "u")), {"stream": 9}, FENCE)
         with pytest.raises(TerminalError, match="has other columns"):
-            late.transact(lambda log: Edit(gone={*log.files}), {"stream": 9}, FENCE)
+            late.transact(lambda log: Edit(removed_files={*log.files}), {"stream": 9}, FENCE)
         late.tidy()
         with pytest.raises(TerminalError, match="has other columns"):
             late.commit(lambda _: Published([]), {"stream": 9}, FENCE)

@@ -58,7 +58,7 @@ def sink(folder: Path, merge: str = MERGES[0], *, soft: bool = False, parts: boo
     return DeltaSink(
         str(folder),
         "p",
-        copies=(".*[.].*",) if merge == MERGES[1] else (),
+        copy_on_write_tables=(".*[.].*",) if merge == MERGES[1] else (),
         deletes=Deletes(soft=(".*[.].*",) if soft else ()),
         partition_by=((".*[.].*", (("pl.ace", None), ("made", "day"))),) if parts else (),
         **named,

@@ -704,7 +704,7 @@ def test_what_cannot_make_partitions(tmp_path: Path, by: Parts, said: str) -> No
             *(nullable("note", "text", charset="utf8mb4"), nullable("AT_YEAR", "int"), nullable("a/b", "int")),
         ),
         ("id",),
-        left_out=("secret",),
+        excluded=("secret",),
     )
     with pytest.raises(NotReadyError) as caught:
         sink_at(tmp_path, by).table(table)

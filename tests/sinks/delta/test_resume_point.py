@@ -16,7 +16,7 @@ def test_there_is_one(tmp_path: Path) -> None:
     progress.create()
     assert progress.stand() is None
     for number in range(3):
-        offset = Offset("a", Position("binlog.000001", 100 + number), "", began=5, numbered=True)
+        offset = Offset("a", Position("binlog.000001", 100 + number), "", file_start_time=5, gtid_mode_on=True)
         progress.write(offset, lineage, Fence("f", 1))
         assert progress.stand() == (offset, lineage) and progress.target.to_arrow().num_rows == 1
     moved = Offset("b", Position("other.000007", 4), "")

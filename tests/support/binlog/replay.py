@@ -95,12 +95,12 @@ class Replay(BinlogStream):
     """
 
     def __init__(self, recording: Recording, piece: Callable[[], int] = lambda: 1 << 20) -> None:
-        self.file, self.position, self.begun = recording.file, recording.position, dict[str, int]()
-        self._checksum, self._closed, self._mariadb = True, False, recording.mariadb
+        self.file, self.position, self.file_start_times = recording.file, recording.position, dict[str, int]()
+        self._has_checksums, self._closed, self._mariadb = True, False, recording.mariadb
         self._recording, self._piece, self._at = recording, piece, 0
         self.collations = recording.collations
 
-    def take_over(self) -> int:
+    def start_raw_reading(self) -> int:
         return self._recording.number
 
     def receive(self, into: memoryview) -> int:
@@ -109,5 +109,5 @@ class Replay(BinlogStream):
         self._at += len(got)
         return len(got)
 
-    def _drop(self) -> None:
+    def _close_connection(self) -> None:
         pass

@@ -88,10 +88,10 @@ class BinlogStream:
         server: str | None = None,
     ) -> None:
         self.file, self.position = file, position if position <= _FARTHEST_START else _FIRST_EVENT
-        self.begun: dict[str, int] = {}
+        self.file_start_times: dict[str, int] = {}
         self._args = connect_args
-        self._checksum = True  # until a format event says otherwise: the reader asks for CRC32
-        self._closed, self._ahead = False, False
+        self._has_checksums = True  # until a format event says otherwise: the reader asks for CRC32
+        self._closed, self._driver_has_buffered = False, False
         settings = {key: value for key, value in connect_args.items() if key != "cursorclass"}
         settings |= {"charset": "utf8mb4", "autocommit": True, "read_timeout": read_timeout}
         settings |= {"write_timeout": read_timeout}  # of the TLS handshake, too, which would have none
@@ -105,21 +105,21 @@ class BinlogStream:
             log_file=file,
             log_pos=self.position,
             enable_logging=False,  # it would log the connection settings
-            pymysql_wrapper=partial(self._open, server),
+            pymysql_wrapper=partial(self._open_session, server),
         )
         try:
             self._reader._BinLogStreamReader__connect_to_stream()
         except (pymysql.MySQLError, OSError) as error:
-            self._drop()
-            raise self._failed(error) from None
+            self._close_connection()
+            raise self._translate_error(error) from None
         self._connection = self._reader._stream_connection
         self._mariadb = is_mariadb(self._connection)
         if self.position < position:
-            self._skip(file, position)
+            self._skip_to(file, position)
 
     def __iter__(self) -> Iterator[Event]:
-        while (packet := self._read()) is not None:
-            yield self._event(packet)
+        while (packet := self._read_packet()) is not None:
+            yield self._parse_event(packet)
 
     def __enter__(self) -> Self:
         return self
@@ -131,16 +131,16 @@ class BinlogStream:
         """End the stream; a thread that waits in it sees its end. Doing so twice is allowed."""
         if not self._closed:
             self._closed = True
-            self._drop()
+            self._close_connection()
 
-    def _open(self, server: str | None, **settings: Any) -> pymysql.Connection[Any]:
+    def _open_session(self, server: str | None, **settings: Any) -> pymysql.Connection[Any]:
         connection, self.collations = open_session(server, **settings)
         return connection
 
-    def _skip(self, file: str, position: int) -> None:
+    def _skip_to(self, file: str, position: int) -> None:
         """Read up to a position that the protocol has no bits for; only a huge transaction makes such a file."""
-        while self.position < position and (packet := self._read()) is not None:
-            self._event(packet)
+        while self.position < position and (packet := self._read_packet()) is not None:
+            self._parse_event(packet)
         if (self.file, self.position) != (file, position):
             self.close()
             raise TerminalError(
@@ -148,7 +148,7 @@ class BinlogStream:
                 "start again with a fresh sink.path",
             )
 
-    def _drop(self) -> None:
+    def _close_connection(self) -> None:
         connection: Any = getattr(self._reader, "_stream_connection", None)
         # Shut down first: closing a socket that another thread reads would wait for that thread.
         with contextlib.suppress(Exception):
@@ -156,17 +156,17 @@ class BinlogStream:
         with contextlib.suppress(Exception):
             connection.close()
 
-    def _read(self) -> bytes | None:
+    def _read_packet(self) -> bytes | None:
         """The next packet without its leading status byte; ``None`` at the end."""
         try:
             packet: bytes = b"\xfe" if self._closed else self._connection._read_packet()._data
         except (pymysql.MySQLError, OSError, AttributeError, ValueError) as error:
             if self._closed:  # by another thread, while this one waited
                 return None
-            raise self._failed(error) from None
-        return self._event_in(packet)
+            raise self._translate_error(error) from None
+        return self._strip_status(packet)
 
-    def _event_in(self, packet: bytes) -> bytes | None:
+    def _strip_status(self, packet: bytes) -> bytes | None:
         if packet[:1] == b"\xfe" and len(packet) < 9:
             self.close()
             return None
@@ -177,18 +177,18 @@ class BinlogStream:
     @property
     def has_checksums(self) -> bool:
         """Whether the events of the present file end with a checksum."""
-        return self._checksum
+        return self._has_checksums
 
     @property
     def is_mariadb(self) -> bool:
         """Whether the server is MariaDB."""
         return self._mariadb
 
-    def take_over(self) -> int:
+    def start_raw_reading(self) -> int:
         """Leave reading to :meth:`receive` and :meth:`accept` from now on; the number of the next packet."""
         # As the driver does before it reads.
         self._connection._sock.settimeout(self._connection._read_timeout)
-        self._ahead = True
+        self._driver_has_buffered = True
         return int(self._connection._next_seq_id)
 
     def receive(self, into: memoryview) -> int:
@@ -202,18 +202,18 @@ class BinlogStream:
         except (pymysql.MySQLError, OSError, AttributeError, ValueError) as error:
             if self._closed:
                 return 0
-            raise self._failed(error) from None
+            raise self._translate_error(error) from None
         if not got and not self._closed:
-            raise self._failed(pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"))
+            raise self._translate_error(pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"))
         return got
 
     def _receive(self, into: memoryview) -> int:
         """Once what the driver's buffer holds, then past that: with bytes in it, readinto1 may wait for more."""
-        file, ahead = self._connection._rfile, self._ahead
-        self._ahead = False
+        file, ahead = self._connection._rfile, self._driver_has_buffered
+        self._driver_has_buffered = False
         return int(file.readinto1(into[: io.DEFAULT_BUFFER_SIZE]) if ahead else file.raw.readinto(into))
 
-    def accept(self, packet: bytes) -> Event | None:
+    def parse_packet(self, packet: bytes) -> Event | None:
         """Check a packet and make the event of it; ``None`` at the end of the stream.
 
         :param packet: without its header of four bytes. ``position`` and ``file`` stand where it begins.
@@ -222,14 +222,14 @@ class BinlogStream:
             try:
                 pymysql.err.raise_mysql_exception(packet)
             except pymysql.MySQLError as error:
-                raise self._failed(error) from None
-        data = self._event_in(packet)
-        return None if data is None else self._event(data)
+                raise self._translate_error(error) from None
+        data = self._strip_status(packet)
+        return None if data is None else self._parse_event(data)
 
-    def _failed(self, error: Exception) -> CdcError:
+    def _translate_error(self, error: Exception) -> CdcError:
         return failure(error, f"{self.file}:{self.position}")
 
-    def _event(self, data: bytes) -> Event:
+    def _parse_event(self, data: bytes) -> Event:
         where = f"{self.file}:{self.position}"
         if len(data) < _HEADER.size:
             raise damaged(f"cut off event of {len(data)} bytes", where)
@@ -241,18 +241,18 @@ class BinlogStream:
             algorithm = data[-_CHECKSUM_SIZE - 1]
             if algorithm not in (0, 1):
                 raise damaged(f"unknown checksum algorithm {algorithm}", where)
-            self._checksum = algorithm == 1
-        if self._checksum:
-            self._verify(data, kind, where)
+            self._has_checksums = algorithm == 1
+        if self._has_checksums:
+            self._verify_checksum(data, kind, where)
         if kind == FORMAT_DESCRIPTION:
-            self._same_file(self.file, timestamp)
-        has_room = self._checksum or kind == FORMAT_DESCRIPTION
+            self._check_file_start(self.file, timestamp)
+        has_room = self._has_checksums or kind == FORMAT_DESCRIPTION
         body = memoryview(data)[_HEADER.size : len(data) - _CHECKSUM_SIZE if has_room else len(data)]
         start = self.position
         if kind in HEARTBEATS:
-            self._heartbeat(kind, body, end, where)
+            self._check_heartbeat(kind, body, end, where)
         elif kind == ROTATE and (flags & _ARTIFICIAL or end == 0):
-            self._rotate(body, where)
+            self._handle_rotate(body, where)
             start = self.position
         elif not flags & _ARTIFICIAL and (end != 0 or (self._mariadb and kind not in FIRST)):
             self.position += size
@@ -263,33 +263,33 @@ class BinlogStream:
                 raise damaged(f"event of type {kind} that ends at {end}, {expected} expected,", where)
         event = Event(kind, timestamp, body, self.file, self.position, start, server_id, flags)
         if kind == ROTATE and not flags & _ARTIFICIAL and end != 0:
-            self._rotate(body, where)
+            self._handle_rotate(body, where)
         return event
 
-    def behind_torn_end(self, at: Position) -> Position | None:
+    def next_file_after_torn_end(self, at: Position) -> Position | None:
         """See :func:`~airflow_provider_cdc.mysql.client.binlog_headers.behind_torn_end`."""
         with contextlib.closing(connect(self._args)) as connection:
             return behind_torn_end(connection, at)
 
-    def expect(self, start_times: dict[str, int]) -> None:
+    def expect_file_starts(self, start_times: dict[str, int]) -> None:
         """Stop at a file that was begun at another time than one of its name that was read before.
 
         :param start_times: when files were begun; those that are read are added.
         """
-        found, self.begun = self.begun, start_times
+        found, self.file_start_times = self.file_start_times, start_times
         for file, began in found.items():
-            self._same_file(file, began)
+            self._check_file_start(file, began)
 
-    def _same_file(self, file: str, start_time: int) -> None:
+    def _check_file_start(self, file: str, start_time: int) -> None:
         """A file's format event, which each reader of it gets first, says when the file was begun."""
-        known = self.begun.setdefault(file, start_time)
+        known = self.file_start_times.setdefault(file, start_time)
         if known != start_time:
             raise OtherHistoryError(
                 f"binlog file {file} of the server was begun at {_moment(start_time)}, and the one that was read, of the "
                 f"same name, at {_moment(known)}"
             )
 
-    def _verify(self, data: bytes, kind: int, where: str) -> None:
+    def _verify_checksum(self, data: bytes, kind: int, where: str) -> None:
         covered = data[:-_CHECKSUM_SIZE]
         if kind == FORMAT_DESCRIPTION and data[17] & _IN_USE:
             # "File in use" is not part of what the checksum was taken of.
@@ -297,13 +297,13 @@ class BinlogStream:
         if zlib.crc32(covered) != int.from_bytes(data[-_CHECKSUM_SIZE:], "little"):
             raise damaged(f"wrong checksum of the event of type {kind}", where)
 
-    def _rotate(self, body: memoryview, where: str) -> None:
+    def _handle_rotate(self, body: memoryview, where: str) -> None:
         if len(body) < 9:
             raise damaged("cut off rotate event", where)
         self.position = int.from_bytes(body[:8], "little")
         self.file = bytes(body[8:]).decode("utf-8", "replace")
 
-    def _heartbeat(self, kind: int, body: memoryview, end: int, where: str) -> None:
+    def _check_heartbeat(self, kind: int, body: memoryview, end: int, where: str) -> None:
         """A heartbeat says how far the server has read; it is ahead of us only where it left events out."""
         if kind == HEARTBEAT:
             file, position = bytes(body).decode("utf-8", "replace"), end

@@ -33,7 +33,7 @@ class Event:
     flags: int = 0
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The place for messages: ``file:start``."""
         return f"{self.file}:{self.start}"
 

@@ -30,16 +30,16 @@ class Begin:
 
     :param gtid: such as ``uuid:7`` and ``uuid:tag:7``, of MariaDB ``domain-server-7``; empty for an anonymous one.
     :param commit_us: commit time on this server, microseconds since the epoch, UTC.
-    :param begun: whether no BEGIN follows.
-    :param xa: whether rows follow that an XA PREPARE ends.
-    :param idle: whether the statement that follows has changed nothing: an ALTER that only begins, or has failed.
+    :param has_begun: whether no BEGIN follows.
+    :param is_xa: whether rows follow that an XA PREPARE ends.
+    :param is_idle_alter: whether the statement that follows has changed nothing: an ALTER that only begins, or has failed.
     """
 
     gtid: str
     commit_us: int
-    begun: bool = False
-    xa: bool = False
-    idle: bool = False
+    has_begun: bool = False
+    is_xa: bool = False
+    is_idle_alter: bool = False
 
 
 def read_gtid(event: Event) -> Begin:

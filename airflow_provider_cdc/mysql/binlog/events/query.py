@@ -41,14 +41,14 @@ class Query:
     """A statement.
 
     :param database: default database.
-    :param text: what is executed. A lone surrogate stands for what is not known: bytes that are not of the client's
+    :param sql: what is executed. A lone surrogate stands for what is not known: bytes that are not of the client's
         character set, and characters of a set that is not decoded as the server does it.
     :param quoting: how the session quotes.
     :param session: what else matters of the session to one who reads a definition.
     """
 
     database: str
-    text: str
+    sql: str
     quoting: Quoting
     session: Session
 
@@ -104,7 +104,7 @@ def read_query(event: Event, extra: int = 0, compressed: bool = False) -> Query:
     session = Session(
         quoting=quoting,
         real_as_float=bool(mode & _REAL_AS_FLOAT),
-        plain=_SQL_MODE in status and not mode & _OTHER_TYPES,
+        standard_types=_SQL_MODE in status and not mode & _OTHER_TYPES,
         utf8mb4_collation=_UTF8MB4_COLLATIONS.get(status.get(_UTF8MB4, 0)),
     )
     return Query(database, _decode(text, _charset(status.get(_CHARSET))), quoting, session)

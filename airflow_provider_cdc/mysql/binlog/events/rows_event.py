@@ -38,18 +38,18 @@ class RowsEvent:
     """Changed rows of one captured table, not decoded yet.
 
     :param table: schema and layout.
-    :param kind: what happened to the rows.
-    :param data: row images one after the other; for updates before and after in turn.
-    :param where: place for messages.
-    :param present: bitmaps of the columns that the images have, of an update one for the old images and one for the
+    :param operation: what happened to the rows.
+    :param images: row images one after the other; for updates before and after in turn.
+    :param location: place for messages.
+    :param present_columns: bitmaps of the columns that the images have, of an update one for the old images and one for the
         new ones; empty if they have all.
     """
 
     table: TableMap
-    kind: RowsKind
-    data: memoryview
-    where: str
-    present: bytes = b""
+    operation: RowsKind
+    images: memoryview
+    location: str
+    present_columns: bytes = b""
 
     @property
     def schema(self) -> TableSchema:

@@ -34,10 +34,10 @@ class Judge:
     def __init__(self, captured: Captured, lookup: LookUp | None) -> None:
         # Where names that differ in case are those of several tables, a folded one may be that of each of them.
         self._captured = [((fold(database), fold(table)), history) for (database, table), history in captured.items()]
-        self._look_up = lookup
-        self._seen: Detours | None = None
+        self._lookup = lookup
+        self._indirect_writes: Detours | None = None
 
-    def altered(self, event: Event, statement: Statement) -> list[TableSchema]:
+    def altered_tables(self, event: Event, statement: Statement) -> list[TableSchema]:
         """Captured tables that a DDL changes, and not to what their definitions say already.
 
         :raises DdlError: if their rows may be changed by a statement. Its text stays unsaid: it may hold secrets.
@@ -50,7 +50,7 @@ class Judge:
             for name, schema in live
             if may_name(statement.tables | dropped, name) and not _keeps_key(schema, statement.index)
         ]
-        if statement.anything and not changed and self._look_up is None:
+        if statement.anything and not changed and self._lookup is None:
             changed = [schema for _, schema in live[:1]]
         if changed and statement.kind == "dml":
             # Of the first of them: each of the others has its turn when that one is suspended.
@@ -58,12 +58,12 @@ class Judge:
             raise DdlError.of_table(
                 f"{message}: its rows are not in the binlog", changed[0].label, place=event.where, first=_BY_ROW
             )
-        if live and not changed and self._look_up is not None:
-            self._check_detours(event, statement, self._look_up, live)
+        if live and not changed and self._lookup is not None:
+            self._check_indirect_writes(event, statement, self._lookup, live)
         followed = {name for name, over_time in self._captured if over_time.begins_at(end)}
         return sorted((schema for schema in changed if folded(schema.id) not in followed), key=lambda schema: schema.label)
 
-    def check_emptied(self, event: Event, statement: Statement) -> None:
+    def check_truncate(self, event: Event, statement: Statement) -> None:
         """Make sure that what is emptied is not a temporary table that hides the captured one.
 
         :raises DdlError: if it may be one.
@@ -78,24 +78,24 @@ class Judge:
                 first="Let such sessions use binlog_format=ROW",
             )
 
-    def _check_detours(
+    def _check_indirect_writes(
         self, event: Event, statement: Statement, lookup: LookUp, live: list[tuple[Table, TableSchema]]
     ) -> None:
         if statement.kind in ("ddl", "harmless"):
-            self._seen = None  # the catalog may not be what it was
+            self._indirect_writes = None  # the catalog may not be what it was
         if not statement.mentioned or stays_inside(statement):
             return
-        if self._seen is None:
-            self._seen = lookup()
-        if self._seen is None:
+        if self._indirect_writes is None:
+            self._indirect_writes = lookup()
+        if self._indirect_writes is None:
             raise DdlError(
                 f"{statement.what} logged by statement, at {event.where}: whether a view, a trigger or a function leads "
                 "from what it names to a captured table may not be seen",
                 f"{_SEE}; if one does, let writers use binlog_format=ROW, then start with a fresh sink.path",
             )
-        if paths := self._seen.taken(statement):
+        if paths := self._indirect_writes.taken(statement):
             # Of the first of the tables to which it leads: each of the others has its turn when that one is suspended.
-            labels = (schema.label for name, schema in live if self._seen.leads(statement, name))
+            labels = (schema.label for name, schema in live if self._indirect_writes.leads(statement, name))
             raise DdlError.of_table(
                 f"{statement.what} logged by statement may change captured tables through {'.'.join(paths[0])} (a view, "
                 f"trigger, function or foreign key), at {event.where}: the rows are not in the binlog",

@@ -101,15 +101,15 @@ class TableMap:
 
     :param schema: the captured table.
     :param columns: layout of each column, in the schema's order.
-    :param members: the bytes of the members of ENUM and SET columns, if the server tells them: exact, unlike those of
+    :param member_bytes: the bytes of the members of ENUM and SET columns, if the server tells them: exact, unlike those of
         the catalog.
-    :param where: place for messages.
+    :param location: place for messages.
     """
 
     schema: TableSchema
     columns: tuple[WireColumn, ...]
-    members: Mapping[str, tuple[bytes, ...]]
-    where: str
+    member_bytes: Mapping[str, tuple[bytes, ...]]
+    location: str
 
 
 def table_of(body: memoryview) -> tuple[int, tuple[str, str], int]:

@@ -61,14 +61,14 @@ class Transaction:
     :param commit_us: commit time on this server, microseconds since the epoch, UTC.
     :param rows: row events of captured tables in order.
     :param xa_prepared: name of the XA transaction that ends here prepared.
-    :param prepared: its row events of captured tables: nobody may see them before its XA COMMIT.
+    :param prepared_rows: its row events of captured tables: nobody may see them before its XA COMMIT.
     :param xa_finished: name of the XA transaction that an XA COMMIT or XA ROLLBACK ends here.
     :param xa_committed: whether it was an XA COMMIT.
-    :param emptied: captured table that a TRUNCATE empties here.
-    :param altered: captured tables that another DDL changes here, or whose rows here have another layout than theirs
+    :param emptied_table: captured table that a TRUNCATE empties here.
+    :param altered_tables: captured tables that another DDL changes here, or whose rows here have another layout than theirs
         (only where the reader asked to be told instead of an error).
     :param ddl: the statement that does so, if it is one by itself.
-    :param temporary: whether its session may mean a temporary table of that name.
+    :param may_be_temporary: whether its session may mean a temporary table of that name.
     """
 
     file: str
@@ -78,13 +78,13 @@ class Transaction:
     commit_us: int
     rows: tuple[RowsEvent, ...] = ()
     xa_prepared: str | None = None
-    prepared: tuple[RowsEvent, ...] = ()
+    prepared_rows: tuple[RowsEvent, ...] = ()
     xa_finished: str | None = None
     xa_committed: bool = False
-    emptied: tuple[str, str] | None = None
-    altered: frozenset[tuple[str, str]] = frozenset()
+    emptied_table: tuple[str, str] | None = None
+    altered_tables: frozenset[tuple[str, str]] = frozenset()
     ddl: Query | None = None
-    temporary: bool = False
+    may_be_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +127,27 @@ class OpenTransaction:
     commit_us: int
     file: str
     start: int
-    begun: bool = False
-    xa: bool = False
-    idle: bool = False
-    emptied: tuple[str, str] | None = None
-    altered: set[tuple[str, str]] = field(default_factory=set)
+    has_begun: bool = False
+    is_xa: bool = False
+    is_idle_alter: bool = False
+    emptied_table: tuple[str, str] | None = None
+    altered_tables: set[tuple[str, str]] = field(default_factory=set)
     ddl: Query | None = None
-    temporary: bool = False
+    may_be_temporary: bool = False
     rows: list[RowsEvent] = field(default_factory=list)
-    tables: dict[int, TableMap | None] = field(default_factory=dict)
-    held: int = 0
-    spilled: int = 0
+    table_maps: dict[int, TableMap | None] = field(default_factory=dict)
+    held_bytes: int = 0
+    spilled_events: int = 0
 
-    def add(self, rows: RowsEvent) -> None:
+    def add_rows(self, rows: RowsEvent) -> None:
         """Keep row events; those of an XA transaction, which may wait for long, not all in memory."""
         self.rows.append(rows)
-        self.held += len(rows.data)
-        if self.xa and self.held >= _HELD_BYTES:
-            fresh = self.rows[self.spilled :]
+        self.held_bytes += len(rows.data)
+        if self.is_xa and self.held_bytes >= _HELD_BYTES:
+            fresh = self.rows[self.spilled_events :]
             data = spill([row.data for row in fresh])
-            self.rows[self.spilled :] = [replace(row, data=part) for row, part in zip(fresh, data, strict=True)]
-            self.held, self.spilled = 0, len(self.rows)
+            self.rows[self.spilled_events :] = [replace(row, data=part) for row, part in zip(fresh, data, strict=True)]
+            self.held_bytes, self.spilled_events = 0, len(self.rows)
 
 
 class Assembler:
@@ -168,50 +168,50 @@ class Assembler:
         yield_ddl: bool = False,
         indirect_writes: LookUp | None = None,
     ) -> None:
-        self.captured, self._collations, self.tell_ddl = captured, collations, yield_ddl
-        self._judge = Judge(captured, indirect_writes)
-        self.open: OpenTransaction | None = None
+        self.captured, self._collations, self.yield_ddl = captured, collations, yield_ddl
+        self._guard = Judge(captured, indirect_writes)
+        self.open_transaction: OpenTransaction | None = None
         # Table maps repeat without end: those that have been checked are known by the definition and their bytes.
-        self.checked: dict[tuple[str, tuple[Column, ...], bytes], TableMap] = {}
+        self.checked_table_maps: dict[tuple[str, tuple[Column, ...], bytes], TableMap] = {}
 
-    def take(self, event: Event) -> Iterator[Transaction | Reached]:
+    def feed(self, event: Event) -> Iterator[Transaction | Reached]:
         """Take the next event; what ends with it.
 
         :raises TerminalError: for an event that cannot be understood.
         """
         kind = event.type
         if kind == TABLE_MAP:
-            self._table_map(event)
+            self._handle_table_map(event)
         elif kind in KINDS:
-            self._rows(event, KINDS[kind])
+            self._handle_rows(event, KINDS[kind])
         elif kind in BEGINS:
-            self._gtid(event)
+            self._begin_transaction(event)
         elif kind in UNPACKS_TO:
-            self._rows(event, KINDS[UNPACKS_TO[kind]])
+            self._handle_rows(event, KINDS[UNPACKS_TO[kind]])
         elif kind == QUERY:
-            yield from self._statement(event, read_query(event))
+            yield from self._handle_statement(event, read_query(event))
         elif kind == EXECUTE_LOAD_QUERY:
-            yield from self._statement(event, read_query(event, extra=13))
+            yield from self._handle_statement(event, read_query(event, extra=13))
         elif kind == QUERY_COMPRESSED:
-            yield from self._statement(event, read_query(event, compressed=True))
+            yield from self._handle_statement(event, read_query(event, compressed=True))
         elif kind == XID:
-            yield self._end(event)
+            yield self._end_transaction(event)
         elif kind == XA_PREPARE:
-            yield self._xa_prepare(event)
+            yield self._handle_xa_prepare(event)
         elif kind in HEARTBEATS:
-            if self.open is None:
+            if self.open_transaction is None:
                 yield Reached(event.file, event.position)
         elif kind in BETWEEN:
-            if self.open is not None:
+            if self.open_transaction is not None:
                 raise TornFileError(
-                    f"transaction {self.open.gtid} is cut off, at {event.where} (event type {event.type})",
+                    f"transaction {self.open_transaction.gtid} is cut off, at {event.where} (event type {event.type})",
                     "nothing proves that what follows goes on with what lies before: start with a fresh sink.path",
                 )
             yield Reached(event.file, event.position)
         elif kind not in WITHOUT_ROWS:
-            self._refuse(event)
+            self._fail_unsupported(event)
 
-    def _refuse(self, event: Event) -> None:
+    def _fail_unsupported(self, event: Event) -> None:
         if event.type == INCIDENT:
             stop(
                 event,
@@ -219,7 +219,7 @@ class Assembler:
                 "rows are missing from the binlog: start with a fresh sink.path",
             )
         if event.type == PARTIAL_UPDATE_ROWS:
-            tx = self._transaction(event)
+            tx = self._require_transaction(event)
             table_id = int.from_bytes(event.body[:6], "little")
             if table_id not in tx.tables:
                 stop(event, f"rows of an unannounced table id {table_id}")
@@ -230,27 +230,27 @@ class Assembler:
                     f"a partial JSON update of {table.schema.label}",
                     "Set binlog_row_value_options='' in the sessions that write",
                 )
-            self._statement_end(event, tx)
+            self._handle_statement_end(event, tx)
             return
         stop(event, f"event type {event.type}, which is not known", REPORT)
 
-    def _transaction(self, event: Event) -> OpenTransaction:
-        if self.open is None:
+    def _require_transaction(self, event: Event) -> OpenTransaction:
+        if self.open_transaction is None:
             stop(event, "an event outside of a transaction", "start at a transaction's start")
-        return self.open
+        return self.open_transaction
 
-    def _gtid(self, event: Event) -> None:
-        if self.open is not None:
-            stop(event, f"transaction {self.open.gtid} is cut off")
+    def _begin_transaction(self, event: Event) -> None:
+        if self.open_transaction is not None:
+            stop(event, f"transaction {self.open_transaction.gtid} is cut off")
         try:
             begin = read_gtid(event)
         except ValueError as error:
             stop(event, f"a GTID event that cannot be read ({error})")
-        self.open = OpenTransaction(
+        self.open_transaction = OpenTransaction(
             begin.gtid, begin.commit_us, event.file, event.start, begin.begun, begin.xa, begin.idle
         )
 
-    def _end(
+    def _end_transaction(
         self,
         event: Event,
         prepared: str | None = None,
@@ -258,8 +258,8 @@ class Assembler:
         committed: bool = False,
         keep: bool = True,
     ) -> Transaction:
-        tx = self._transaction(event)
-        self.open = None
+        tx = self._require_transaction(event)
+        self.open_transaction = None
         return Transaction(
             file=tx.file,
             position=event.position,
@@ -268,30 +268,30 @@ class Assembler:
             commit_us=tx.commit_us,
             rows=tuple(tx.rows) if keep and prepared is None else (),
             xa_prepared=prepared,
-            prepared=tuple(tx.rows) if prepared is not None else (),
+            prepared_rows=tuple(tx.rows) if prepared is not None else (),
             xa_finished=finished,
             xa_committed=committed,
-            emptied=tx.emptied,
-            altered=frozenset(tx.altered),
+            emptied_table=tx.emptied,
+            altered_tables=frozenset(tx.altered),
             ddl=tx.ddl,
-            temporary=tx.temporary,
+            may_be_temporary=tx.temporary,
         )
 
-    def _xa_prepare(self, event: Event) -> Transaction:
+    def _handle_xa_prepare(self, event: Event) -> Transaction:
         try:
             one_phase, format_id, gtrid_size, bqual_size = struct.unpack_from("<Biii", event.body)
         except struct.error:
             stop(event, "a cut off XA_PREPARE event")
         if one_phase:
-            return self._end(event)
+            return self._end_transaction(event)
         name = bytes(event.body[13 : 13 + gtrid_size + bqual_size])
-        return self._end(event, prepared=xid_text(format_id, name[:gtrid_size], name[gtrid_size:]))
+        return self._end_transaction(event, prepared=xid_text(format_id, name[:gtrid_size], name[gtrid_size:]))
 
-    def _statement(self, event: Event, query: Query) -> Iterator[Transaction]:
+    def _handle_statement(self, event: Event, query: Query) -> Iterator[Transaction]:
         statement = classify(query.text, query.database, query.quoting)
-        tx = self._transaction(event)
+        tx = self._require_transaction(event)
         if not tx.idle:
-            self._check(event, statement, query)
+            self._check_statement(event, statement, query)
         if statement.kind in ("begin", "xa_start"):
             tx.begun, tx.xa = True, statement.kind == "xa_start"
         elif statement.kind == "commit":
@@ -304,11 +304,11 @@ class Assembler:
                     "rows in InnoDB outside of the order of the binlog, and may lose them when it is killed",
                     "Make the other table ENGINE=InnoDB (or Aria with TRANSACTIONAL=0)",
                 )
-            yield self._end(event)
+            yield self._end_transaction(event)
         elif statement.kind == "rollback":
-            yield self._end(event, keep=False)
+            yield self._end_transaction(event, keep=False)
         elif statement.kind in ("xa_commit", "xa_rollback"):
-            yield self._end(event, finished=statement.xid, committed=statement.kind == "xa_commit")
+            yield self._end_transaction(event, finished=statement.xid, committed=statement.kind == "xa_commit")
         elif statement.kind == "rollback_to":
             if tx.rows:
                 stop_table(
@@ -319,21 +319,21 @@ class Assembler:
                     "Do not mix storage engines in one transaction",
                 )
         elif not tx.begun:
-            yield self._end(event)  # a statement of its own: DDL
+            yield self._end_transaction(event)  # a statement of its own: DDL
 
-    def _check(self, event: Event, statement: Statement, query: Query) -> None:
+    def _check_statement(self, event: Event, statement: Statement, query: Query) -> None:
         """Stop at a statement that changes a captured table."""
-        changed = self._judge.altered(event, statement)
+        changed = self._guard.altered(event, statement)
         if not changed:
             return
-        tx = self._transaction(event)
+        tx = self._require_transaction(event)
         emptied_history = self.captured.get(statement.emptied) if statement.emptied is not None else None
         if emptied_history is not None and len({folded(schema.id) for schema in changed}) == 1 and not tx.begun:
             if emptied_history.at(Position(event.file, event.start)) is None:
                 return  # it is not of concern here; what is altered is another table, whose name differs in case
-            self._judge.check_emptied(event, statement)
+            self._guard.check_emptied(event, statement)
             tx.emptied = statement.emptied
-        elif self.tell_ddl:
+        elif self.yield_ddl:
             tx.altered |= {schema.id for schema in changed}
             tx.ddl = None if tx.begun else query
             tx.temporary = bool(event.flags & THREAD_SPECIFIC)
@@ -341,8 +341,8 @@ class Assembler:
             message = f"{statement.what} on captured table {changed[0].label}, at {event.where}"
             raise DdlError(message, FRESH, table=changed[0].label, place=event.where)
 
-    def _table_map(self, event: Event) -> None:
-        tx = self._transaction(event)
+    def _handle_table_map(self, event: Event) -> None:
+        tx = self._require_transaction(event)
         try:
             table_id, name, at = table_of(event.body)
         except IndexError:
@@ -356,22 +356,22 @@ class Assembler:
             tx.tables[table_id] = None
             return
         known = schema.fingerprint(), schema.kept, bytes(event.body[8:])
-        if known not in self.checked:
+        if known not in self.checked_table_maps:
             try:
-                self.checked[known] = read_table_map(event.body, at, schema, event.where, self._collations)
+                self.checked_table_maps[known] = read_table_map(event.body, at, schema, event.where, self._collations)
             except TerminalError:
                 if is_suspended:  # from before the DDL, which has waited for the end of the XA transaction
                     tx.tables[table_id] = None
                     return
-                if not self.tell_ddl:
+                if not self.yield_ddl:
                     raise
                 tx.altered.add(name)
                 tx.tables[table_id] = None
                 return
-        tx.tables[table_id] = self.checked[known]
+        tx.tables[table_id] = self.checked_table_maps[known]
 
-    def _rows(self, event: Event, kind: RowsKind) -> None:
-        tx = self._transaction(event)
+    def _handle_rows(self, event: Event, kind: RowsKind) -> None:
+        tx = self._require_transaction(event)
         body = event.body
         table_id = int.from_bytes(body[:6], "little")
         if table_id in tx.tables:
@@ -379,8 +379,8 @@ class Assembler:
                 tx.add(read_rows_event(event, kind, table))
         elif table_id != _NO_TABLE:
             stop(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
-        self._statement_end(event, tx)
+        self._handle_statement_end(event, tx)
 
-    def _statement_end(self, event: Event, tx: OpenTransaction) -> None:
+    def _handle_statement_end(self, event: Event, tx: OpenTransaction) -> None:
         if int.from_bytes(event.body[6:8], "little") & _STMT_END:
             tx.tables.clear()

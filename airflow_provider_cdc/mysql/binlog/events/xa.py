@@ -29,10 +29,10 @@ class Prepared:
     ) -> None:
         self._rows, self._look_back, self._captured = dict(known_rows), look_back, captured
 
-    def visible(self, transaction: Transaction) -> tuple[RowsEvent, ...]:
+    def visible_rows(self, transaction: Transaction) -> tuple[RowsEvent, ...]:
         """The row events that become visible with a transaction, to be read in the order of the binlog."""
         if transaction.xa_finished is None:
-            self.follow(transaction)
+            self.track(transaction)
             return transaction.rows
         rows = self._rows.pop(transaction.xa_finished, None)
         if not transaction.xa_committed:
@@ -43,7 +43,7 @@ class Prepared:
         here = Position(transaction.file, transaction.start_position)
         return tuple(event for event in rows if self._captured[event.schema.id].at(here) is not None)
 
-    def follow(self, transaction: Transaction) -> None:
+    def track(self, transaction: Transaction) -> None:
         """Go past a transaction whose changes are of no concern."""
         if transaction.xa_prepared is not None:
             self._rows[transaction.xa_prepared] = transaction.prepared

@@ -56,7 +56,7 @@ class BinlogReader:
         indirect_writes: LookUp | None = None,
     ) -> None:
         self._open_at, self._captured, self._lineage, self._texts = open_at, captured, timeline, decoders
-        self._how: dict[str, Any] = {
+        self._walker_options: dict[str, Any] = {
             "count_only": count_only,
             "both": with_before_images,
             "named": with_gtids,
@@ -66,17 +66,17 @@ class BinlogReader:
         self._stream: BinlogStream | None = None
         self._walker: Walker | None = None
         self._steps: Iterator[Step] = iter(())
-        self._at, self._left = Position("", 0), NEVER
-        self._kept: list[tuple[TableSchema, pa.RecordBatch]] = []
-        self._names: dict[int, str] = {}
-        self._damaged: str | None = None
+        self._at, self._rows_left = Position("", 0), NEVER
+        self._rescued: list[tuple[TableSchema, pa.RecordBatch]] = []
+        self._gtids_by_seq: dict[int, str] = {}
+        self._damaged_at: str | None = None
         #: When files were begun, by name: known from before, or read over any of the connections.
-        self.begun: dict[str, int] = {}
+        self.file_start_times: dict[str, int] = {}
 
-    def expect(self, offset: Offset) -> None:
+    def expect_offset(self, offset: Offset) -> None:
         """Take note of when the file of an offset was begun: another one of its name stops the reading."""
         if offset.began:
-            self.begun.setdefault(offset.at.file, offset.began)
+            self.file_start_times.setdefault(offset.at.file, offset.began)
 
     def steps(self, low: Position, high: Position, rows: int = NEVER) -> Iterator[Step]:
         """Walk from ``low`` to ``high``, both ends of transactions.
@@ -91,11 +91,11 @@ class BinlogReader:
             self._at = low
         elif low < high:
             self._steps = self._walker.steps(high, rows)
-        self._left = rows
+        self._rows_left = rows
         alive, last_reached = time.monotonic(), -1
-        while self._at < high and self._left > 0:
-            step = self._next(high)
-            self._left -= step.rows
+        while self._at < high and self._rows_left > 0:
+            step = self._next_step(high)
+            self._rows_left -= step.rows
             at = Position(step.file, step.position)
             if self._at < at or step.reached != last_reached:
                 self._at, alive, last_reached = max(self._at, at), time.monotonic(), step.reached
@@ -104,22 +104,22 @@ class BinlogReader:
             yield step
 
     @property
-    def at(self) -> Position | None:
+    def current_position(self) -> Position | None:
         """Where it stands; ``None`` while it has no connection."""
         return self._at if self._walker else None
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of rows whose changes have not been taken."""
         return self._walker.held if self._walker else 0
 
-    def take(self, end: Position | None = None, key_filter: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+    def take_changes(self, end: Position | None = None, key_filter: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time: of whole transactions, and of an open one whose end is known.
 
         :param end: where the transaction ends that is open, for servers that do not tell.
         :param key_filter: changes may be left out if there are none for which this is true.
         """
-        walker, rescued, self._kept = self._walker, self._kept, []
+        walker, rescued, self._rescued = self._walker, self._rescued, []
         if walker is None:
             return rescued
         if not walker.can_take:
@@ -128,12 +128,12 @@ class BinlogReader:
             walker.expect_end(end)
         return rescued + walker.take(key_filter)
 
-    def names(self) -> dict[int, str]:
+    def take_gtids(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions whose changes have been taken since the last time."""
-        names, self._names = self._names, {}
+        names, self._gtids_by_seq = self._gtids_by_seq, {}
         return names | (self._walker.names() if self._walker else {})
 
-    def add(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> Iterator[None]:
+    def decode_rows(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> Iterator[None]:
         """Decode row events that become visible here.
 
         :returns: each time when the changes should be taken before there are too many; to be walked to its end.
@@ -152,50 +152,50 @@ class BinlogReader:
         if self._stream is not None:
             self._stream.close()
         self._stream = self._walker = None
-        self._kept, self._names = [], {}
+        self._rescued, self._gtids_by_seq = [], {}
 
-    def _next(self, high: Position) -> Step:
+    def _next_step(self, high: Position) -> Step:
         for pause in (*_PAUSES, None):
             try:
                 if self._walker is None:
-                    self._open(high)
+                    self._connect(high)
                 step = next(self._steps, None)
                 if step is not None:
                     return step
                 raise TransientError(f"the server ended the binlog stream at {self._at}", "Run again")
             except (TransientError, TornFileError) as error:
                 if isinstance(error, DamageError):
-                    if error.place == self._damaged:  # not on the way, then, but in the log
+                    if error.place == self._damaged_at:  # not on the way, then, but in the log
                         self.close()
                         raise TerminalError(error.message, error.remedy) from None
-                    self._damaged = error.place
+                    self._damaged_at = error.place
                 # Where we stand is the end of a transaction, so nothing is lost or read twice by connecting again. A
                 # server drops a connection that nobody reads from for long, as between two batches of an idle stream.
-                at = self._behind(error)
+                at = self._resume_position(error)
                 if pause is None or at is None or (self._walker is not None and self._walker.is_split):
                     self.close()
                     raise
-                rescued = [*self._kept, *(self._walker.rescue() if self._walker else ())]
-                names = self.names()
+                rescued = [*self._rescued, *(self._walker.rescue() if self._walker else ())]
+                names = self.take_gtids()
                 self.close()
-                self._kept, self._names, self._at = rescued, names, at
+                self._rescued, self._gtids_by_seq, self._at = rescued, names, at
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
-    def _behind(self, error: CdcError) -> Position | None:
+    def _resume_position(self, error: CdcError) -> Position | None:
         """Where to go on after an error; ``None`` for nowhere."""
         if isinstance(error, TornFileError) and self._stream is not None:
             return self._stream.behind_torn_end(self._at)
         return self._at
 
-    def _open(self, high: Position) -> None:
+    def _connect(self, high: Position) -> None:
         self._stream = self._open_at(self._at)
-        self._stream.expect(self.begun)
+        self._stream.expect(self.file_start_times)
         self._walker = Walker(
             self._stream,
             self._captured,
             lambda file: self._lineage.seq(Position(file, 0)),
             self._texts,
-            **self._how,
+            **self._walker_options,
         )
-        self._steps = self._walker.steps(high, self._left)
+        self._steps = self._walker.steps(high, self._rows_left)

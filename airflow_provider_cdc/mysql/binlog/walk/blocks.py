@@ -33,18 +33,18 @@ class Blocks:
         """Name of the binlog file that is being read."""
         return self._stream.file
 
-    def packet(self) -> bytes | None:
+    def next_packet(self) -> bytes | None:
         """The next packet without headers; ``None`` if the stream was closed."""
         pieces, state = [], self._state
         while True:
-            if not self._need(4):
+            if not self._ensure(4):
                 return None
             at = int(state[walk_state.AT])
             size = int.from_bytes(self.data[at : at + 3].tobytes(), "little")
             if self.data[at + 3] != state[walk_state.NUMBER]:
                 where = f"{self._stream.file}:{state[walk_state.POSITION]}"
                 raise DamageError(f"packets out of order in the binlog stream at {where}", place=where)
-            if not self._need(4 + size):
+            if not self._ensure(4 + size):
                 return None
             at = int(state[walk_state.AT])
             pieces.append(self.data[at + 4 : at + 4 + size].tobytes())
@@ -52,7 +52,7 @@ class Blocks:
             if size < _LARGEST_PACKET:
                 return b"".join(pieces)
 
-    def _need(self, size: int) -> bool:
+    def _ensure(self, size: int) -> bool:
         while self.end - int(self._state[walk_state.AT]) < size:
             if not self.fill(size):
                 return False

@@ -51,14 +51,14 @@ NOTHING = pa.null()
 class ColumnPlan(NamedTuple):
     """How a column is read: numbers for the machine code, and what is made of the values at the end.
 
-    :param raw: Arrow type of what the machine code stores.
+    :param raw_type: Arrow type of what the machine code stores.
     :param finish: turns an array of that type into the column's; ``UnicodeDecodeError`` and ``ValueError`` say that a
         value cannot be understood.
     """
 
     kind: int
     size: int
-    raw: pa.DataType
+    raw_type: pa.DataType
     limit: int = 0
     scale: int = 0
     finish: Callable[[pa.Array], pa.Array] | None = None

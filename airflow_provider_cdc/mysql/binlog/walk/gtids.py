@@ -23,44 +23,44 @@ class Gtids:
         self._state = state
         self.runs: Any = np.zeros((_RUNS, walk_state.RUN_FIELDS), np.int64)
         self._texts: list[str] = []
-        self._names: dict[int, str] = {}
+        self._by_seq: dict[int, str] = {}
 
     def add(self, gtid: str, seq: int) -> None:
         """Add a transaction that Python has read; empty text for one without a GTID.
 
         :param seq: its ``_cdc_seq``.
         """
-        self._drain()
+        self._drain_runs()
         if gtid:
             self._texts.append(gtid)
             if self._state[walk_state.NAMED]:
-                self._names[seq] = gtid
+                self._by_seq[seq] = gtid
 
-    def take(self) -> tuple[str, ...]:
+    def take_texts(self) -> tuple[str, ...]:
         """The GTIDs since the last time."""
-        self._drain()
+        self._drain_runs()
         texts, self._texts = tuple(self._texts), []
         return texts
 
-    def take_names(self) -> dict[int, str]:
+    def take_by_seq(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time."""
-        self._drain()
-        names, self._names = self._names, {}
+        self._drain_runs()
+        names, self._by_seq = self._by_seq, {}
         return names
 
-    def of_open(self) -> str:
+    def open_gtid(self) -> str:
         """The GTID of the transaction that the machine code has open."""
         source = self._state[walk_state.KIND : walk_state.KIND + walk_state.SOURCE_FIELDS].tolist()
         number = int(self._state[walk_state.GNO])
         return _text(*source, number, number)
 
-    def _drain(self) -> None:
+    def _drain_runs(self) -> None:
         """Turn the machine code's GTIDs into text."""
         for line in self.runs[: self._state[walk_state.RUNS]].tolist():
             *run, seq = line
             self._texts.append(_text(*run))
             if seq:
-                self._names[seq] = self._texts[-1]
+                self._by_seq[seq] = self._texts[-1]
         self._state[walk_state.RUNS] = 0
 
 

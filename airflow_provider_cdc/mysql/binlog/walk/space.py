@@ -41,23 +41,23 @@ Only = tuple[str, Callable[[pa.Array], pa.Array]]
 class Space:
     """Space for changes of a table that grows as they come; it is used again after they have been taken.
 
-    :param table: the table and its layout.
+    :param table_map: the table and its layout.
     :param decoders: how its text is decoded.
     :param count_only: whether rows are only counted.
     """
 
     def __init__(self, table: TableMap, decoders: Decoders, *, count_only: bool = False) -> None:
-        self.table, columns = table, table.schema.columns
+        self.table_map, columns = table, table.schema.columns
         self._plans = [
             plan_column(c, wire, table, decoders, count_only or c.name in table.schema.left_out)
             for c, wire in zip(columns, table.columns, strict=True)
         ]
         count = len(columns)
         #: What the machine code is told: this table's line, and the lines of its columns.
-        self.line: Any = np.zeros(kernel.TABLE_FIELDS, np.int64)
-        self.lines: Any = np.zeros((count, kernel.FIELDS), np.int64)
+        self.table_line: Any = np.zeros(kernel.TABLE_FIELDS, np.int64)
+        self.column_lines: Any = np.zeros((count, kernel.FIELDS), np.int64)
         nulls = table.schema.may_be_null
-        for line, plan, column in zip(self.lines, self._plans, columns, strict=True):
+        for line, plan, column in zip(self.column_lines, self._plans, columns, strict=True):
             line[kernel.KIND], line[kernel.SIZE] = plan.kind, plan.size
             line[kernel.LIMIT], line[kernel.SCALE] = plan.limit, plan.scale
             line[kernel.RULES] = (
@@ -67,32 +67,32 @@ class Space:
                 + kernel.LEFT_OUT * (plan.raw == NOTHING)
             )
             line[kernel.KEY] = column.name in table.schema.key
-        self.line[kernel.COUNT] = count
-        self.line[kernel.KEYS] = 1 + max((i for i, c in enumerate(columns) if c.name in table.schema.key), default=-1)
-        self.line[kernel.OPEN] = -1
-        self._begin()
+        self.table_line[kernel.COUNT] = count
+        self.table_line[kernel.KEYS] = 1 + max((i for i, c in enumerate(columns) if c.name in table.schema.key), default=-1)
+        self.table_line[kernel.OPEN] = -1
+        self._allocate()
         if count_only:
-            self.line[kernel.SPACE] = -1
+            self.table_line[kernel.SPACE] = -1
 
-    def _begin(self) -> None:
+    def _allocate(self) -> None:
         """Make little space, for no rows."""
         count = len(self._plans)
         self._values = [np.zeros(0, np.uint8)] * count
         self._offsets = [np.zeros(1, np.int32)] * count
         self._validity = [np.zeros(0, np.uint8)] * count
-        self._ops, self._seqs, self._stamps = np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self.lines[:, kernel.CAPACITY] = 0
+        self._ops, self._seqs, self._timestamps = np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.column_lines[:, kernel.CAPACITY] = 0
         for i, plan in enumerate(self._plans):
             if plan.kind not in _WIDTHS and plan.raw != NOTHING:
-                self.make_room(i, _FIRST_BYTES)
-        self.more_rows(_FIRST_ROWS)
+                self.grow_column(i, _FIRST_BYTES)
+        self.grow_rows(_FIRST_ROWS)
 
-    def fits(self, table: TableMap) -> bool:
+    def has_layout_of(self, table: TableMap) -> bool:
         """Whether rows of another table map of the same table read alike."""
-        own_map = self.table
+        own_map = self.table_map
         return (table.schema, table.columns, table.members) == (own_map.schema, own_map.columns, own_map.members)
 
-    def why(self, column: int, data: Any, at: int) -> str:
+    def describe_invalid_date(self, column: int, data: Any, at: int) -> str:
         """What is wrong with the date that stands at a place of the data."""
         plan = self._plans[column]
         raw = data[at : at + plan.size].tobytes()
@@ -107,29 +107,29 @@ class Space:
             year, month, day, *_ = unpack_moment(int.from_bytes(raw[:5], "big") - (1 << 39))
         return f"zero, partial or impossible date {year:04d}-{month:02d}-{day:02d}"
 
-    def move(self, line: Any, lines: Any, first: int) -> None:
+    def move_lines(self, line: Any, lines: Any, first: int) -> None:
         """Move the numbers for the machine code to other arrays.
 
         :param first: number of the first one of ``lines`` there.
         """
-        line[:], lines[:] = self.line, self.lines
-        self.line, self.lines = line, lines
+        line[:], lines[:] = self.table_line, self.column_lines
+        self.table_line, self.column_lines = line, lines
         line[kernel.FIRST] = first
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Rows that have been read."""
-        return int(self.line[kernel.ROW])
+        return int(self.table_line[kernel.ROW])
 
     @property
-    def size(self) -> int:
+    def allocated_bytes(self) -> int:
         """Bytes of all the space."""
-        arrays: list[Any] = [*self._values, *self._offsets, *self._validity, self._ops, self._seqs, self._stamps]
+        arrays: list[Any] = [*self._values, *self._offsets, *self._validity, self._ops, self._seqs, self._timestamps]
         return sum(a.nbytes for a in arrays)
 
-    def more_rows(self, rows: int | None = None) -> None:
+    def grow_rows(self, rows: int | None = None) -> None:
         """Make space for so many rows, or for twice as many as there is space for."""
-        rows = rows or 2 * int(self.line[kernel.SPACE])
+        rows = rows or 2 * int(self.table_line[kernel.SPACE])
         for i, plan in enumerate(self._plans):
             if plan.raw == NOTHING:
                 continue
@@ -138,66 +138,66 @@ class Space:
                 self._values[i] = enlarged(self._values[i], rows * _WIDTHS[plan.kind])
             else:
                 self._offsets[i] = enlarged(self._offsets[i], rows + 1)
-            self._tell(i)
-        self._ops, self._seqs, self._stamps = (enlarged(a, rows) for a in (self._ops, self._seqs, self._stamps))
-        for field, array in ((kernel.OPS, self._ops), (kernel.SEQS, self._seqs), (kernel.STAMPS, self._stamps)):
-            self.line[field] = array.ctypes.data
-        self.line[kernel.SPACE] = rows
+            self._update_addresses(i)
+        self._ops, self._seqs, self._timestamps = (enlarged(a, rows) for a in (self._ops, self._seqs, self._timestamps))
+        for field, array in ((kernel.OPS, self._ops), (kernel.SEQS, self._seqs), (kernel.STAMPS, self._timestamps)):
+            self.table_line[field] = array.ctypes.data
+        self.table_line[kernel.SPACE] = rows
 
-    def make_room(self, column: int, size: int) -> None:
+    def grow_column(self, column: int, size: int) -> None:
         """Make space for so many bytes in a column, or for twice as many as there is space for."""
-        size = max(size, min(2 * int(self.lines[column, kernel.CAPACITY]), buffers.LARGEST))
+        size = max(size, min(2 * int(self.column_lines[column, kernel.CAPACITY]), buffers.LARGEST))
         self._values[column] = enlarged(self._values[column], size + SLACK)
-        self.lines[column, kernel.CAPACITY] = size
-        self._tell(column)
+        self.column_lines[column, kernel.CAPACITY] = size
+        self._update_addresses(column)
 
-    def stamp(self, first: int, seq: int) -> None:
+    def renumber(self, first: int, seq: int) -> None:
         """Give all rows from ``first`` on another ``_cdc_seq``."""
-        self._seqs[first : self.rows] = seq
+        self._seqs[first : self.row_count] = seq
 
-    def cut(self, rows: int) -> None:
+    def truncate(self, rows: int) -> None:
         """Forget all rows but the first ones."""
         for validity in (v for v in self._validity if len(v)):
             validity[rows // 8] |= 0xFF << rows % 8 & 0xFF
-            validity[rows // 8 + 1 : self.rows // 8 + 1] = 0xFF
-        self.line[kernel.ROW] = rows
+            validity[rows // 8 + 1 : self.row_count // 8 + 1] = 0xFF
+        self.table_line[kernel.ROW] = rows
 
-    def take(self) -> pa.RecordBatch:
+    def take_batch(self) -> pa.RecordBatch:
         """The rows, copied out of the space, with the sink's schema; the space is empty afterwards.
 
         :raises UnfitValue: for bytes that are not text, and damaged documents.
         """
-        rows, schema = self.rows, self.table.schema.sink_schema
-        arrays = [self._array(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw != NOTHING]
-        arrays += self.table.schema.nulls(rows)
-        added: tuple[Any, ...] = (self._seqs, self._ops, self._stamps)
+        rows, schema = self.row_count, self.table_map.schema.sink_schema
+        arrays = [self._to_arrow(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw != NOTHING]
+        arrays += self.table_map.schema.nulls(rows)
+        added: tuple[Any, ...] = (self._seqs, self._ops, self._timestamps)
         for array, field in zip(added, list(schema)[-3:], strict=True):
             content = copied(array[:rows])
             buffers = [None, content]
             if field.type == pa.string():
                 buffers = [None, copied(np.arange(rows + 1, dtype=np.int32)), content]
             arrays.append(pa.Array.from_buffers(field.type, rows, buffers))
-        self.forget()
+        self.clear()
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def has(self, column: str, wanted: Callable[[pa.Array], pa.Array]) -> bool:
+    def has_match(self, column: str, wanted: Callable[[pa.Array], pa.Array]) -> bool:
         """Whether a mask of a column's values lets any row through."""
-        i = next(i for i, c in enumerate(self.table.schema.columns) if c.name == column)
-        return bool(pc.any(wanted(self._array(i, self._plans[i], self.rows))).as_py())
+        i = next(i for i, c in enumerate(self.table_map.schema.columns) if c.name == column)
+        return bool(pc.any(wanted(self._to_arrow(i, self._plans[i], self.row_count))).as_py())
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Empty the space."""
-        self.cut(0)
-        self.line[kernel.OPEN_ROW] = 0
-        self.line[kernel.TAKEN] = 1
-        if self.size > _KEPT_BYTES:
-            self._begin()
+        self.truncate(0)
+        self.table_line[kernel.OPEN_ROW] = 0
+        self.table_line[kernel.TAKEN] = 1
+        if self.allocated_bytes > _KEPT_BYTES:
+            self._allocate()
 
-    def _array(self, i: int, plan: ColumnPlan, rows: int) -> pa.Array:
+    def _to_arrow(self, i: int, plan: ColumnPlan, rows: int) -> pa.Array:
         validity = None
-        if self.lines[i, kernel.NULLS]:
+        if self.column_lines[i, kernel.NULLS]:
             validity = copied(self._validity[i][: (rows + 7) // 8])
-            self.lines[i, kernel.NULLS] = 0
+            self.column_lines[i, kernel.NULLS] = 0
         if plan.kind in _WIDTHS:
             values = copied(self._values[i][: rows * _WIDTHS[plan.kind]])
             array = pa.Array.from_buffers(plan.raw, rows, [validity, values])
@@ -220,10 +220,10 @@ class Space:
                 raise UnfitValue(i, "text", _NOT_TEXT, seq) from None
             raise UnfitValue(i, "damaged", "damaged value", seq) from None
 
-    def _tell(self, i: int) -> None:
-        self.lines[i, kernel.VALUES] = self._values[i].ctypes.data
-        self.lines[i, kernel.OFFSETS] = self._offsets[i].ctypes.data
-        self.lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data
+    def _update_addresses(self, i: int) -> None:
+        self.column_lines[i, kernel.VALUES] = self._values[i].ctypes.data
+        self.column_lines[i, kernel.OFFSETS] = self._offsets[i].ctypes.data
+        self.column_lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data
 
 
 def _bad(values: pa.Array, finish: Callable[[pa.Array], pa.Array]) -> int:

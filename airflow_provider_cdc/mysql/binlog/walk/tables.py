@@ -37,81 +37,81 @@ class Tables:
     """
 
     def __init__(self, state: Any, decoders: Decoders, count_only: bool) -> None:
-        self._state, self._texts, self._count_only = state, decoders, count_only
-        self._spaces: list[Space] = []
+        self._state, self._decoders, self._count_only = state, decoders, count_only
+        self._buffers: list[Space] = []
         # Not by id(): table maps of other readings go, and another table's may get the memory of one.
         self._slots: WeakKeyDictionary[TableMap, int] = WeakKeyDictionary()
-        self._told: dict[int, tuple[Any, int]] = {}  # by table id: body of the table map, slot
-        self.inner: Any = np.zeros(row_kernel.STATE, np.int64)
-        self.touched: Any = np.zeros(1, np.int64)
-        self._lay_out()
-        self.maps: Any = np.full((64, walk_state.MAP_FIELDS), -1, np.int64)
+        self._announced: dict[int, tuple[Any, int]] = {}  # by table id: body of the table map, slot
+        self.row_state: Any = np.zeros(row_kernel.STATE, np.int64)
+        self.changed_slots: Any = np.zeros(1, np.int64)
+        self._lay_out_lines()
+        self.map_lines: Any = np.full((64, walk_state.MAP_FIELDS), -1, np.int64)
 
     def __getitem__(self, slot: int) -> Space:
-        return self._spaces[slot]
+        return self._buffers[slot]
 
-    def slot(self, table: TableMap) -> int:
+    def slot_of(self, table: TableMap) -> int:
         """The slot of a table in a layout."""
         if table not in self._slots:
-            same = [i for i, s in enumerate(self._spaces) if s.fits(table)]
+            same = [i for i, s in enumerate(self._buffers) if s.fits(table)]
             if not same:
-                self._spaces.append(Space(table, self._texts, count_only=self._count_only))
-                self._lay_out()
-                same = [len(self._spaces) - 1]
+                self._buffers.append(Space(table, self._decoders, count_only=self._count_only))
+                self._lay_out_lines()
+                same = [len(self._buffers) - 1]
             self._slots[table] = same[0]
         return self._slots[table]
 
-    def announce(self, table_id: int, body: Any, table: TableMap | None) -> None:
+    def announce_table_map(self, table_id: int, body: Any, table: TableMap | None) -> None:
         """Let the machine code know a table map: what follows it in this statement is of this table.
 
         :param body: the event from the table's name on, and :data:`SLACK` bytes.
         :param table: ``None``: its rows are not wanted.
         """
-        slot = -1 if table is None else self.slot(table)
-        if table_id not in self._told and 2 * len(self._told) + 2 > len(self.maps):
-            self._make_room()
-        self._told[table_id] = body, slot
-        self._put(table_id, body, slot, int(self._state[walk_state.STATEMENT]))
+        slot = -1 if table is None else self.slot_of(table)
+        if table_id not in self._announced and 2 * len(self._announced) + 2 > len(self.map_lines):
+            self._grow_maps()
+        self._announced[table_id] = body, slot
+        self._insert_map(table_id, body, slot, int(self._state[walk_state.STATEMENT]))
 
-    def _make_room(self) -> None:
+    def _grow_maps(self) -> None:
         """Lay the table maps out anew, with room for as many more. A server never gives a table id twice: of too many
         only those of this statement stay, and others that are still in use will be told again.
         """
-        statements = {int(line[walk_state.ID]): int(line[walk_state.SAID]) for line in self.maps}
-        if len(self._told) > _MOST_IDS:
+        statements = {int(line[walk_state.ID]): int(line[walk_state.SAID]) for line in self.map_lines}
+        if len(self._announced) > _MOST_IDS:
             now = int(self._state[walk_state.STATEMENT])
-            self._told = {known: announcement for known, announcement in self._told.items() if statements.get(known) == now}
-        lines = max(64, 1 << (2 * len(self._told) + 2).bit_length())
-        self.maps = np.full((lines, walk_state.MAP_FIELDS), -1, np.int64)
-        for known, (other, its_slot) in self._told.items():
-            self._put(known, other, its_slot, statements.get(known, -1))
+            self._announced = {known: announcement for known, announcement in self._announced.items() if statements.get(known) == now}
+        lines = max(64, 1 << (2 * len(self._announced) + 2).bit_length())
+        self.map_lines = np.full((lines, walk_state.MAP_FIELDS), -1, np.int64)
+        for known, (other, its_slot) in self._announced.items():
+            self._insert_map(known, other, its_slot, statements.get(known, -1))
 
-    def announced(self) -> dict[int, TableMap | None]:
+    def announced_table_maps(self) -> dict[int, TableMap | None]:
         """What the machine code knows to have been announced in this statement."""
-        announced_lines = self.maps[self.maps[:, walk_state.SAID] == self._state[walk_state.STATEMENT]]
-        tables = {slot: space.table for slot, space in enumerate(self._spaces)}
+        announced_lines = self.map_lines[self.map_lines[:, walk_state.SAID] == self._state[walk_state.STATEMENT]]
+        tables = {slot: space.table for slot, space in enumerate(self._buffers)}
         return {int(m[walk_state.ID]): tables.get(int(m[walk_state.SLOT])) for m in announced_lines}
 
-    def changed(self) -> Iterator[Space]:
+    def changed_buffers(self) -> Iterator[Space]:
         """The tables that the open transaction has changed."""
-        for slot in self.touched[: self._state[walk_state.TOUCHED]].tolist():
-            yield self._spaces[slot]
+        for slot in self.changed_slots[: self._state[walk_state.TOUCHED]].tolist():
+            yield self._buffers[slot]
 
-    def touch(self, slot: int) -> None:
+    def mark_changed(self, slot: int) -> None:
         """Note that the open transaction changes a table."""
-        space, state = self._spaces[slot], self._state
+        space, state = self._buffers[slot], self._state
         if space.line[row_kernel.OPEN] != state[walk_state.TRANSACTION]:
             space.line[row_kernel.OPEN] = state[walk_state.TRANSACTION]
             space.line[row_kernel.OPEN_ROW], space.line[row_kernel.TAKEN] = space.rows, 0
-            self.touched[state[walk_state.TOUCHED]] = slot
+            self.changed_slots[state[walk_state.TOUCHED]] = slot
             state[walk_state.TOUCHED] += 1
 
-    def decode(self, event: RowsEvent, seq: int, commit_us: int, place: str) -> None:
+    def decode_rows(self, event: RowsEvent, seq: int, commit_us: int, place: str) -> None:
         """Decode a row event.
 
         :param place: where the reading is, for messages.
         """
-        slot, state = self.slot(event.table), self._state
+        slot, state = self.slot_of(event.table), self._state
         state[walk_state.BYTES] += len(event.data)
         present, at = (0 if event.present else -1), len(event.present)
         end = at + len(event.data)
@@ -120,22 +120,22 @@ class Tables:
         change, with_before_images = _CHANGES[event.kind], state[walk_state.BOTH]
         while True:
             why = row_kernel.read_rows(
-                data, at, end, slot, change, present, with_before_images, seq, commit_us, self.records, self.columns, self.inner
+                data, at, end, slot, change, present, with_before_images, seq, commit_us, self.table_lines, self.column_lines, self.row_state
             )
             if why == row_kernel.DONE:
                 return
-            at = int(self.inner[row_kernel.AT])
-            self.make_space(slot, why, data, place)
+            at = int(self.row_state[row_kernel.AT])
+            self.handle_stop(slot, why, data, place)
 
-    def make_space(self, slot: int, why: int, data: Any, place: str) -> None:
+    def handle_stop(self, slot: int, why: int, data: Any, place: str) -> None:
         """Do what has to be done before the machine code can go on.
 
         :param why: why it stopped.
         :raises TerminalError: for a value that cannot be carried.
         """
-        space = self._spaces[slot]
-        column = int(self.inner[row_kernel.COLUMN]) - int(space.line[row_kernel.FIRST])
-        wanted = int(self.inner[row_kernel.WANTED])
+        space = self._buffers[slot]
+        column = int(self.row_state[row_kernel.COLUMN]) - int(space.line[row_kernel.FIRST])
+        wanted = int(self.row_state[row_kernel.WANTED])
         schema = space.table.schema
         if why == row_kernel.ROWS:
             space.more_rows()
@@ -146,18 +146,18 @@ class Tables:
                 f"an event of {schema.label} with more than 2 GiB in one column", schema.label, place=place
             )
         else:
-            failed_column = schema.columns[column] if self.inner[row_kernel.COLUMN] >= 0 else None
+            failed_column = schema.columns[column] if self.row_state[row_kernel.COLUMN] >= 0 else None
             if why == row_kernel.VALUE:
                 raise in_binlog(schema, failed_column, "date", space.why(column, data, wanted), place)
             raise in_binlog(schema, failed_column, "damaged", "damaged value", place)
 
-    def take(self, key_filter: Only | None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+    def take_changes(self, key_filter: Only | None) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time, a batch a table, in binlog order.
 
         :param key_filter: changes may be left out if there are none for which this is true.
         """
         by_table: dict[tuple[str, str], tuple[TableSchema, list[pa.RecordBatch]]] = {}
-        for space in self._spaces:
+        for space in self._buffers:
             if space.rows and key_filter is not None and not space.has(*key_filter):
                 space.forget()
             elif space.rows:
@@ -165,25 +165,25 @@ class Tables:
                 by_table.setdefault(schema.id, (schema, []))[1].append(_batch(space))
         return [(schema, _together(schema, batches)) for schema, batches in by_table.values()]
 
-    def _lay_out(self) -> None:
+    def _lay_out_lines(self) -> None:
         """One array for the lines of all tables, and one for the lines of all their columns."""
-        count = sum(len(s.lines) for s in self._spaces)
-        tables: Any = np.zeros((max(1, len(self._spaces)), row_kernel.TABLE_FIELDS), np.int64)
+        count = sum(len(s.lines) for s in self._buffers)
+        tables: Any = np.zeros((max(1, len(self._buffers)), row_kernel.TABLE_FIELDS), np.int64)
         lines: Any = np.zeros((max(1, count), row_kernel.FIELDS), np.int64)
         first = 0
-        for i, space in enumerate(self._spaces):
+        for i, space in enumerate(self._buffers):
             space.move(tables[i], lines[first : first + len(space.lines)], first)
             first += len(space.lines)
         touched: Any = np.zeros(len(tables), np.int64)
-        touched[: len(self.touched)] = self.touched
-        self.records, self.columns, self.touched = tables, lines, touched
+        touched[: len(self.changed_slots)] = self.changed_slots
+        self.table_lines, self.column_lines, self.changed_slots = tables, lines, touched
 
-    def _put(self, table_id: int, body: Any, slot: int, statement: int) -> None:
-        mask = len(self.maps) - 1
+    def _insert_map(self, table_id: int, body: Any, slot: int, statement: int) -> None:
+        mask = len(self.map_lines) - 1
         at = (table_id * 0x9E37_79B1) & mask
-        while self.maps[at, walk_state.ID] not in (-1, table_id):
+        while self.map_lines[at, walk_state.ID] not in (-1, table_id):
             at = (at + 1) & mask
-        self.maps[at] = (table_id, slot, body.ctypes.data, len(body) - SLACK, statement)
+        self.map_lines[at] = (table_id, slot, body.ctypes.data, len(body) - SLACK, statement)
 
 
 def _batch(space: Space) -> pa.RecordBatch:

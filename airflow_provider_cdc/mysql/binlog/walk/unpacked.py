@@ -41,7 +41,7 @@ class Unpacked:
         self._expected: int | None = None
         self._total = 0
         self.data: Any = np.zeros(SLACK, np.uint8)
-        self.ahead: Any = np.zeros((_MOST_AHEAD, walk_state.AHEAD_FIELDS), np.int64)
+        self.ahead_lines: Any = np.zeros((_MOST_AHEAD, walk_state.AHEAD_FIELDS), np.int64)
 
     def unpack_ahead(self) -> bool:
         """Unpack the next transactions of the block; ``False`` if the first one is not for this way.
@@ -49,10 +49,10 @@ class Unpacked:
         One that is damaged ends the list, and says so when the walk comes to it.
         """
         state, blocks = self._state, self._blocks
-        count = find_payloads(blocks.data, blocks.end, state, _AHEAD, self.ahead)
+        count = find_payloads(blocks.data, blocks.end, state, _AHEAD, self.ahead_lines)
         block, decompress, contents = memoryview(blocks.data), self._decompressor.decompress, list[bytes]()
         with contextlib.suppress(ZstdError):
-            for _, frame, frame_end, first, end in self.ahead[:count].tolist():
+            for _, frame, frame_end, first, end in self.ahead_lines[:count].tolist():
                 data = decompress(block[frame:frame_end], end - first, allow_extra_data=False)
                 if len(data) != end - first:
                     break
@@ -62,7 +62,7 @@ class Unpacked:
         state[walk_state.UNPACKED], state[walk_state.USED] = len(contents), 0
         return bool(contents)
 
-    def enter(self, event: Event) -> None:
+    def begin_streaming(self, event: Event) -> None:
         """Unpack one transaction bit by bit from now on.
 
         :param event: the outer event.
@@ -76,7 +76,7 @@ class Unpacked:
         state[walk_state.PACKED], state[walk_state.OUTER] = walk_state.STREAMED, event.start
         self.fill()
 
-    def leave(self) -> None:
+    def end_streaming(self) -> None:
         """Go on behind the transaction."""
         self._source, self._state[walk_state.PACKED] = io.BytesIO(), 0
         self.data = np.zeros(SLACK, np.uint8)  # it may have been a large one
@@ -91,40 +91,40 @@ class Unpacked:
         left, room = end - at, len(self.data) - SLACK
         if state[walk_state.PACKED] == walk_state.WHOLE:
             if left:
-                raise self._damaged()
+                raise self._damaged_error()
             return False
         data: Any = self.data if left < room // 2 else np.empty(2 * room + SLACK, np.uint8)
         data[:left] = self.data[at:end].copy()
         try:
             got = self._source.readinto(memoryview(data)[left : len(data) - SLACK])  # type: ignore[attr-defined]
         except ZstdError:
-            raise self._damaged() from None
+            raise self._damaged_error() from None
         self.data, state[walk_state.INNER], state[walk_state.INNER_END] = data, 0, left + got
         self._total += got
         if not got and (left or self._expected not in (None, self._total)):
-            raise self._damaged()
+            raise self._damaged_error()
         return bool(got)
 
-    def take(self) -> Event:
+    def next_event(self) -> Event:
         """The next event, for the plain code.
 
         :raises TerminalError: if it is damaged.
         """
-        timestamp, kind, server_id, size, _, flags = HEADER.unpack(self._bytes(HEADER.size))
+        timestamp, kind, server_id, size, _, flags = HEADER.unpack(self._read_bytes(HEADER.size))
         if size < HEADER.size:
-            raise self._damaged()
-        body, state = memoryview(self._bytes(size))[HEADER.size :], self._state
+            raise self._damaged_error()
+        body, state = memoryview(self._read_bytes(size))[HEADER.size :], self._state
         state[walk_state.INNER] += size
         position, start = int(state[walk_state.POSITION]), int(state[walk_state.OUTER])
         return Event(kind, timestamp, body, self._blocks.file, position, start, server_id, flags)
 
-    def _bytes(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         state = self._state
         while state[walk_state.INNER_END] - state[walk_state.INNER] < size:
             if not self.fill():
-                raise self._damaged()
+                raise self._damaged_error()
         at = int(state[walk_state.INNER])
         return bytes(self.data[at : at + size])
 
-    def _damaged(self) -> TerminalError:
+    def _damaged_error(self) -> TerminalError:
         return damaged(f"{self._blocks.file}:{int(self._state[walk_state.OUTER])}")

@@ -75,12 +75,12 @@ class Walker:
         self._assembler = Assembler(captured, stream.collations, yield_ddl, indirect_writes)
         self._state: Any = np.zeros(walk_state.STATE, np.int64)
         self._blocks, self._gtids = Blocks(stream, self._state), Gtids(self._state)
-        self._tables = Tables(self._state, decoders, count_only)
-        self._tx: OpenTransaction | None = None
-        self._tx_number, self._held = -1, 0
-        self._unpacked = Unpacked(self._blocks, self._state)
+        self._buffers = Tables(self._state, decoders, count_only)
+        self._transaction: OpenTransaction | None = None
+        self._transaction_number, self._held_bytes = -1, 0
+        self._unpacker = Unpacked(self._blocks, self._state)
         # Tables that are for the plain code by their table ids, and the statement of each.
-        self._set_aside: dict[int, tuple[int, TableMap | None]] = {}
+        self._python_tables: dict[int, tuple[int, TableMap | None]] = {}
         self._failure: TransientError | TornFileError | None = None
         state = self._state
         state[walk_state.BOTH], state[walk_state.COUNT_ONLY], state[walk_state.NAMED] = with_before_images, count_only, with_gtids
@@ -106,50 +106,50 @@ class Walker:
             if until is not None and self._stream.file == until.file:
                 to = until.position
             state[walk_state.LIMIT] = to
-            why = self._walk()
-            if why == walk_state.UNPACK and self._unpacked.unpack_ahead():
+            why = self._run_kernel()
+            if why == walk_state.UNPACK and self._unpacker.unpack_ahead():
                 continue
             if why in (walk_state.EVENT, walk_state.UNPACK):
                 try:
-                    going, item = self._event()
+                    going, item = self._handle_event()
                 except (TransientError, TornFileError) as error:
                     self._failure = error
-                    yield self._step(None)  # what was walked before is done
+                    yield self._make_step(None)  # what was walked before is done
                     raise
                 if not going:
-                    yield self._step(None)
+                    yield self._make_step(None)
                     return
             elif why == walk_state.MORE and state[walk_state.PACKED]:
-                if not self._unpacked.fill():
-                    self._leave()
+                if not self._unpacker.fill():
+                    self._leave_payload()
                 continue
             elif why == walk_state.MORE:
                 if moved or state[walk_state.ENDED]:
-                    yield self._step(None)
+                    yield self._make_step(None)
                     moved = False
                 if not self._blocks.fill(int(state[walk_state.WANTED])):
-                    yield self._step(None)
+                    yield self._make_step(None)
                     return
                 continue
             elif why != walk_state.PAUSE:
-                self._resolve(why)
+                self._handle_stop(why)
                 continue
             moved = True
             here = Position(self._safe_file, int(state[walk_state.SAFE]))
             far = until is not None and until <= here
             over = (far or state[walk_state.COUNTED] >= state[walk_state.MOST]) and not state[walk_state.OPEN]
             if item is not None or why == walk_state.PAUSE or over:
-                yield self._step(item)
+                yield self._make_step(item)
                 item = None
             if over:
                 return
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of rows that have been decoded since changes were last taken."""
-        return self._held + int(self._state[walk_state.BYTES])
+        return self._held_bytes + int(self._state[walk_state.BYTES])
 
-    def take(self, key_filter: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+    def take_changes(self, key_filter: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time, a batch a table, in binlog order.
 
         Inside of a transaction they may be taken if the server told how long it is (``can_take``).
@@ -157,23 +157,23 @@ class Walker:
         :param key_filter: changes may be left out if there are none for which this is true.
         :raises TerminalError: for bytes that are not text, and damaged documents.
         """
-        self._held = self._state[walk_state.BYTES] = 0
+        self._held_bytes = self._state[walk_state.BYTES] = 0
         if self._state[walk_state.COUNT_ONLY]:
             return []
-        return self._tables.take(key_filter)
+        return self._buffers.take(key_filter)
 
-    def names(self) -> dict[int, str]:
+    def take_gtids(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time, that of the open one included."""
         state, names = self._state, self._gtids.take_names()
         if state[walk_state.OPEN] and state[walk_state.EXPECTED]:
-            known = self._tx is not None and self._tx_number == state[walk_state.TRANSACTION]
-            gtid = self._tx.gtid if known and self._tx is not None else self._gtids.of_open()
+            known = self._transaction is not None and self._transaction_number == state[walk_state.TRANSACTION]
+            gtid = self._transaction.gtid if known and self._transaction is not None else self._gtids.of_open()
             names[int(state[walk_state.BASE] + state[walk_state.EXPECTED])] = gtid
         return names
 
-    def add(self, rows: RowsEvent, seq: int, commit_us: int) -> None:
+    def decode_rows(self, rows: RowsEvent, seq: int, commit_us: int) -> None:
         """Decode a row event that becomes visible here, between two transactions."""
-        self._tables.decode(rows, seq, commit_us, self._place())
+        self._buffers.decode(rows, seq, commit_us, self._location())
 
     @property
     def can_take(self) -> bool:
@@ -185,7 +185,7 @@ class Walker:
         state = self._state
         if state[walk_state.OPEN] and not state[walk_state.EXPECTED]:
             state[walk_state.EXPECTED] = end.position
-            for space in self._tables.changed():
+            for space in self._buffers.changed():
                 space.stamp(int(space.line[row_kernel.OPEN_ROW]), self._seq_of(end.file) + end.position)
 
     @property
@@ -193,19 +193,19 @@ class Walker:
         """Whether a transaction is open of which changes have been taken."""
         if not self._state[walk_state.OPEN]:
             return False
-        return any(space.line[row_kernel.TAKEN] for space in self._tables.changed())
+        return any(space.line[row_kernel.TAKEN] for space in self._buffers.changed())
 
-    def rescue(self) -> list[tuple[TableSchema, pa.RecordBatch]]:
+    def take_complete(self) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes of whole transactions, when the stream has broken."""
         if self._state[walk_state.OPEN]:
-            for space in self._tables.changed():
+            for space in self._buffers.changed():
                 space.cut(int(space.line[row_kernel.OPEN_ROW]))
-        return self.take()
+        return self.take_changes()
 
     # ------------------------------------------------------------ with the machine code
 
-    def _walk(self) -> int:
-        blocks, unpacked, tables = self._blocks, self._unpacked, self._tables
+    def _run_kernel(self) -> int:
+        blocks, unpacked, tables = self._blocks, self._unpacker, self._buffers
         return int(
             walk_kernel.walk(
                 blocks.data,
@@ -223,7 +223,7 @@ class Walker:
             )
         )
 
-    def _resolve(self, why: int) -> None:
+    def _handle_stop(self, why: int) -> None:
         """Do what has to be done before the machine code can go on."""
         state = self._state
         if why == walk_state.SPLIT:
@@ -231,47 +231,47 @@ class Walker:
                 f"the transaction at {self._stream.file}:{state[walk_state.START]} does not end where it said",
                 "run again; if it stays, start with a fresh sink.path",
             )
-        data = (self._unpacked if state[walk_state.PACKED] else self._blocks).data
-        self._tables.make_space(int(state[walk_state.TABLE]), why, data, self._place())
+        data = (self._unpacker if state[walk_state.PACKED] else self._blocks).data
+        self._buffers.make_space(int(state[walk_state.TABLE]), why, data, self._location())
 
     # ------------------------------------------------------------ with the plain code
 
-    def _event(self) -> tuple[bool, Transaction | None]:
+    def _handle_event(self) -> tuple[bool, Transaction | None]:
         """Take one event the plain way; (whether there is more, a transaction that ended)."""
         if self._state[walk_state.PACKED]:
             self._from_kernel()
-            event: Event | None = self._unpacked.take()
+            event: Event | None = self._unpacker.take()
         else:
             packet = self._blocks.packet()
             if packet is None:
                 return False, None
             if packet[:1] == b"\0" and packet[5:6] == _PAYLOAD:
-                self._enter(packet)
+                self._enter_payload(packet)
                 return True, None
             self._from_kernel()
             event = self._stream.accept(packet)
         if event is None:
             return False, None
-        item = self._assemble(event)
+        item = self._assemble_event(event)
         self._to_kernel()
         return True, item
 
-    def _enter(self, packet: bytes) -> None:
+    def _enter_payload(self, packet: bytes) -> None:
         """Walk the events inside of a compressed transaction from now on."""
         state, stream = self._state, self._stream
         stream.position = int(state[walk_state.POSITION])
         event = stream.accept(packet)
         assert event is not None
         state[walk_state.POSITION] = stream.position
-        self._unpacked.enter(event)
+        self._unpacker.enter(event)
 
-    def _leave(self) -> None:
+    def _leave_payload(self) -> None:
         """Go on behind it."""
         if self._state[walk_state.OPEN]:
-            raise TerminalError(f"a compressed transaction without its end, before {self._place()}", REPORT)
-        self._unpacked.leave()
+            raise TerminalError(f"a compressed transaction without its end, before {self._location()}", REPORT)
+        self._unpacker.leave()
 
-    def _assemble(self, event: Event) -> Transaction | None:
+    def _assemble_event(self, event: Event) -> Transaction | None:
         assembler, state = self._assembler, self._state
         open_before, known = assembler.open, len(assembler.open.rows) if assembler.open else 0
         transaction = None
@@ -291,20 +291,20 @@ class Walker:
             if not open_now.xa or state[walk_state.COUNT_ONLY]:
                 seq = int(state[walk_state.BASE] + state[walk_state.EXPECTED])
                 for rows in open_now.rows[known:]:
-                    self._tables.touch(self._tables.slot(rows.table))
-                    self._tables.decode(rows, seq, open_now.commit_us, self._place())
+                    self._buffers.touch(self._buffers.slot(rows.table))
+                    self._buffers.decode(rows, seq, open_now.commit_us, self._location())
                 open_now.rows[known:] = [replace(r, data=memoryview(b"")) for r in open_now.rows[known:]]
             if event.type == TABLE_MAP:
-                self._announce(event, open_now)
+                self._announce_table_map(event, open_now)
             elif not open_now.tables:
                 state[walk_state.STATEMENT] += 1  # its end: what was announced counts no more
         if transaction is None:
             return None
-        self._ended(transaction)
+        self._finish_transaction(transaction)
         late = open_before is not None and open_before.xa and transaction.rows
         return transaction if late or transaction.xa_prepared or transaction.xa_finished or transaction.emptied or transaction.altered else None
 
-    def _announce(self, event: Event, now: OpenTransaction) -> None:
+    def _announce_table_map(self, event: Event, now: OpenTransaction) -> None:
         """Let the machine code know a table map."""
         table_id = int.from_bytes(event.body[:6], "little")
         table = now.tables[table_id]
@@ -314,25 +314,25 @@ class Walker:
         if definitions is not None and (table is None or definitions.at(Position(event.file, event.start)) is None):
             # Whether its rows count depends on the place, or on the end of an XA transaction. The machine code would
             # take them for rows of a captured table wherever it meets these bytes again.
-            self._set_aside[table_id] = int(self._state[walk_state.STATEMENT]), table
+            self._python_tables[table_id] = int(self._state[walk_state.STATEMENT]), table
             return
-        self._tables.announce(table_id, body, table)
+        self._buffers.announce(table_id, body, table)
 
-    def _place(self) -> str:
+    def _location(self) -> str:
         return f"{self._stream.file}:{int(self._state[walk_state.POSITION])}"
 
-    def _ended(self, transaction: Transaction) -> None:
+    def _finish_transaction(self, transaction: Transaction) -> None:
         """A transaction has ended by the plain code: number its rows, or forget them if they were taken back."""
         state = self._state
         seq = self._seq_of(transaction.file) + transaction.position
         if transaction.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.COUNT_ONLY]:
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
             raise TerminalError(f"an XA PREPARE of what did not begin as XA, at {transaction.file}:{transaction.position}", REPORT)
-        for space in self._tables.changed():
+        for space in self._buffers.changed():
             first, is_gone = int(space.line[row_kernel.OPEN_ROW]), bool(space.line[row_kernel.TAKEN])
             wrong = state[walk_state.EXPECTED] != transaction.position or not transaction.rows
             if is_gone and wrong:
-                self._resolve(walk_state.SPLIT)
+                self._handle_stop(walk_state.SPLIT)
             if not transaction.rows:
                 space.cut(first)
             elif state[walk_state.COUNT_ONLY]:
@@ -352,18 +352,18 @@ class Walker:
             assembler.open = None
             return
         number = int(state[walk_state.TRANSACTION])
-        if self._tx is None or self._tx_number != number:
+        if self._transaction is None or self._transaction_number != number:
             start, commit_us = int(state[walk_state.START]), int(state[walk_state.COMMIT])
-            self._tx, self._tx_number = OpenTransaction(self._gtids.of_open(), commit_us, stream.file, start), number
-        tx = assembler.open = self._tx
+            self._transaction, self._transaction_number = OpenTransaction(self._gtids.of_open(), commit_us, stream.file, start), number
+        tx = assembler.open = self._transaction
         tx.begun = bool(state[walk_state.BEGUN])
-        tx.tables = self._tables.announced()
+        tx.tables = self._buffers.announced()
         number = int(state[walk_state.STATEMENT])
-        tx.tables |= {table_id: table for table_id, (said_in, table) in self._set_aside.items() if said_in == number}
+        tx.tables |= {table_id: table for table_id, (said_in, table) in self._python_tables.items() if said_in == number}
         if tx.xa:
             return
         place = f"{stream.file}:{tx.start}"
-        tx.rows = [RowsEvent(s.table, "insert", memoryview(b""), place) for s in self._tables.changed()]
+        tx.rows = [RowsEvent(s.table, "insert", memoryview(b""), place) for s in self._buffers.changed()]
 
     def _to_kernel(self) -> None:
         """Give the machine code what the plain code knows."""
@@ -374,18 +374,18 @@ class Walker:
         state[walk_state.OPEN] = tx is not None
         if tx is not None:
             state[walk_state.BEGUN] = walk_state.XA if tx.xa else int(tx.begun)
-            if tx is not self._tx:
-                self._tx, self._tx_number = tx, int(state[walk_state.TRANSACTION])
+            if tx is not self._transaction:
+                self._transaction, self._transaction_number = tx, int(state[walk_state.TRANSACTION])
                 state[walk_state.START], state[walk_state.COMMIT] = tx.start, tx.commit_us
                 state[walk_state.KIND] = walk_state.IN_WORDS if tx.gtid else walk_state.ANONYMOUS
             if tx.altered:  # rows of another layout: its end is left to the plain code, which tells of them
                 state[walk_state.KIND] = walk_state.IN_WORDS
 
-    def _step(self, item: Transaction | None) -> Step:
+    def _make_step(self, item: Transaction | None) -> Step:
         state = self._state
         gtids = self._gtids.take()
         ended, rows = int(state[walk_state.ENDED]), int(state[walk_state.COUNTED])
-        self._held += int(state[walk_state.BYTES])
+        self._held_bytes += int(state[walk_state.BYTES])
         state[walk_state.MOST] -= rows
         state[walk_state.ENDED] = state[walk_state.COUNTED] = state[walk_state.BYTES] = 0
         safe, reached, is_open = (int(state[i]) for i in (walk_state.SAFE, walk_state.POSITION, walk_state.OPEN))

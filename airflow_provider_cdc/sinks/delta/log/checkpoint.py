@@ -99,49 +99,49 @@ class _Reading:
 
     storage: Storage
     checkpoint: Checkpoint
-    table: str
+    table_name: str
     sidecars: list[str] = field(default_factory=list)
-    removed: list[pa.StructArray] = field(default_factory=list)
-    _kinds: set[str] = field(default_factory=set)
-    _adds: int = 0
-    _adds_said: int | None = None
+    tombstones: list[pa.StructArray] = field(default_factory=list)
+    _kinds_seen: set[str] = field(default_factory=set)
+    _add_count: int = 0
+    _declared_add_count: int | None = None
 
-    def file(self, name: str, allowed: Collection[str] = _KINDS) -> Iterator[dict[str, Any]]:
+    def read_part(self, name: str, allowed: Collection[str] = _KINDS) -> Iterator[dict[str, Any]]:
         """What one of its files says, other than tombstones.
 
         :param allowed: kinds of actions that it may have.
         """
-        rows = self._json(name) if name.endswith(".json") else self._parquet(name)
+        rows = self._read_json(name) if name.endswith(".json") else self._read_parquet(name)
         for kind, value in rows:
             if kind not in allowed:
-                raise self._problem(name, f"it holds {kind}, which does not belong there")
-            self._kinds.add(kind)
+                raise self._not_understood(name, f"it holds {kind}, which does not belong there")
+            self._kinds_seen.add(kind)
             if kind == "remove":
-                self.removed.append(value)
+                self.tombstones.append(value)
                 continue
             if kind == "sidecar":
                 self.sidecars.append(unquote(str(value["path"])).rpartition("/")[2])
             elif kind == "checkpointMetadata":
-                self._note(name, value)
+                self._note_metadata(name, value)
             elif kind == "add":
-                self._adds += 1
+                self._add_count += 1
             yield {kind: value}
 
-    def check(self) -> None:
+    def check_complete(self) -> None:
         """See that nothing is missing, when all files were read."""
         name = self.checkpoint.files[0]
-        if missing := {"protocol", "metaData"} - self._kinds:
-            raise self._problem(name, f"it lacks {' and '.join(sorted(missing))}")
-        if self._adds_said is not None and self._adds != self._adds_said:
-            raise self._problem(name, f"it has {self._adds} data files, and says that it has {self._adds_said}")
+        if missing := {"protocol", "metaData"} - self._kinds_seen:
+            raise self._not_understood(name, f"it lacks {' and '.join(sorted(missing))}")
+        if self._declared_add_count is not None and self._add_count != self._declared_add_count:
+            raise self._not_understood(name, f"it has {self._add_count} data files, and says that it has {self._declared_add_count}")
 
-    def _note(self, name: str, metadata: dict[str, Any]) -> None:
+    def _note_metadata(self, name: str, metadata: dict[str, Any]) -> None:
         if metadata.get("version") != self.checkpoint.version:
-            raise self._problem(name, f"it says that it is of version {metadata.get('version')}")
+            raise self._not_understood(name, f"it says that it is of version {metadata.get('version')}")
         count = str((metadata.get("tags") or {}).get("numOfAddFiles") or "")
-        self._adds_said = int(count) if count.isdecimal() else None
+        self._declared_add_count = int(count) if count.isdecimal() else None
 
-    def _json(self, name: str) -> Iterator[tuple[str, Any]]:
+    def _read_json(self, name: str) -> Iterator[tuple[str, Any]]:
         data = self.storage.read(name)
         if data is None:
             raise FileNotFoundError(self.storage.location(name))
@@ -151,9 +151,9 @@ class _Reading:
                 action = json.loads(line)
                 ((kind, value),) = action.items()
             except (ValueError, AttributeError):
-                raise self._problem(name, f"line {number} of it is not one action") from None
+                raise self._not_understood(name, f"line {number} of it is not one action") from None
             if kind not in _KINDS or not isinstance(value, dict):
-                raise self._problem(name, f"line {number} of it is of the unknown kind {kind!r}")
+                raise self._not_understood(name, f"line {number} of it is of the unknown kind {kind!r}")
             if kind == "remove":
                 tombstones.append({k: value[k] for k in _OF_REMOVED if value.get(k) is not None})
             elif kind not in _NO_STATE:
@@ -161,29 +161,29 @@ class _Reading:
         if tombstones:
             yield "remove", pa.array(tombstones)
 
-    def _parquet(self, name: str) -> Iterator[tuple[str, Any]]:
+    def _read_parquet(self, name: str) -> Iterator[tuple[str, Any]]:
         try:
             with parquet(self.storage, name) as file:
                 schema = file.schema_arrow
                 for number in range(file.num_row_groups):
-                    yield from self._of_group(name, file.read_row_group(number, columns=_wanted(schema)))
+                    yield from self._read_row_group(name, file.read_row_group(number, columns=_wanted(schema)))
         except pa.ArrowInvalid as error:
-            raise self._problem(name, f"it is damaged: {error}") from None
+            raise self._not_understood(name, f"it is damaged: {error}") from None
 
-    def _of_group(self, name: str, rows: pa.Table) -> Iterator[tuple[str, Any]]:
+    def _read_row_group(self, name: str, rows: pa.Table) -> Iterator[tuple[str, Any]]:
         counts = {kind: len(rows) - rows[kind].null_count for kind in rows.column_names}
         if sum(count for kind, count in counts.items() if kind in _KINDS) != len(rows):
             unknown_kinds = sorted(kind for kind, count in counts.items() if count and kind not in _KINDS)
-            raise self._problem(name, f"it has rows of an unknown kind ({', '.join(unknown_kinds) or 'without a name'})")
+            raise self._not_understood(name, f"it has rows of an unknown kind ({', '.join(unknown_kinds) or 'without a name'})")
         for kind in (k for k in _STATE if counts.get(k)):
             for value in rows[kind].filter(pc.is_valid(rows[kind])).to_pylist():
                 yield kind, _plain(value)
         if counts.get("remove"):
             yield "remove", rows["remove"].filter(pc.is_valid(rows["remove"])).combine_chunks()
 
-    def _problem(self, name: str, problem: str) -> TerminalError:
+    def _not_understood(self, name: str, problem: str) -> TerminalError:
         return TerminalError(
-            f"the checkpoint {self.storage.location(name)} of the {self.table} is not understood: {problem}", _REMEDY
+            f"the checkpoint {self.storage.location(name)} of the {self.table_name} is not understood: {problem}", _REMEDY
         )
 
 

@@ -34,17 +34,17 @@ _UUID = 20
 class Vector:
     """Where a deletion vector is, as the log says it.
 
-    :param kind: ``u`` in a file of the table, ``i`` in the log itself, ``p`` in a file anywhere.
-    :param place: for ``u`` folder and number of the file, for ``i`` the bytes, for ``p`` the path.
-    :param size: bytes.
-    :param rows: how many rows are dead.
+    :param storage_type: ``u`` in a file of the table, ``i`` in the log itself, ``p`` in a file anywhere.
+    :param path_or_inline: for ``u`` folder and number of the file, for ``i`` the bytes, for ``p`` the path.
+    :param size_bytes: bytes.
+    :param cardinality: how many rows are dead.
     :param offset: where it begins in its file.
     """
 
-    kind: str
-    place: str
-    size: int
-    rows: int
+    storage_type: str
+    path_or_inline: str
+    size_bytes: int
+    cardinality: int
     offset: int | None = None
 
     @classmethod
@@ -60,16 +60,16 @@ class Vector:
 
     def to_json(self) -> dict[str, Any]:
         """The same again."""
-        fields = {"storageType": self.kind, "pathOrInlineDv": self.place, "sizeInBytes": self.size}
+        fields = {"storageType": self.storage_type, "pathOrInlineDv": self.path_or_inline, "sizeInBytes": self.size_bytes}
         offset = {} if self.offset is None else {"offset": self.offset}
-        return {**fields, **offset, "cardinality": self.rows}
+        return {**fields, **offset, "cardinality": self.cardinality}
 
     @property
-    def file(self) -> str | None:
+    def file_name(self) -> str | None:
         """Name of its file in the table's folder, ``None`` if it has none there."""
-        if self.kind != "u":
+        if self.storage_type != "u":
             return None
-        folder, number = self.place[:-_UUID], uuid.UUID(bytes=_from_z85(self.place[-_UUID:]))
+        folder, number = self.path_or_inline[:-_UUID], uuid.UUID(bytes=_from_z85(self.path_or_inline[-_UUID:]))
         return f"{folder}/deletion_vector_{number}.bin" if folder else f"deletion_vector_{number}.bin"
 
 

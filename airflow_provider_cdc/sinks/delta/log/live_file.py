@@ -46,20 +46,20 @@ class LiveFile:
         return json.loads(self.action.get("stats") or "{}") or {}
 
     @cached_property
-    def partition(self) -> Mapping[str, str | None]:
+    def partition_values(self) -> Mapping[str, str | None]:
         """Values of the columns that are not in the file, as text: an empty one is NULL."""
         return {name: value or None for name, value in (self.action.get("partitionValues") or {}).items()}
 
     @cached_property
-    def vector(self) -> Vector | None:
+    def deletion_vector(self) -> Vector | None:
         """Its deletion vector."""
         value = self.action.get("deletionVector")
         return Vector.from_json(value) if value else None
 
     @property
-    def dead(self) -> int:
+    def dead_row_count(self) -> int:
         """How many of its rows are dead."""
-        return self.vector.rows if self.vector else 0
+        return self.deletion_vector.rows if self.deletion_vector else 0
 
     def bounds(self, column: str) -> tuple[int, int] | None:
         """Lowest and highest value of a column of integers, ``None`` if they are not known exactly."""
@@ -69,12 +69,12 @@ class LiveFile:
         exact = _OWN.fullmatch(self.path) or max(abs(low), abs(high)) < _EXACT
         return (low, high) if exact else None
 
-    def apart(self, column: str | None, key_span: tuple[int, int] | None) -> bool:
+    def excludes_span(self, column: str | None, key_span: tuple[int, int] | None) -> bool:
         """Whether it is known that no value of a column lies within a span."""
         bounds = self.bounds(column) if column and key_span else None
         return bounds is not None and key_span is not None and (bounds[0] > key_span[1] or bounds[1] < key_span[0])
 
-    def with_vector(self, vector: Vector, row_count: int, *, data_change: bool) -> dict[str, Any]:
+    def vector_action(self, vector: Vector, row_count: int, *, data_change: bool) -> dict[str, Any]:
         """Action that adds it again with other dead rows.
 
         :param row_count: how many it has, dead ones as well: a file with a vector must say so.
@@ -82,7 +82,7 @@ class LiveFile:
         stats = json.dumps({**self.stats, "numRecords": row_count, "tightBounds": False})
         return {"add": {**self.action, "dataChange": data_change, "stats": stats, "deletionVector": vector.to_json()}}
 
-    def removed(self, *, data_change: bool) -> dict[str, Any]:
+    def remove_action(self, *, data_change: bool) -> dict[str, Any]:
         """Action that removes it."""
         fields = {name: self.action[name] for name in _ROW_IDS if self.action.get(name) is not None} | {
             "path": self.action["path"],
@@ -92,8 +92,8 @@ class LiveFile:
             "partitionValues": self.action.get("partitionValues") or {},
             "size": self.size,
         }
-        if self.vector:
-            fields["deletionVector"] = self.vector.to_json()
+        if self.deletion_vector:
+            fields["deletionVector"] = self.deletion_vector.to_json()
         return {"remove": fields}
 
 

@@ -56,20 +56,20 @@ class Log:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
     #: What writers note of the table by the name of a domain, such as what it is clustered by.
-    domains: dict[str, str] = field(default_factory=dict)
+    domain_metadata: dict[str, str] = field(default_factory=dict)
     #: What was removed, data files and files of vectors, and by which version at the latest.
-    removed: dict[str, int] = field(default_factory=dict)
+    tombstones: dict[str, int] = field(default_factory=dict)
     #: Files of which a row may have come back to life, as after a RESTORE: what was known of their rows does not hold.
-    revived: set[str] = field(default_factory=set)
+    revived_files: set[str] = field(default_factory=set)
     #: Version of the newest checkpoint that was seen.
-    checkpointed: int | None = None
-    _dead: dict[str, tuple[Vector, BitMap]] = field(default_factory=dict)
-    _read_at: float = 0.0
-    _forgot: int = 0
+    checkpoint_version: int | None = None
+    _dead_rows: dict[str, tuple[Vector, BitMap]] = field(default_factory=dict)
+    _refreshed_at: float = 0.0
+    _forgot_at_version: int = 0
     #: The checkpoint that this log was read from, if its tombstones have no version yet; else -1.
-    _undated: int = -1
+    _undated_checkpoint: int = -1
     #: Versions that stood at moments of this process's own clock.
-    _stood: list[tuple[float, int]] = field(default_factory=list)
+    _versions_by_time: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -77,9 +77,9 @@ class Log:
         return f"Delta table {self.storage.location()}"
 
     @property
-    def age(self) -> float:
+    def seconds_since_refresh(self) -> float:
         """Seconds since the newest version was looked for."""
-        return abs(time.time() - self._read_at)
+        return abs(time.time() - self._refreshed_at)
 
     @property
     def configuration(self) -> Mapping[str, str]:
@@ -88,7 +88,7 @@ class Log:
 
     def exists(self) -> bool:
         """Whether there is a table."""
-        return self.version >= 0 or any(map(_OF_VERSION.match, self._listed()))
+        return self.version >= 0 or any(map(_OF_VERSION.match, self._list_log()))
 
     def refresh(self) -> None:
         """Read what was committed since.
@@ -96,37 +96,37 @@ class Log:
         :raises TerminalError: if there is no table, or it cannot be understood.
         """
         if self._is_cut_off():
-            self._forget()
+            self._reset()
         if self.version < 0:
             self._load()
         else:
-            self._follow()
+            self._read_new_commits()
         if self.version < 0:
             raise TerminalError(f"the {self.name} is missing", "Start with a fresh sink.path, or restore it")
         try:
             check_protocol(self.name, self.protocol, self.metadata)
         except TerminalError:
-            self._forget()  # nothing is to be committed on it, whoever tries
+            self._reset()  # nothing is to be committed on it, whoever tries
             raise
 
-    def look_for_checkpoint(self) -> None:
+    def refresh_checkpoint_version(self) -> None:
         """Learn of the newest checkpoint, whoever has written it."""
-        if checkpoint := self._checkpoint():
-            self.checkpointed = min(checkpoint.version, self.version)
+        if checkpoint := self._find_checkpoint():
+            self.checkpoint_version = min(checkpoint.version, self.version)
 
-    def dead(self, file: LiveFile) -> BitMap:
+    def dead_rows(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""
         if file.vector is None:
             return BitMap()
-        vector, rows = self._dead.get(file.path, (None, None))
+        vector, rows = self._dead_rows.get(file.path, (None, None))
         if rows is None or vector != file.vector:
             rows = read_vector(self.storage, file.vector)
-            self.learn(file.path, file.vector, rows)
+            self.cache_dead_rows(file.path, file.vector, rows)
         return rows
 
-    def learn(self, path: str, vector: Vector, rows: BitMap) -> None:
+    def cache_dead_rows(self, path: str, vector: Vector, rows: BitMap) -> None:
         """Take note of what a vector holds."""
-        self._dead[path] = (vector, rows)
+        self._dead_rows[path] = (vector, rows)
 
     def commit(self, actions: Sequence[dict[str, Any]], operation: str) -> bool:
         """Write the next version.
@@ -145,7 +145,7 @@ class Log:
             "txnId": transaction_id,
         }
         version = self.version + 1
-        all_actions = completed(self.storage, actions, version, self.protocol, self.metadata, self.domains)
+        all_actions = completed(self.storage, actions, version, self.protocol, self.metadata, self.domain_metadata)
         lines = [{"commitInfo": info}, *all_actions]
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         name = self._commit_name(version)
@@ -156,7 +156,7 @@ class Log:
             is_committed, problem = False, error
         if not is_committed:  # it may be there by this very commit: its first answer was lost
             try:
-                is_committed = self._is_ours(name, transaction_id)
+                is_committed = self._is_own_commit(name, transaction_id)
             except OSError as error:  # nothing is known: what was written for it must stay
                 problem = problem or error
         if not is_committed and problem is not None:
@@ -167,15 +167,15 @@ class Log:
         if is_committed:
             self._replay(lines, self.version + 1, own=True)
             self.version += 1
-            self._read_at = time.time()
-            if self.version - self._forgot >= _FORGET_EVERY:
-                self._forgot, retention = self.version, file_retention(self.configuration)
-                self.forget_removed(-1 if retention is None else self.stood(retention + _REMEMBER))
+            self._refreshed_at = time.time()
+            if self.version - self._forgot_at_version >= _FORGET_EVERY:
+                self._forgot_at_version, retention = self.version, file_retention(self.configuration)
+                self.forget_tombstones(-1 if retention is None else self.newest_version_older_than(retention + _REMEMBER))
         return is_committed
 
     # ------------------------------------------------------------ what was removed, and when
 
-    def committed_before(self, versions: Sequence[int], moment: float) -> int:
+    def newest_version_before(self, versions: Sequence[int], moment: float) -> int:
         """The newest of some versions that had been committed at a moment, by the clock of the storage; -1 for none.
 
         What commits say of their time is not asked: that is the clock of whoever wrote them.
@@ -191,34 +191,34 @@ class Log:
         modified = self.storage.modified(self._commit_name(version))
         return float("inf") if modified is None else modified
 
-    def stood(self, seconds: float) -> int:
+    def newest_version_older_than(self, seconds: float) -> int:
         """The newest version that this process knows to have stood so many seconds ago, by its own clock; -1 for none.
 
         It is asked more often than that, or knows none.
         """
         clock = time.monotonic()
-        old_versions = [version for moment, version in self._stood if moment <= clock - seconds]
-        self._stood = [*self._stood[max(0, len(old_versions) - 1) :], (clock, self.version)]
+        old_versions = [version for moment, version in self._versions_by_time if moment <= clock - seconds]
+        self._versions_by_time = [*self._versions_by_time[max(0, len(old_versions) - 1) :], (clock, self.version)]
         return max(old_versions, default=-1)
 
-    def date_removed(self, version: int) -> None:
+    def date_tombstones(self, version: int) -> None:
         """Find out which tombstones of the checkpoint that this log was read from are of later versions than one.
 
         :param version: from which on all commits are in the log.
         """
         later = dict[str, int]()
-        for number in range(version + 1, self._undated + 1):
+        for number in range(version + 1, self._undated_checkpoint + 1):
             if (data := self.storage.read(self._commit_name(number))) is None:
                 return  # cleaned up right now: the next time
-            removes = (action.get("remove") for action in self._actions(number, data))
+            removes = (action.get("remove") for action in self._parse_commit(number, data))
             later |= {path: number for remove in removes if remove for path in _removed_by(remove)}
-        dated_tombstones = {path: later.get(path, version) for path, removed_at in self.removed.items() if removed_at == self._undated}
-        self.removed |= dated_tombstones
-        self._undated = -1
+        dated_tombstones = {path: later.get(path, version) for path, removed_at in self.tombstones.items() if removed_at == self._undated_checkpoint}
+        self.tombstones |= dated_tombstones
+        self._undated_checkpoint = -1
 
-    def forget_removed(self, version: int) -> None:
+    def forget_tombstones(self, version: int) -> None:
         """Forget what a version, and those before it, have removed."""
-        self.removed = {path: removed_at for path, removed_at in self.removed.items() if removed_at > version}
+        self.tombstones = {path: removed_at for path, removed_at in self.tombstones.items() if removed_at > version}
 
     # ------------------------------------------------------------ reading
 
@@ -226,7 +226,7 @@ class Log:
     def _commit_name(version: int) -> str:
         return f"{FOLDER}/{version:020d}.json"
 
-    def _actions(self, version: int, data: bytes) -> list[dict[str, Any]]:
+    def _parse_commit(self, version: int, data: bytes) -> list[dict[str, Any]]:
         """What a commit says.
 
         :raises TerminalError: if it is damaged. None is empty: it says at least who has made it.
@@ -245,7 +245,7 @@ class Log:
             "Restore this file from a backup, or start with a fresh sink.path: nobody can read the table without it",
         )
 
-    def _is_ours(self, name: str, transaction_id: str) -> bool:
+    def _is_own_commit(self, name: str, transaction_id: str) -> bool:
         try:
             data = self.storage.read(name)
             return data is not None and json.loads(data.split(b"\n", 1)[0])["commitInfo"]["txnId"] == transaction_id
@@ -256,51 +256,51 @@ class Log:
         """Whether the log was cleaned up to a version behind this one, into which nobody must commit, or the table is
         gone. Not looked for shortly after a look at the log: nothing as young as that is cleaned up.
         """
-        if self.version < 0 or self.age <= min(NEWEST, log_retention(self.configuration) or 0):
+        if self.version < 0 or self.seconds_since_refresh <= min(NEWEST, log_retention(self.configuration) or 0):
             return False
         if self.storage.size(self._commit_name(self.version)) is not None:
             return False
-        checkpoint = self._checkpoint()
+        checkpoint = self._find_checkpoint()
         return checkpoint is None or checkpoint.version != self.version
 
-    def _forget(self) -> None:
-        self.revived |= self.files.keys()
+    def _reset(self) -> None:
+        self.revived_files |= self.files.keys()
         self.version, self.markers, self.metadata, self.protocol = -1, {}, {}, {}
-        self.files, self.removed, self.domains, self._undated = {}, {}, {}, -1
+        self.files, self.tombstones, self.domain_metadata, self._undated_checkpoint = {}, {}, {}, -1
 
-    def _listed(self) -> list[str]:
+    def _list_log(self) -> list[str]:
         return [name for name, _ in self.storage.list(FOLDER)]
 
-    def _checkpoint(self) -> Checkpoint | None:
+    def _find_checkpoint(self) -> Checkpoint | None:
         """The newest whole checkpoint."""
-        return newest_checkpoint(self._listed())
+        return newest_checkpoint(self._list_log())
 
     def _load(self) -> None:
-        checkpoint = self._checkpoint()
+        checkpoint = self._find_checkpoint()
         try:
             self._load_from(checkpoint)
         except FileNotFoundError as error:
-            self._forget()
-            if self._checkpoint() == checkpoint:
+            self._reset()
+            if self._find_checkpoint() == checkpoint:
                 raise TerminalError(
                     f"a checkpoint of the {self.name} is not whole: {error}",
                     "Nothing was changed. Restore the file, or start with a fresh sink.path",
                 ) from None
             self._load()  # cleaned up right now
         except BaseException:
-            self._forget()  # what was read of it is not the table
+            self._reset()  # what was read of it is not the table
             raise
 
     def _load_from(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
             self._replay(actions_of(self.storage, checkpoint, self.name), checkpoint.version)
-            self.version = self.checkpointed = self._undated = checkpoint.version
-        self._follow()
-        later_versions = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._listed())) if int(m[1]) > self.version]
+            self.version = self.checkpoint_version = self._undated_checkpoint = checkpoint.version
+        self._read_new_commits()
+        later_versions = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._list_log())) if int(m[1]) > self.version]
         if later_versions:  # unless somebody has committed right now
-            self._follow()
-            if min(later_versions) > self.version and self._checkpoint() != checkpoint:  # cleaned up right now
-                self._forget()
+            self._read_new_commits()
+            if min(later_versions) > self.version and self._find_checkpoint() != checkpoint:  # cleaned up right now
+                self._reset()
                 self._load()
             elif min(later_versions) > self.version:
                 raise TerminalError(
@@ -308,17 +308,17 @@ class Log:
                     "Restore the file, or start with a fresh sink.path",
                 )
 
-    def _follow(self) -> None:
+    def _read_new_commits(self) -> None:
         while (data := self.storage.read(self._commit_name(self.version + 1))) is not None:
-            self._replay(self._actions(self.version + 1, data), self.version + 1)
+            self._replay(self._parse_commit(self.version + 1, data), self.version + 1)
             self.version += 1
-        self._read_at = time.time()
+        self._refreshed_at = time.time()
 
     def _replay(self, actions: Iterable[Mapping[str, Any]], version: int, *, own_commit: bool = False) -> None:
         adds, removed_files = [], dict[str, LiveFile]()
         for action in actions:
             if remove := action.get("remove"):
-                if (old_file := self._remove(remove, version)) is not None:
+                if (old_file := self._remove_file(remove, version)) is not None:
                     removed_files[old_file.path] = old_file
             elif add := action.get("add"):
                 adds.append(LiveFile(add))
@@ -329,24 +329,24 @@ class Log:
             elif protocol := action.get("protocol"):
                 self.protocol = protocol
             elif domain := action.get("domainMetadata"):
-                self.domains.pop(domain["domain"], None)
+                self.domain_metadata.pop(domain["domain"], None)
                 if not domain.get("removed"):
-                    self.domains[domain["domain"]] = str(domain.get("configuration") or "")
+                    self.domain_metadata[domain["domain"]] = str(domain.get("configuration") or "")
         for file in adds:  # last: a file whose dead rows change is removed and added in one commit
             old_file = removed_files.pop(file.path, None) or self.files.get(file.path)
             # In commits of this process more rows are dead than before; in those of others it may be other ones.
             if old_file is not None and not own_commit and file.vector != old_file.vector:
-                self.revived.add(file.path)
+                self.revived_files.add(file.path)
             self.files[file.path] = file
-            self.removed.pop(file.path, None)
+            self.tombstones.pop(file.path, None)
             if file.vector and file.vector.file:
-                self.removed.pop(file.vector.file, None)
-        self.revived |= removed_files.keys()  # gone, but may be added again
+                self.tombstones.pop(file.vector.file, None)
+        self.revived_files |= removed_files.keys()  # gone, but may be added again
 
-    def _remove(self, remove: Mapping[str, Any], version: int) -> LiveFile | None:
+    def _remove_file(self, remove: Mapping[str, Any], version: int) -> LiveFile | None:
         path, *vectors = _removed_by(remove)
-        self.removed |= dict.fromkeys((path, *vectors), version)
-        self._dead.pop(path, None)
+        self.tombstones |= dict.fromkeys((path, *vectors), version)
+        self._dead_rows.pop(path, None)
         return self.files.pop(path, None)
 
 

@@ -59,12 +59,12 @@ class Feed:
     """
 
     def __init__(self, log: Log, partitioning: Partitioning, key_hasher: Worder, *, keyed: bool) -> None:
-        self._log, self._storage, self._worder, self._keyed = log, log.storage, key_hasher, keyed
+        self._log, self._storage, self._key_hasher, self._keyed = log, log.storage, key_hasher, keyed
         self._schema = partitioning.schema
         typed = self._schema.append(pa.field(TYPE, pa.string()))
         self._partitioning = replace(partitioning, schema=typed, group_rows=None)
 
-    def of(self, edit: Edit, actions: Iterable[Mapping[str, Any]]) -> list[DataFile]:
+    def write_feed(self, edit: Edit, actions: Iterable[Mapping[str, Any]]) -> list[DataFile]:
         """Write what a commit says; nothing if its actions say it.
 
         :param edit: what it does to rows.
@@ -76,7 +76,7 @@ class Feed:
         name = f"cdc-{int(time.time())}-{uuid.uuid4().hex}"
         files = PartitionedFiles(self._storage, FOLDER, name, self._partitioning, None)
         try:
-            for rows, kind, update_kind, matched in self._changes(edit):
+            for rows, kind, update_kind, matched in self._changed_rows(edit):
                 kinds = np.where(matched, update_kind, kind)
                 files.add(rows.append_column(TYPE, pa.array(kinds, pa.string())))
             return files.close()
@@ -84,29 +84,29 @@ class Feed:
             files.discard()
             raise
 
-    def _changes(self, edit: Edit) -> Iterator[tuple[pa.Table, str, str, Any]]:
+    def _changed_rows(self, edit: Edit) -> Iterator[tuple[pa.Table, str, str, Any]]:
         """Changed rows; what they are, what they are instead where they are one side of an update, and where."""
-        removed = [*self._dying(edit)]
+        removed = [*self._removed_rows(edit)]
         added = [(file, BitMap(range(file.rows)) - dead) for file, dead in edit.new]
-        new_keys = self._words_of(edit, added) if removed else None
+        new_keys = self._index_new_keys(edit, added) if removed else None
         matched_hashes = list[Words]()
-        for rows in self._read(removed):
-            matched, hashes = self._met(rows, new_keys)
+        for rows in self._read_all(removed):
+            matched, hashes = self._match_keys(rows, new_keys)
             if hashes is not None:
                 matched_hashes.append(hashes.take(matched))
             yield rows, DELETE, BEFORE, matched
         removed_keys = _index(Facts.of(matched_hashes, 0)) if matched_hashes else None
-        for rows in self._read((file.path, row_numbers, file.partition) for file, row_numbers in added if row_numbers):
-            yield rows, INSERT, AFTER, self._met(rows, removed_keys)[0]
+        for rows in self._read_all((file.path, row_numbers, file.partition) for file, row_numbers in added if row_numbers):
+            yield rows, INSERT, AFTER, self._match_keys(rows, removed_keys)[0]
 
-    def _dying(self, edit: Edit) -> Iterator[_Source]:
+    def _removed_rows(self, edit: Edit) -> Iterator[_Source]:
         for path in sorted({*edit.dead, *edit.gone}):
             file = self._log.files[path]
             rows = BitMap(range(rows_of(self._storage, file))) if path in edit.gone else edit.dead[path]
             if living := rows - self._log.dead(file):
                 yield path, living, file.partition
 
-    def _words_of(self, edit: Edit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
+    def _index_new_keys(self, edit: Edit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
         """Where the keys of new rows are, as far as that is of use."""
         if not self._keyed:
             return None
@@ -115,34 +115,34 @@ class Feed:
             if (facts := edit.facts.get(file.path)) is not None:
                 key_hashes.append(facts.words)
             elif living:
-                parts = row_groups(self._storage, file.path, self._schema, self._worder.columns, file.partition)
-                hashes = Facts.of([self._worder(rows) for rows in parts], 0).words
+                parts = row_groups(self._storage, file.path, self._schema, self._key_hasher.columns, file.partition)
+                hashes = Facts.of([self._key_hasher(rows) for rows in parts], 0).words
                 key_hashes.append(hashes.take(np.asarray(living.to_array(), np.int64)))
         return _index(Facts.of(key_hashes, 0)) if key_hashes else None
 
-    def _met(self, rows: pa.Table, key_index: KeyIndex | None) -> tuple[Any, Words | None]:
+    def _match_keys(self, rows: pa.Table, key_index: KeyIndex | None) -> tuple[Any, Words | None]:
         """Which rows have the key of one of the others."""
         matched = np.zeros(rows.num_rows, bool)
         if key_index is None:
             return matched, None
-        hashes = self._worder(rows)
+        hashes = self._key_hasher(rows)
         matched[key_index.find(hashes).asked] = True
         return matched, hashes
 
-    def _read(self, sources: Iterable[_Source]) -> Iterator[pa.Table]:
+    def _read_all(self, sources: Iterable[_Source]) -> Iterator[pa.Table]:
         """Rows of files. Of those with few of them, several are read at the same time."""
         small_sources = list[_Source]()
         for source in sources:
             if len(source[1]) <= _FEW:
                 small_sources.append(source)
             else:
-                yield from self._rows(source)
+                yield from self._read_selected(source)
         with ThreadPoolExecutor(_READERS) as pool:
             for start in range(0, len(small_sources), 2 * _READERS):
                 batch = small_sources[start : start + 2 * _READERS]
-                yield from chain.from_iterable(pool.map(lambda source: [*self._rows(source)], batch))
+                yield from chain.from_iterable(pool.map(lambda source: [*self._read_selected(source)], batch))
 
-    def _rows(self, source: _Source) -> Iterator[pa.Table]:
+    def _read_selected(self, source: _Source) -> Iterator[pa.Table]:
         path, row_numbers, partition = source
         return picked(self._storage, path, self._schema, np.asarray(row_numbers.to_array(), np.int64), partition, older=True)
 

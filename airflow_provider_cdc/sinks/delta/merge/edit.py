@@ -33,38 +33,38 @@ SMALL_FILE, LARGE_FILE = 4 << 20, 64 << 20
 class Edit:
     """What one commit does to the rows of a table.
 
-    :param dead: rows of live files that die.
-    :param gone: live files that go as a whole.
+    :param dead_rows: rows of live files that die.
+    :param removed_files: live files that go as a whole.
     :param rewritten_new: files that are added, with the rows of them that are dead already.
-    :param facts: what is known of the rows of new files.
-    :param definition: actions of the log that give the table another definition: they are all that is committed.
-    :param written: files that were written for these actions, and are nobody's if they do not stand.
+    :param key_hashes: what is known of the rows of new files.
+    :param definition_actions: actions of the log that give the table another definition: they are all that is committed.
+    :param delete_on_conflict: files that were written for these actions, and are nobody's if they do not stand.
     :param operation: what the log calls it.
     """
 
-    dead: dict[str, BitMap] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-    new: list[tuple[DataFile, BitMap]] = field(default_factory=list)
-    facts: dict[str, Facts] = field(default_factory=dict)
-    definition: list[dict[str, Any]] = field(default_factory=list)
-    written: list[str] = field(default_factory=list)
+    dead_rows: dict[str, BitMap] = field(default_factory=dict)
+    removed_files: set[str] = field(default_factory=set)
+    added_files: list[tuple[DataFile, BitMap]] = field(default_factory=list)
+    key_hashes: dict[str, Facts] = field(default_factory=dict)
+    definition_actions: list[dict[str, Any]] = field(default_factory=list)
+    delete_on_conflict: list[str] = field(default_factory=list)
     operation: str = "MERGE"
 
     def __bool__(self) -> bool:
         """Whether it changes rows of the definition that the table has."""
-        return bool(self.dead or self.gone or self.new)
+        return bool(self.dead_rows or self.removed_files or self.added_files)
 
-    def without_vectors(self) -> tuple[Edit | None, Edit]:
+    def split_for_vectors(self) -> tuple[Edit | None, Edit]:
         """What it does to files that must not have vectors (:func:`~.partitions.takes_vectors`), ``None`` for nothing;
         and the rest.
         """
-        dead = {path: rows for path, rows in self.dead.items() if not takes_vectors(path)}
-        rewritten_new = [(file, rows) for file, rows in self.new if rows and not takes_vectors(file.path)]
+        dead = {path: rows for path, rows in self.dead_rows.items() if not takes_vectors(path)}
+        rewritten_new = [(file, rows) for file, rows in self.added_files if rows and not takes_vectors(file.path)]
         if not dead and not rewritten_new:
             return None, self
-        other_dead = {path: rows for path, rows in self.dead.items() if takes_vectors(path)}
-        other_new = [(file, rows) for file, rows in self.new if not rows or takes_vectors(file.path)]
-        return Edit(dead=dead, new=rewritten_new), Edit(other_dead, self.gone, other_new, self.facts)
+        other_dead = {path: rows for path, rows in self.dead_rows.items() if takes_vectors(path)}
+        other_new = [(file, rows) for file, rows in self.added_files if not rows or takes_vectors(file.path)]
+        return Edit(dead_rows=dead, added_files=rewritten_new), Edit(other_dead, self.removed_files, other_new, self.key_hashes)
 
 
 @dataclass
@@ -72,15 +72,15 @@ class Written:
     """What is to be committed.
 
     :param actions: of the log.
-    :param files: files that were written for it and are nobody's if it does not stand.
-    :param spare: files that nobody needs if it stands.
-    :param vectors: the dead rows of files from then on.
+    :param delete_on_conflict: files that were written for it and are nobody's if it does not stand.
+    :param delete_on_success: files that nobody needs if it stands.
+    :param dead_rows: the dead rows of files from then on.
     """
 
     actions: list[dict[str, Any]] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    spare: list[str] = field(default_factory=list)
-    vectors: dict[str, BitMap] = field(default_factory=dict)
+    delete_on_conflict: list[str] = field(default_factory=list)
+    delete_on_success: list[str] = field(default_factory=list)
+    dead_rows: dict[str, BitMap] = field(default_factory=dict)
 
 
 def by_vectors(log: Log, edit: Edit, stats_column: str | None, partitioning: Partitioning) -> Written:

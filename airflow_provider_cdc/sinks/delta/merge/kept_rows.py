@@ -33,11 +33,11 @@ from airflow_provider_cdc.sinks.files.parquet import DataFile, has_only, portion
 class Kept:
     """Rows that stay.
 
-    :param files: paths of the files of the table that stay as they are.
+    :param unchanged: paths of the files of the table that stay as they are.
     :param written: files with rows of others.
     """
 
-    files: set[str] = field(default_factory=set)
+    unchanged: set[str] = field(default_factory=set)
     written: list[DataFile] = field(default_factory=list)
 
 
@@ -50,29 +50,29 @@ class KeptRows:
     """
 
     def __init__(self, log: Log, key_lookup: KeyFiles, deletes: str) -> None:
-        self._log, self._files, self._keys = log, key_lookup, key_lookup.keys
-        self._marks = deletes == SOFT
+        self._log, self._key_lookup, self._row_identity = log, key_lookup, key_lookup.keys
+        self._soft_deletes = deletes == SOFT
 
-    def beside(self, slices: Sequence[DataFile], seq: int) -> Kept:
+    def write_retained_rows(self, slices: Sequence[DataFile], seq: int) -> Kept:
         """Write the rows that stay where slices take the place of all others.
 
         :param slices: rows of the new reading.
         :param seq: its ``_cdc_seq``: rows of the table that are newer come again, and go.
         """
-        retained_files, index, marked_at = Kept(), self._files.of_slices(slices), int(time.time() * 1_000_000)
+        retained_files, index, marked_at = Kept(), self._key_lookup.of_slices(slices), int(time.time() * 1_000_000)
 
         def rows() -> Iterator[pa.Table]:
             for file in self._log.files.values():
-                row_numbers, unmarked = self._left(file, index, seq)
-                all_stay = len(row_numbers) == self._rows(file) and not unmarked.any()
-                if all_stay and has_only(self._log.storage, file.path, self._keys.partitioning.stored):
+                row_numbers, unmarked = self._find_retained_rows(file, index, seq)
+                all_stay = len(row_numbers) == self._living_row_count(file) and not unmarked.any()
+                if all_stay and has_only(self._log.storage, file.path, self._row_identity.partitioning.stored):
                     retained_files.files.add(file.path)
                 elif len(row_numbers):
-                    yield from self._read(file, row_numbers, unmarked, marked_at)
+                    yield from self._read_retained_rows(file, row_numbers, unmarked, marked_at)
 
         try:
             for part in portions(rows(), LARGE_FILE):
-                retained_files.written += write_parts(self._log.storage, self._keys.partitioning, part, self._keys.stat)[0]
+                retained_files.written += write_parts(self._log.storage, self._row_identity.partitioning, part, self._row_identity.stat)[0]
         except pa.ArrowInvalid as error:
             raise TerminalError(
                 f"rows of the {self._log.name} that the source has deleted cannot have its new columns: {error}",
@@ -80,33 +80,33 @@ class KeptRows:
             ) from error
         return retained_files
 
-    def count(self, slices: Sequence[DataFile]) -> int:
+    def count_unmatched(self, slices: Sequence[DataFile]) -> int:
         """How many rows have keys that slices do not have."""
-        index = self._files.of_slices(slices)
-        return sum(len(self._left(file, index, None)[0]) for file in self._log.files.values())
+        index = self._key_lookup.of_slices(slices)
+        return sum(len(self._find_retained_rows(file, index, None)[0]) for file in self._log.files.values())
 
-    def marked(self) -> int:
+    def count_marked(self) -> int:
         """How many rows are marked as deleted."""
         files = self._log.files.values()
-        return sum(int(np.count_nonzero(~self._left(file, None, None)[1])) for file in files) if self._marks else 0
+        return sum(int(np.count_nonzero(~self._find_retained_rows(file, None, None)[1])) for file in files) if self._soft_deletes else 0
 
-    def living(self) -> int:
+    def count_living(self) -> int:
         """How many rows there are."""
-        return sum(self._rows(file) for file in self._log.files.values())
+        return sum(self._living_row_count(file) for file in self._log.files.values())
 
-    def _rows(self, file: LiveFile) -> int:
+    def _living_row_count(self, file: LiveFile) -> int:
         return rows_of(self._log.storage, file) - len(self._log.dead(file))
 
-    def _left(self, file: LiveFile, index: KeyIndex | None, seq: int | None) -> tuple[Any, Any]:
+    def _find_retained_rows(self, file: LiveFile, index: KeyIndex | None, seq: int | None) -> tuple[Any, Any]:
         """The living rows of a file that stay, and for each whether it is still to be marked as deleted.
 
         :param index: of keys whose rows go.
         :param seq: rows with a higher ``_cdc_seq`` go as well.
         """
-        columns, start = list(dict.fromkeys([*self._keys.names, SEQ, *([DELETED] if self._marks else [])])), 0
+        columns, start = list(dict.fromkeys([*self._row_identity.names, SEQ, *([DELETED] if self._soft_deletes else [])])), 0
         dead = np.asarray(self._log.dead(file).to_array(), np.int64)
         retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
-        for rows in row_groups(self._log.storage, file.path, self._keys.schema, columns, file.partition, older=True):
+        for rows in row_groups(self._log.storage, file.path, self._row_identity.schema, columns, file.partition, older=True):
             stays = np.ones(rows.num_rows, bool)
             low, high = np.searchsorted(dead, [start, start + rows.num_rows])
             stays[dead[low:high] - start] = False
@@ -114,16 +114,16 @@ class KeptRows:
                 stays &= rows[SEQ].to_numpy() <= seq
             if index is not None:
                 candidates = np.flatnonzero(stays)
-                stays[candidates[index.find(self._files.worder(rows.take(pa.array(candidates)))).asked]] = False
+                stays[candidates[index.find(self._key_lookup.worder(rows.take(pa.array(candidates)))).asked]] = False
             retained_numbers.append(np.flatnonzero(stays) + start)
-            unmarked.append(~rows[DELETED].to_numpy()[stays] if self._marks else np.zeros(len(retained_numbers[-1]), bool))
+            unmarked.append(~rows[DELETED].to_numpy()[stays] if self._soft_deletes else np.zeros(len(retained_numbers[-1]), bool))
             start += rows.num_rows
         return np.concatenate(retained_numbers), np.concatenate(unmarked)
 
-    def _read(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
+    def _read_retained_rows(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
         """Rows of a file, all of them marked as deleted if that is marked."""
         start = 0
-        for group in row_groups(self._log.storage, file.path, self._keys.schema, None, file.partition, older=True):
+        for group in row_groups(self._log.storage, file.path, self._row_identity.schema, None, file.partition, older=True):
             low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
             group_numbers, newly_marked = row_numbers[low:high] - start, to_mark[low:high]
             yield group.take(pa.array(group_numbers[~newly_marked]))

@@ -37,13 +37,13 @@ class Keys:
     """What tells the rows of a table apart.
 
     :param partitioning: how it is partitioned.
-    :param names: the key columns; none if rows are told by all their values.
-    :param stat: the key column if it is a single integer, which file statistics are kept for.
+    :param key_columns: the key columns; none if rows are told by all their values.
+    :param stats_column: the key column if it is a single integer, which file statistics are kept for.
     """
 
     partitioning: Partitioning
-    names: Sequence[str] = ()
-    stat: str | None = None
+    key_columns: Sequence[str] = ()
+    stats_column: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -51,9 +51,9 @@ class Keys:
         return self.partitioning.schema
 
     @property
-    def told_by(self) -> list[str]:
+    def identity_columns(self) -> list[str]:
         """Columns that tell rows apart."""
-        return list(self.names) or [name for name in self.schema.names if name not in META_COLUMNS]
+        return list(self.key_columns) or [name for name in self.schema.names if name not in META_COLUMNS]
 
 
 @dataclass(frozen=True)
@@ -62,50 +62,50 @@ class KeyFiles:
 
     :param storage: that of the table's folder.
     :param identity: what tells its rows apart.
-    :param worder: makes the words of the index.
+    :param key_hasher: makes the words of the index.
     """
 
     storage: Storage
-    keys: Keys
-    worder: Worder
+    row_identity: Keys
+    key_hasher: Worder
     index: KeyIndex
 
-    def find(self, log: Log, hashes: Words) -> Found:
+    def find_rows(self, log: Log, hashes: Words) -> Found:
         """Where the rows of a version with such words are, after the files that may have them were indexed.
 
         :param hashes: of which no two are the same.
         """
-        missing = self.candidates([f for f in log.files.values() if f.path not in self.index], hashes)
+        missing = self.candidate_files([f for f in log.files.values() if f.path not in self.index], hashes)
         if missing:
             with self.index.turn:
-                for _ in self._read(missing):
+                for _ in self._index_files(missing):
                     pass
         self.index.follow(log.files, lambda path: log.dead(log.files[path]) if path in log.files else BitMap())
         return self.index.find(hashes)
 
-    def of_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
+    def index_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
         """An index of the rows of slices alone. It takes no more memory than that of the table may."""
-        slice_index, identity = self.index.another(), self.keys
+        slice_index, identity = self.index.another(), self.row_identity
         for file in (file for part in slices for file in part.files if file.rows):
             parts = row_groups(self.storage, file.path, identity.schema, identity.names, file.partition)
-            slice_index.add(file.path, Facts.of([self.worder(rows) for rows in parts], 0))
+            slice_index.add(file.path, Facts.of([self.key_hasher(rows) for rows in parts], 0))
             slice_index.settle()
         return slice_index
 
-    def candidates(self, files: Sequence[LiveFile], hashes: Words) -> list[LiveFile]:
+    def candidate_files(self, files: Sequence[LiveFile], hashes: Words) -> list[LiveFile]:
         """Files that may have rows with such words: without those of which statistics prove that they have none."""
-        stats_column = self.keys.stat if self.worder.plain else None  # hashes, as of BIGINT UNSIGNED, are in no order
+        stats_column = self.row_identity.stat if self.key_hasher.plain else None  # hashes, as of BIGINT UNSIGNED, are in no order
         bounds = [file.bounds(stats_column) for file in files] if stats_column else []
         known_numbers = [i for i, file_bounds in enumerate(bounds) if file_bounds is not None]
         if not known_numbers:
             return list(files)
         sorted_hashes, spans = np.sort(hashes.first), [file_bounds for file_bounds in bounds if file_bounds is not None]
-        low, high = (self.worder.of_integers([span[side] for span in spans]) for side in (0, 1))
+        low, high = (self.key_hasher.of_integers([span[side] for span in spans]) for side in (0, 1))
         without = np.searchsorted(sorted_hashes, low, "left") == np.searchsorted(sorted_hashes, high, "right")
         excluded = {known_numbers[i] for i in np.flatnonzero(without)}
         return [file for i, file in enumerate(files) if i not in excluded]
 
-    def ahead(self, log: Log) -> ReadAhead:
+    def prefetcher(self, log: Log) -> ReadAhead:
         """What reads ahead, in a thread of its own, where batches will likely look in a version.
 
         First the files that have dead rows: changes have hit them before. If the stream has not written to the table
@@ -113,22 +113,22 @@ class KeyFiles:
         """
         files = [file for file in log.files.values() if file.path not in self.index]
         files_with_dead_rows = [file for file in files if file.dead]
-        is_untouched = bool(self.keys.names) and all(file.path.startswith(f"{SLICES}/") for file in log.files.values())
+        is_untouched = bool(self.row_identity.names) and all(file.path.startswith(f"{SLICES}/") for file in log.files.values())
         other_files = [file for file in reversed(files) if not file.dead] if is_untouched else []
 
         def read(budget: int, should_stop: Callable[[], bool]) -> int:
-            for _ in self._read(files_with_dead_rows, beside=True):
+            for _ in self._index_files(files_with_dead_rows, beside=True):
                 if should_stop():
                     return 0
             bytes_before = sum(self.index.size)
-            for _ in self._read(other_files if budget > 0 else [], beside=True):
+            for _ in self._index_files(other_files if budget > 0 else [], beside=True):
                 if should_stop() or sum(self.index.size) - bytes_before >= budget:
                     break
             return sum(self.index.size) - bytes_before
 
         return read
 
-    def _read(self, files: Sequence[LiveFile], *, in_background: bool = False) -> Iterator[None]:
+    def _index_files(self, files: Sequence[LiveFile], *, in_background: bool = False) -> Iterator[None]:
         """Index files, some at a time.
 
         :param in_background: let those first that a batch waits for, and read no portion before the caller wants it.
@@ -139,7 +139,7 @@ class KeyFiles:
                 with self.index.turn:
                     pass
             if file.path not in self.index:
-                self.index.add(file.path, self._facts(file))
+                self.index.add(file.path, self._read_key_hashes(file))
 
         pool = ThreadPoolExecutor(_REMOTE_READERS if self.storage.remote else _READERS)
         at_once = _PORTION if in_background else max(1, len(files))
@@ -152,15 +152,15 @@ class KeyFiles:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _facts(self, file: LiveFile) -> Facts:
-        identity_columns, schema = self.keys.told_by, self.keys.schema
+    def _read_key_hashes(self, file: LiveFile) -> Facts:
+        identity_columns, schema = self.row_identity.told_by, self.row_identity.schema
         bounds = file.bounds(SEQ)
         columns = identity_columns if bounds else [*identity_columns, SEQ]
-        may_lack_columns = not self.keys.names  # a key is never new
+        may_lack_columns = not self.row_identity.names  # a key is never new
         # Portions: values of a table without a key may be many times what is kept of them.
         parts, newest_seq = [], bounds[1] if bounds else 0
         for rows in row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):
-            parts.append(self.worder(rows))
+            parts.append(self.key_hasher(rows))
             if bounds is None and rows.num_rows:
                 newest_seq = max(newest_seq, int(pc.max(rows[SEQ]).as_py()))
         return Facts.of(parts, newest_seq)

@@ -34,7 +34,7 @@ class Words:
     def __len__(self) -> int:
         return len(self.first)
 
-    def take(self, rows: Any) -> Words:
+    def select(self, rows: Any) -> Words:
         """Those of some rows.
 
         :param rows: indices or a mask.
@@ -58,8 +58,8 @@ class Worder:
 
     def __init__(self, columns: Sequence[str], schema: pa.Schema, *, is_key: bool = True) -> None:
         self.columns = tuple(columns)
-        self.plain = is_key and len(columns) == 1 and pa.types.is_integer(schema.field(columns[0]).type)
-        self._unsigned = self.plain and pa.types.is_unsigned_integer(schema.field(columns[0]).type)
+        self.is_integer_key = is_key and len(columns) == 1 and pa.types.is_integer(schema.field(columns[0]).type)
+        self._unsigned = self.is_integer_key and pa.types.is_unsigned_integer(schema.field(columns[0]).type)
         self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
 
     def __call__(self, rows: pa.Table) -> Words:
@@ -67,15 +67,15 @@ class Worder:
 
         :param rows: with at least the columns.
         """
-        if self.plain:
+        if self.is_integer_key:
             return Words(_integers(rows[self.columns[0]]))
-        return self._hashed(rows)
+        return self._hash_rows(rows)
 
-    def of_integers(self, values: Sequence[int]) -> Any:
+    def hash_integers(self, values: Sequence[int]) -> Any:
         """First words of keys that are single integers."""
         return _integers(pa.chunked_array([pa.array(values, pa.uint64() if self._unsigned else pa.int64())]))
 
-    def _hashed(self, rows: pa.Table) -> Words:
+    def _hash_rows(self, rows: pa.Table) -> Words:
         from airflow_provider_cdc.sinks.row_hashes import hashed  # compiled: not for drivers that need none of it
 
         return Words(*hashed(rows, self.columns, self._secret))

@@ -29,17 +29,17 @@ _MERGED, _LARGEST, _AT_MOST = 8, 500_000, 4
 class Facts:
     """What is known of the rows of one data file.
 
-    :param words: words of its rows.
+    :param hashes: words of its rows.
     :param newest_seq: its highest ``_cdc_seq``.
-    :param rows: which rows these are; ``None`` for all, in their order.
+    :param row_numbers: which rows these are; ``None`` for all, in their order.
     """
 
-    words: Words
-    newest: int
-    rows: Any = None
+    hashes: Words
+    newest_seq: int
+    row_numbers: Any = None
 
     @classmethod
-    def of(cls, parts: Sequence[Words], newest_seq: int) -> Facts:
+    def from_parts(cls, parts: Sequence[Words], newest_seq: int) -> Facts:
         """Facts of a file that was read in parts."""
         return cls(joined(parts) if parts else Words(np.empty(0, np.uint64)), newest_seq)
 
@@ -48,41 +48,41 @@ class Facts:
 class Found:
     """Where rows are that were asked for; arrays of one length.
 
-    :param asked: index of the words that were asked for.
-    :param file: number of the data file.
-    :param row: row in it.
+    :param query_index: index of the words that were asked for.
+    :param file_number: number of the data file.
+    :param row_number: row in it.
     """
 
-    asked: Any
-    file: Any
-    row: Any
+    query_index: Any
+    file_number: Any
+    row_number: Any
 
 
 @dataclass(frozen=True)
 class _Segment:
     """Rows in the order of their words.
 
-    :param file: number of the file of each row, or the one of all.
-    :param row: row in its file; ``None`` if it is the position.
+    :param file_numbers: number of the file of each row, or the one of all.
+    :param row_numbers: row in its file; ``None`` if it is the position.
     """
 
-    words: Words
-    file: Any
-    row: Any
+    hashes: Words
+    file_numbers: Any
+    row_numbers: Any
 
     @property
-    def size(self) -> int:
-        return sum(a.nbytes for a in (self.words.first, self.words.second, self.file, self.row) if hasattr(a, "nbytes"))
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (self.hashes.first, self.hashes.second, self.file_numbers, self.row_numbers) if hasattr(a, "nbytes"))
 
     @property
     def in_memory(self) -> bool:
-        return not isinstance(self.words.first, np.memmap)
+        return not isinstance(self.hashes.first, np.memmap)
 
-    def rows(self) -> Any:
-        return np.arange(len(self.words), dtype=np.uint32) if self.row is None else self.row
+    def row_array(self) -> Any:
+        return np.arange(len(self.hashes), dtype=np.uint32) if self.row_numbers is None else self.row_numbers
 
-    def files(self) -> Any:
-        return np.full(len(self.words), self.file, np.uint32) if np.isscalar(self.file) else self.file
+    def file_array(self) -> Any:
+        return np.full(len(self.hashes), self.file_numbers, np.uint32) if np.isscalar(self.file_numbers) else self.file_numbers
 
 
 class KeyIndex:
@@ -92,89 +92,89 @@ class KeyIndex:
     """
 
     def __init__(self, memory_limit: int) -> None:
-        self._held = memory_limit
+        self._memory_limit = memory_limit
         self._lock = threading.RLock()
         #: Held by whoever reads files that a batch waits for: who reads others lets it go first.
-        self.turn = threading.Lock()
+        self.batch_lock = threading.Lock()
         self._segments: list[_Segment] = []
-        self._numbers: dict[str, int] = {}
-        self._names: dict[int, str] = {}
-        self._newest: dict[int, int] = {}
-        self._next = 0
+        self._file_numbers: dict[str, int] = {}
+        self._file_paths: dict[int, str] = {}
+        self._newest_seqs: dict[int, int] = {}
+        self._next_number = 0
 
     def __contains__(self, path: str) -> bool:
-        return path in self._numbers
+        return path in self._file_numbers
 
     @property
-    def size(self) -> tuple[int, int]:
+    def bytes_used(self) -> tuple[int, int]:
         """Bytes in memory, and on disk."""
         segments = self._segments
         memory = sum(s.size for s in segments if s.in_memory)
         return memory, sum(s.size for s in segments) - memory
 
-    def another(self) -> KeyIndex:
+    def new_empty(self) -> KeyIndex:
         """An empty one that may take as much."""
-        return KeyIndex(self._held)
+        return KeyIndex(self._memory_limit)
 
-    def number(self, path: str) -> int:
+    def file_number(self, path: str) -> int:
         """Number of a file that is in it."""
-        return self._numbers[path]
+        return self._file_numbers[path]
 
-    def name(self, number: int) -> str:
+    def file_path(self, number: int) -> str:
         """Path of a file by its number."""
-        return self._names[number]
+        return self._file_paths[number]
 
-    def newest(self, number: int) -> int:
+    def newest_seq(self, number: int) -> int:
         """Highest ``_cdc_seq`` in a file."""
-        return self._newest[number]
+        return self._newest_seqs[number]
 
-    def add(self, path: str, file_hashes: Facts) -> None:
+    def add_file(self, path: str, file_hashes: Facts) -> None:
         """Take note of a file. Of one that is in it, more cannot be known."""
         hashes, row_numbers = file_hashes.words, file_hashes.rows
         if not _in_order(hashes):
             order = np.argsort(hashes.first, kind="stable")
             hashes, row_numbers = hashes.take(order), order.astype(np.uint32) if row_numbers is None else row_numbers[order]
         with self._lock:
-            if path in self._numbers:  # another thread was faster
+            if path in self._file_numbers:  # another thread was faster
                 return
-            number, self._next = self._next, self._next + 1
-            self._names[number], self._newest[number], self._numbers[path] = path, file_hashes.newest, number
+            number, self._next_number = self._next_number, self._next_number + 1
+            self._file_paths[number], self._newest_seqs[number], self._file_numbers[path] = path, file_hashes.newest, number
             if len(hashes):
                 self._segments = [*self._segments, _Segment(hashes, np.uint32(number), row_numbers)]
 
-    def forget(self, paths: Iterable[str]) -> None:
+    def forget_files(self, paths: Iterable[str]) -> None:
         """Forget what is known of files."""
         with self._lock:
-            removed = {path: self._numbers.pop(path) for path in set(paths) if path in self._numbers}
+            removed = {path: self._file_numbers.pop(path) for path in set(paths) if path in self._file_numbers}
             if removed:
                 numbers = np.fromiter(removed.values(), np.uint32)
                 self._segments = [remaining for s in self._segments if (remaining := _without(s, numbers)) is not None]
                 for number in removed.values():
-                    del self._names[number], self._newest[number]
+                    del self._file_paths[number], self._newest_seqs[number]
 
-    def follow(self, live: Mapping[str, Any], dead: Callable[[str], BitMap]) -> None:
+    def sync_live_files(self, live: Mapping[str, Any], dead: Callable[[str], BitMap]) -> None:
         """Forget files that are gone, and put small segments together: without the rows that are dead by now.
 
         :param live: paths of the files of the table.
         :param dead: the dead rows of one.
         """
-        self.forget(path for path in list(self._numbers) if path not in live)
-        self.settle(dead)
+        self.forget_files(path for path in list(self._file_numbers) if path not in live)
+        self.merge_and_spill(dead)
 
-    def settle(self, dead: Callable[[str], BitMap] | None = None) -> None:
+    def merge_and_spill(self, dead: Callable[[str], BitMap] | None = None) -> None:
         """Put small segments together, and onto disk what does not fit into memory.
 
         :param dead: as for :meth:`follow`; where it is not known, dead rows stay.
         """
-        while (to_merge := self._mergeable()) is not None:
-            merged = self._merged(to_merge, dead)
+        while (to_merge := self._mergeable_segments()) is not None:
+            merged = self._merge_segments(to_merge, dead)
             with self._lock:
                 other_segments = [s for s in self._segments if not any(s is m for m in to_merge)]
                 if len(other_segments) + len(to_merge) == len(self._segments):  # else another thread has changed some of them
                     self._segments = [*other_segments, merged] if len(merged.words) else other_segments
-        self._fit()
+        self._spill_to_disk()
 
-    def find(self, hashes: Words) -> Found:
+    def find_keys(self, hashes: Words) -> Found:
         """All rows that have such words, dead ones as well.
 
         :param hashes: of which no two are the same.
@@ -208,7 +208,7 @@ class KeyIndex:
             return Found(*(np.empty(0, np.int64) for _ in range(3)))
         return Found(*(np.concatenate(p).astype(np.int64) for p in zip(*parts, strict=True)))
 
-    def _mergeable(self) -> list[_Segment] | None:
+    def _mergeable_segments(self) -> list[_Segment] | None:
         classes: dict[int, list[_Segment]] = {}
         for segment in self._segments:
             if len(segment.words) <= _LARGEST:
@@ -220,9 +220,9 @@ class KeyIndex:
         rows = np.cumsum([len(s.words) for s in candidates])
         return candidates[: max(2, int(np.searchsorted(rows, _AT_MOST * _LARGEST, "right")))]
 
-    def _merged(self, segments: list[_Segment], dead: Callable[[str], BitMap] | None) -> _Segment:
+    def _merge_segments(self, segments: list[_Segment], dead: Callable[[str], BitMap] | None) -> _Segment:
         """One segment of several, without the rows that are dead: they stay so."""
-        parts = segments if dead is None else [self._living(s, dead) for s in segments]
+        parts = segments if dead is None else [self._drop_dead_rows(s, dead) for s in segments]
         hashes, files = joined([s.words for s in parts]), np.concatenate([s.files() for s in parts])
         rows = np.concatenate([s.rows() for s in parts])
         if _in_order(hashes):
@@ -230,21 +230,21 @@ class KeyIndex:
         order = np.argsort(hashes.first, kind="stable")
         return _Segment(hashes.take(order), files[order], rows[order])
 
-    def _living(self, segment: _Segment, dead: Callable[[str], BitMap]) -> _Segment:
+    def _drop_dead_rows(self, segment: _Segment, dead: Callable[[str], BitMap]) -> _Segment:
         """A segment without the rows that are dead."""
         files, rows, is_living = segment.files(), segment.rows(), np.ones(len(segment.words), bool)
         order = np.argsort(files, kind="stable")
         numbers, starts = np.unique(files[order], return_index=True)
         for number, positions in zip(numbers, np.split(order, starts[1:]), strict=True):
-            dead_rows = dead(self._names[int(number)])
+            dead_rows = dead(self._file_paths[int(number)])
             if dead_rows:
                 is_living[positions] = ~np.isin(rows[positions], np.asarray(dead_rows.to_array(), np.uint32))
         return segment if is_living.all() else _Segment(segment.words.take(is_living), files[is_living], rows[is_living])
 
-    def _fit(self) -> None:
+    def _spill_to_disk(self) -> None:
         """Put the largest segments onto disk where memory does not suffice."""
         with self._lock:
-            excess_bytes = self.size[0] - self._held
+            excess_bytes = self.bytes_used[0] - self._memory_limit
             for segment in sorted((s for s in self._segments if s.in_memory), key=lambda s: -s.size):
                 if excess_bytes <= 0:
                     return

@@ -74,49 +74,49 @@ class Merge:
     """
 
     def __init__(self, log: Log, key_lookup: KeyFiles, deletes: str = HARD) -> None:
-        self._log, self._files, self._deletes = log, key_lookup, deletes
-        self._keys, self._worder = key_lookup.keys, key_lookup.worder
+        self._log, self._key_lookup, self._deletes = log, key_lookup, deletes
+        self._row_identity, self._key_hasher = key_lookup.keys, key_lookup.worder
         self._storage = log.storage
 
-    def of(self, change: Change) -> Edit | None:
+    def plan_edit(self, change: Change) -> Edit | None:
         """What a change comes to; ``None`` for nothing."""
         match change:
             case Upserted(changes):
-                return self._upserted(changes)
+                return self._upsert_rows(changes)
             case Counted():
-                return self._counted(change)
+                return self._apply_counts(change)
             case Emptied(seq, at):
-                edit = self._emptied(seq) if self._deletes == HARD else self._truncated(seq, truncated_at)
+                edit = self._remove_older_rows(seq) if self._deletes == HARD else self._mark_older_rows(seq, truncated_at)
                 return edit if edit.gone or edit.dead else None
             case Published(slices):
-                return Edit(new=self._published(slices))
+                return Edit(added_files=self._slice_files(slices))
             case Replaced():
-                return self._replaced(change) if self._deletes == HARD else self._renewed(change)
+                return self._overwrite_range(change) if self._deletes == HARD else self._overwrite_keeping_deleted(change)
 
-    def _upserted(self, changes: pa.Table) -> Edit:
-        hashes, seqs = self._worder(changes), changes[SEQ].to_numpy()
+    def _upsert_rows(self, changes: pa.Table) -> Edit:
+        hashes, seqs = self._key_hasher(changes), changes[SEQ].to_numpy()
         edit, is_current = Edit(), np.ones(changes.num_rows, bool)
         if changes.num_rows:
-            matches = self._files.find(self._log, hashes)
-            index, lowest = self._files.index, int(seqs.min())
-            for file, queries, rows in self._by_file(matches):
+            matches = self._key_lookup.find(self._log, hashes)
+            index, lowest = self._key_lookup.index, int(seqs.min())
+            for file, queries, rows in self._living_matches(matches):
                 newer = np.ones(len(rows), bool)
                 if index.newest(index.number(file.path)) >= lowest:
-                    newer = seqs[queries] > self._column(file, SEQ)[rows]
+                    newer = seqs[queries] > self._read_column(file, SEQ)[rows]
                 is_current[queries[~newer]] = False
                 if newer.any():
                     edit.dead[file.path] = BitMap(rows[newer].astype(np.uint32))
         if self._deletes != SOFT:
             is_current &= pc.not_equal(changes[OP], "d").to_numpy()
-        self._add(edit, changes, hashes, is_current)
+        self._add_rows(edit, changes, hashes, is_current)
         return edit
 
-    def _add(self, edit: Edit, changes: pa.Table, hashes: Words, is_current: Any) -> None:
+    def _add_rows(self, edit: Edit, changes: pa.Table, hashes: Words, is_current: Any) -> None:
         """Add the rows of changes: from the files in which they stand, or written now."""
         if FILE not in changes.column_names:
-            rows = marked(changes.filter(pa.array(is_current)), self._keys.schema)
+            rows = marked(changes.filter(pa.array(is_current)), self._row_identity.schema)
             if rows.num_rows:
-                self._written(edit, rows, hashes.take(np.flatnonzero(is_current)))
+                self._write_new_rows(edit, rows, hashes.take(np.flatnonzero(is_current)))
             return
         files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES])]
         number, row = changes[FILE].to_numpy(), changes[ROW].to_numpy()
@@ -128,22 +128,22 @@ class Merge:
             edit.new.append((file, dead))
             edit.facts[file.path] = Facts(hashes.take(kept_changes), newest, row[kept_changes].astype(np.uint32))
 
-    def _written(self, edit: Edit, rows: pa.Table, hashes: Words) -> None:
-        files, number = self._files_of([rows.select(self._keys.schema.names)])
+    def _write_new_rows(self, edit: Edit, rows: pa.Table, hashes: Words) -> None:
+        files, number = self._write_data_files([rows.select(self._row_identity.schema.names)])
         for file, row_indices in zip(files, by_number(number, len(files)), strict=True):
             edit.new.append((file, BitMap()))
             edit.facts[file.path] = Facts(hashes.take(row_indices), file.newest or 0)
 
-    def _files_of(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
-        return write_parts(self._storage, self._keys.partitioning, tables, self._keys.stat)
+    def _write_data_files(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
+        return write_parts(self._storage, self._row_identity.partitioning, tables, self._row_identity.stat)
 
-    def _counted(self, change: Counted) -> Edit:
+    def _apply_counts(self, change: Counted) -> Edit:
         net = change.net
-        edit = self._emptied(change.since) if change.since else Edit()
+        edit = self._remove_older_rows(change.since) if change.since else Edit()
         if net.removed.num_rows:
-            matches = self._files.find(self._log, self._worder(net.removed))
+            matches = self._key_lookup.find(self._log, self._key_hasher(net.removed))
             remaining = net.counts.copy()
-            for file, queries, rows in self._by_file(matches):
+            for file, queries, rows in self._living_matches(matches):
                 if file.path in edit.gone:
                     continue
                 is_free = np.ones(len(rows), bool)
@@ -158,20 +158,20 @@ class Merge:
                 missing = int(np.flatnonzero(remaining)[0])
                 raise MissingRowsError(net.removed.slice(missing, 1), int(remaining[missing]))
         if net.added.num_rows:
-            self._written(edit, net.added, self._worder(net.added))
+            self._write_new_rows(edit, net.added, self._key_hasher(net.added))
         return edit
 
-    def _emptied(self, seq: int) -> Edit:
+    def _remove_older_rows(self, seq: int) -> Edit:
         """All rows with a lower ``_cdc_seq`` die."""
         edit = Edit()
-        for file, rows in self._older(seq):
+        for file, rows in self._find_older_rows(seq):
             if rows is None:
                 edit.gone.add(file.path)
             else:
                 edit.dead[file.path] = rows
         return edit
 
-    def _older(self, seq: int) -> Iterator[tuple[LiveFile, BitMap | None]]:
+    def _find_older_rows(self, seq: int) -> Iterator[tuple[LiveFile, BitMap | None]]:
         """Living rows with a lower ``_cdc_seq``, by file; ``None`` for all of a file."""
         for file in self._log.files.values():
             bounds = file.bounds(SEQ)
@@ -179,28 +179,28 @@ class Merge:
                 continue
             if bounds is not None and bounds[1] < seq:
                 yield file, None
-            elif rows := BitMap(np.flatnonzero(self._column(file, SEQ) < seq).astype(np.uint32)) - self._log.dead(file):
+            elif rows := BitMap(np.flatnonzero(self._read_column(file, SEQ) < seq).astype(np.uint32)) - self._log.dead(file):
                 yield file, rows
 
-    def _replaced(self, change: Replaced) -> Edit:
+    def _overwrite_range(self, change: Replaced) -> Edit:
         """Slices take the place of all rows of a chunk group, or of some ranges of keys.
 
         Files of the snapshot hold rows of one chunk group alone: if that is read again, they go or stay. All
         other files may have any rows, and only those that belong to the group go.
         """
-        edit = Edit(new=self._published(change.slices))
-        for file, only_in_range in self._concerned(change):
+        edit = Edit(added_files=self._slice_files(change.slices))
+        for file, only_in_range in self._files_in_range(change):
             if only_in_range:
                 edit.gone.add(file.path)
                 continue
-            keys = self._rows(file, self._keys.names or [SEQ])
+            keys = self._read_columns(file, self._row_identity.names or [SEQ])
             leaves = np.flatnonzero(change.owned(keys).to_numpy(zero_copy_only=False))
             rows = BitMap(leaves.astype(np.uint32)) - self._log.dead(file)
             if rows:
                 edit.dead[file.path] = rows
         return edit
 
-    def _concerned(self, change: Replaced) -> Iterator[tuple[LiveFile, bool]]:
+    def _files_in_range(self, change: Replaced) -> Iterator[tuple[LiveFile, bool]]:
         """The files that may have rows of a chunk group, and whether they have no others."""
         for file in self._log.files.values():
             file_group = _group_of(file.path)
@@ -208,62 +208,62 @@ class Merge:
                 yield file, True
                 continue
             is_other_group = file_group is not None and change.group is not None and file_group[0] == change.group[0]
-            if not is_other_group and not file.apart(self._keys.stat, change.span):
+            if not is_other_group and not file.apart(self._row_identity.stat, change.span):
                 yield file, False
 
     # ------------------------------------------------------------ deleted rows that stay
 
-    def _truncated(self, seq: int, truncated_at: int) -> Edit:
+    def _mark_older_rows(self, seq: int, truncated_at: int) -> Edit:
         """All rows with a lower ``_cdc_seq`` are deleted in the source."""
         edit = Edit()
         if self._deletes == SOFT:
-            unmarked = ((file, self._unmarked(file, rows)) for file, rows in self._older(seq))
-            self._mark(edit, {file.path: rows for file, rows in unmarked if rows}, truncated_at, seq)
+            unmarked = ((file, self._unmarked_rows(file, rows)) for file, rows in self._find_older_rows(seq))
+            self._rewrite_marked(edit, {file.path: rows for file, rows in unmarked if rows}, truncated_at, seq)
         return edit
 
-    def _renewed(self, change: Replaced) -> Edit:
+    def _overwrite_keeping_deleted(self, change: Replaced) -> Edit:
         """Slices take the place of the rows of a chunk group that have the same keys. The others are deleted in the
         source, or may be: they stay, and where it is marked what is deleted, they are marked now.
         """
-        edit, rows_to_mark = Edit(new=self._published(change.slices)), dict[str, BitMap]()
-        names, index = self._keys.names, self._files.of_slices(change.slices)
-        for file, only_in_range in self._concerned(change):
-            keys = self._rows(file, names)
+        edit, rows_to_mark = Edit(added_files=self._slice_files(change.slices)), dict[str, BitMap]()
+        names, index = self._row_identity.names, self._key_lookup.of_slices(change.slices)
+        for file, only_in_range in self._files_in_range(change):
+            keys = self._read_columns(file, names)
             is_owned = np.ones(keys.num_rows, bool) if only_in_range else change.owned(keys).to_numpy(zero_copy_only=False).copy()
             is_owned[self._log.dead(file).to_array()] = False
             rows = np.flatnonzero(is_owned)
-            replaced_rows = rows[np.unique(index.find(self._worder(keys.take(pa.array(rows)))).asked)]
+            replaced_rows = rows[np.unique(index.find(self._key_hasher(keys.take(pa.array(rows)))).asked)]
             if len(replaced_rows):
                 edit.dead[file.path] = BitMap(replaced_rows.astype(np.uint32))
-            if self._deletes == SOFT and (unmarked_rows := self._unmarked(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))):
+            if self._deletes == SOFT and (unmarked_rows := self._unmarked_rows(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))):
                 rows_to_mark[file.path] = unmarked_rows
-        self._mark(edit, rows_to_mark, int(time.time() * 1_000_000))
+        self._rewrite_marked(edit, rows_to_mark, int(time.time() * 1_000_000))
         return edit
 
-    def _unmarked(self, file: LiveFile, rows: BitMap | None) -> BitMap:
+    def _unmarked_rows(self, file: LiveFile, rows: BitMap | None) -> BitMap:
         """Those of some rows (``None`` for all that live) that are not marked as deleted."""
         if rows is None:
             rows = BitMap(range(rows_of(self._storage, file))) - self._log.dead(file)
-        return rows - BitMap(np.flatnonzero(self._column(file, DELETED)).astype(np.uint32)) if rows else rows
+        return rows - BitMap(np.flatnonzero(self._read_column(file, DELETED)).astype(np.uint32)) if rows else rows
 
-    def _mark(self, edit: Edit, rows: Mapping[str, BitMap], marked_at: int, seq: int | None = None) -> None:
+    def _rewrite_marked(self, edit: Edit, rows: Mapping[str, BitMap], marked_at: int, seq: int | None = None) -> None:
         """Write rows again, marked as deleted, in the place of themselves."""
 
         def marked() -> Iterator[pa.Table]:
             for path, which in rows.items():
                 start, row_numbers = 0, np.asarray(which.to_array(), np.int64)
                 partition = self._log.files[path].partition
-                for group in row_groups(self._storage, path, self._keys.schema, None, partition, older=True):
+                for group in row_groups(self._storage, path, self._row_identity.schema, None, partition, older=True):
                     low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
                     yield buried(group.take(pa.array(row_numbers[low:high] - start)), marked_at, seq)
                     start += group.num_rows
 
         for part in portions(marked(), LARGE_FILE):
-            edit.new += [(file, BitMap()) for file in self._files_of(part)[0]]
+            edit.new += [(file, BitMap()) for file in self._write_data_files(part)[0]]
         for path, row_bitmap in rows.items():
             edit.dead[path] = edit.dead.get(path, BitMap()) | row_bitmap
 
-    def _published(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
+    def _slice_files(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
         """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
         files = [file for part in slices for file in part.files]
         for file in files:
@@ -276,12 +276,12 @@ class Merge:
 
     # ------------------------------------------------------------ looking up
 
-    def _by_file(self, matches: Found) -> Iterator[tuple[LiveFile, Any, Any]]:
+    def _living_matches(self, matches: Found) -> Iterator[tuple[LiveFile, Any, Any]]:
         """What was found alive, file by file: the file, what was asked for, and the rows."""
         order = np.argsort(matches.file, kind="stable")
         numbers, starts = np.unique(matches.file[order], return_index=True)
         for number, match_indices in zip(numbers, np.split(order, starts[1:]), strict=False):
-            file = self._log.files.get(self._files.index.name(int(number)))
+            file = self._log.files.get(self._key_lookup.index.name(int(number)))
             if file is None:  # it was gone when another thread had read it
                 continue
             queries, rows = matches.asked[match_indices], matches.row[match_indices]
@@ -292,11 +292,11 @@ class Merge:
             if len(rows):
                 yield file, queries, rows
 
-    def _column(self, file: LiveFile, name: str) -> Any:
-        return self._rows(file, [name])[name].to_numpy()
+    def _read_column(self, file: LiveFile, name: str) -> Any:
+        return self._read_columns(file, [name])[name].to_numpy()
 
-    def _rows(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
-        return read_file(self._storage, file.path, self._keys.schema, columns, file.partition)
+    def _read_columns(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
+        return read_file(self._storage, file.path, self._row_identity.schema, columns, file.partition)
 
 
 def by_number(number: Any, count: int) -> list[Any]:

@@ -62,7 +62,7 @@ class Part:
     unit: str | None = None
 
     @property
-    def name(self) -> str:
+    def column_name(self) -> str:
         """The column in the table."""
         return self.column if self.unit is None else f"{self.column}_{self.unit}"
 
@@ -76,15 +76,15 @@ class Partitioning:
 
     :param schema: schema of its rows, without parts of dates.
     :param fields: what it is partitioned by.
-    :param group_rows: rows of a row group of its files, if that matters.
+    :param row_group_size: rows of a row group of its files, if that matters.
     """
 
     schema: pa.Schema
-    parts: tuple[Part, ...] = ()
-    group_rows: int | None = None
+    fields: tuple[Part, ...] = ()
+    row_group_size: int | None = None
 
     @classmethod
-    def of(cls, table: TableSchema, fields: Sequence[Part]) -> Partitioning:
+    def for_table(cls, table: TableSchema, fields: Sequence[Part]) -> Partitioning:
         """That of a captured table.
 
         :raises NotReadyError: if it cannot be partitioned so.
@@ -104,37 +104,37 @@ class Partitioning:
         return cls(table.sink_schema, tuple(fields))
 
     def __bool__(self) -> bool:
-        return bool(self.parts)
+        return bool(self.fields)
 
     @property
-    def names(self) -> list[str]:
+    def columns(self) -> list[str]:
         """Columns of the table that make the partitions, in their order."""
-        return [part.name for part in self.parts]
+        return [part.name for part in self.fields]
 
-    def check(self, name: str, metadata: Mapping[str, Any]) -> None:
+    def check_partition_columns(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Refuse a table that is partitioned otherwise.
 
         :param name: what messages call it.
         """
         current_columns = list(metadata.get("partitionColumns") or ())
-        if current_columns != self.names:
+        if current_columns != self.columns:
             raise TerminalError(
                 f"the {name} is partitioned by {', '.join(current_columns) or 'nothing'}, and {_KEY} says "
-                f"{', '.join(self.names) or 'nothing'}",
+                f"{', '.join(self.columns) or 'nothing'}",
                 "Undo the change, or start with a fresh sink.path: a table is partitioned when it is made",
             )
 
     @cached_property
-    def stored(self) -> pa.Schema:
+    def file_schema(self) -> pa.Schema:
         """Schema of what stands in the files."""
-        return pa.schema([f for f in self.schema if f.name not in self.names])
+        return pa.schema([f for f in self.schema if f.name not in self.columns])
 
     @cached_property
-    def declared(self) -> pa.Schema:
+    def table_schema(self) -> pa.Schema:
         """Schema of the table as readers see it."""
-        return pa.schema([*self.schema, *(self._derived(part) for part in self.parts if part.unit)])
+        return pa.schema([*self.schema, *(self._generated_field(part) for part in self.fields if part.unit)])
 
-    def _derived(self, part: Part) -> pa.Field:
+    def _generated_field(self, part: Part) -> pa.Field:
         """The column of a part of a date. How it follows from a DATE, Spark says alike in every time zone."""
         assert part.unit is not None
         name, expression = part.column.replace("`", "``"), _EXPRESSIONS.get(part.unit)
@@ -142,26 +142,26 @@ class Partitioning:
         metadata = {EXPRESSION: str(expression).format(f"`{name}`")} if exact else None
         return pa.field(part.name, UNITS[part.unit][0], metadata=metadata)
 
-    def split(self, rows: pa.Table) -> list[tuple[Partition, Any]]:
+    def split_rows(self, rows: pa.Table) -> list[tuple[Partition, Any]]:
         """The partitions of rows: the values of each, and which rows are in it, in their order.
 
         :raises TerminalError: if a value cannot be told from others where partitions are concerned.
         """
-        if not self.parts:
+        if not self.fields:
             return [({}, np.arange(rows.num_rows))]
         texts = pa.table(
-            [self._texts(part, rows) for part in self.parts], names=[str(i) for i in range(len(self.parts))]
+            [self._value_texts(part, rows) for part in self.fields], names=[str(i) for i in range(len(self.fields))]
         )
         listed = texts.append_column("row", pa.array(np.arange(rows.num_rows), pa.int64()))
         groups = listed.group_by(texts.column_names, use_threads=False).aggregate([("row", "list")])
         partitions = []
         for group, row_indices in zip(groups.select(texts.column_names).to_pylist(), groups["row_list"], strict=True):
-            values: Partition = dict(zip(self.names, group.values(), strict=True))
-            self._check(values)
+            values: Partition = dict(zip(self.columns, group.values(), strict=True))
+            self._check_values(values)
             partitions.append((values, row_indices.values.to_numpy()))
         return partitions
 
-    def _texts(self, part: Part, rows: pa.Table) -> pa.ChunkedArray:
+    def _value_texts(self, part: Part, rows: pa.Table) -> pa.ChunkedArray:
         """Values as the log has them."""
         column = rows[part.column]
         if part.unit is None:
@@ -173,7 +173,7 @@ class Partitioning:
             return text.cast(pa.int32()).cast(pa.string())
         return pc.replace_substring(text, " ", "-")
 
-    def _check(self, values: Partition) -> None:
+    def _check_values(self, values: Partition) -> None:
         for name, value in values.items():
             if value == "" or value == _NULL:
                 raise TerminalError(
@@ -190,12 +190,12 @@ class Partitioning:
                     first=_ANOTHER,
                 )
 
-    def path(self, folder: str, values: Partition, name: str) -> str:
+    def file_path(self, folder: str, values: Partition, name: str) -> str:
         """Path of a file of a partition.
 
         :param folder: that of the file if there were no partitions; ``""`` for that of the table.
         """
-        return "/".join([*([folder] if folder else []), *(_folder(n, values[n]) for n in self.names), name])
+        return "/".join([*([folder] if folder else []), *(_folder(n, values[n]) for n in self.columns), name])
 
 
 class PartitionedFiles:
@@ -217,7 +217,7 @@ class PartitionedFiles:
         ordered_by: Sequence[str] = (),
     ) -> None:
         self._storage, self._folder, self._name = storage, folder, name
-        self._partitioning, self._key, self._ordered_by = partitioning, stats_column, ordered_by
+        self._partitioning, self._stats_column, self._ordered_by = partitioning, stats_column, ordered_by
         self._waiting: dict[int, list[pa.Table]] = {}
         self._open: dict[tuple[str | None, ...], int] = {}
         self._values: list[Partition] = []
@@ -241,7 +241,7 @@ class PartitionedFiles:
             row[row_indices] = np.arange(len(row_indices)) + self._rows[number]
             self._rows[number] += len(row_indices)
             self._waiting[number].append(stored.take(pa.array(row_indices)))
-        self._limit(HELD_BYTES)
+        self._write_largest(HELD_BYTES)
         return file, row
 
     def close(self) -> list[DataFile]:
@@ -249,15 +249,15 @@ class PartitionedFiles:
 
         :returns: all files, in the order of their numbers.
         """
-        self._limit(-1)
+        self._write_largest(-1)
         return [self._written[number] for number in range(len(self._values))]
 
     def discard(self) -> None:
         """Remove all files, and begin anew."""
-        self._storage.delete(*(self._path(number) for number in range(len(self._values))))
+        self._storage.delete(*(self._file_path(number) for number in range(len(self._values))))
         self._waiting, self._open, self._written, self._values, self._rows = {}, {}, {}, [], []
 
-    def _limit(self, max_bytes: int) -> None:
+    def _write_largest(self, max_bytes: int) -> None:
         sizes = {number: sum(rows.nbytes for rows in waiting) for number, waiting in self._waiting.items()}
         total = sum(sizes.values())
         if total <= max_bytes:
@@ -266,24 +266,24 @@ class PartitionedFiles:
             if total <= max_bytes // 2:
                 break
             total -= sizes[number]
-            self._write(number)
+            self._write_partition(number)
 
-    def _write(self, number: int) -> None:
+    def _write_partition(self, number: int) -> None:
         values, waiting = self._values[number], self._waiting.pop(number)
         del self._open[tuple(values.values())]  # what comes later has a file of its own
         schema = self._partitioning.stored
         self._written[number] = write_file(
             self._storage,
-            self._path(number),
+            self._file_path(number),
             schema,
             waiting,
-            self._key,
+            self._stats_column,
             ordered_by=self._ordered_by,
             partition=values,
             group_rows=self._partitioning.group_rows,
         )
 
-    def _path(self, number: int) -> str:
+    def _file_path(self, number: int) -> str:
         return self._partitioning.path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
 
 
