@@ -70,12 +70,12 @@ def own(server: MySQLServer, stretch: Stretch) -> tuple[float, int]:
         server.connect_args(), server_id=77_000_001, replica_uuid=str(uuid4()), file=low.file, position=low.position
     )
     with stream:
-        over_time = {name: Definitions.of(table) for name, table in captured.items()}
+        over_time = {name: Definitions.from_single(table) for name, table in captured.items()}
         walker, changes, began = Walker(stream, over_time, lambda f: lineage.seq(Position(f, 0))), 0, time.monotonic()
         for _ in walker.steps(high):
-            if walker.held >= _FLUSH_BYTES and walker.can_take:
-                changes += sum(batch.num_rows for _, batch in walker.take())
-        changes += sum(batch.num_rows for _, batch in walker.take())
+            if walker.held_bytes >= _FLUSH_BYTES and walker.can_take:
+                changes += sum(batch.num_rows for _, batch in walker.take_changes())
+        changes += sum(batch.num_rows for _, batch in walker.take_changes())
         return time.monotonic() - began, changes
 
 
@@ -86,19 +86,19 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
     with tempfile.TemporaryDirectory() as folder:
         start = Offset(str(uuid), low, "")
         plan = Plan(
-            "bench", 1, start, Lineage(str(uuid), low.file), (), tuple(map(Definitions.of, captured.values())), ()
+            "bench", 1, start, Lineage(str(uuid), low.file), (), tuple(map(Definitions.from_single, captured.values())), ()
         )
         storage = storage_at(folder)
         write_json(storage, Layout("bench").plan, plan.to_json())
         replicas = tuple((77_000_003 + i, str(uuid4())) for i in range(3))
         source, sink = server.connect_args(), DeltaSink(folder, "bench")
-        job = StreamJob(source, replicas[0], replicas[1:], plan.lineage, sink, storage, "bench", 1, 256 << 20, NEVER)
+        job = StreamJob(source, replicas[0], replicas[1:], plan.timeline, sink, storage, "bench", 1, 256 << 20, NEVER)
         with contextlib.closing(job.make_planner()) as planner:
-            middle = planner.advance(start, (high.position - low.position) // 2)
+            middle = planner.find_batch_end(start, (high.position - low.position) // 2)
         began = time.monotonic()
         tasks = [
-            pool.submit(StreamJob.stage, job, start, middle, "first"),
-            pool.submit(StreamJob.stage, job, middle, replace(middle, at=high), "second", 1),
+            pool.submit(StreamJob.stage_range, job, start, middle, "first"),
+            pool.submit(StreamJob.stage_range, job, middle, replace(middle, at=high), "second", 1),
         ]
         manifests = [task.result() for task in tasks]
         return time.monotonic() - began, sum(table["rows"] for m in manifests for table in m["tables"])

@@ -42,12 +42,12 @@ def made(folder: Path, size: int, properties: dict[str, str], *, known: bool) ->
     options = Options(properties=properties)
     target, chance = DeltaTarget(LocalStorage(folder), SCHEMA, ["id"], "id", options), np.random.default_rng(1)
     target.create("bench")
-    files, group_rows = [], options.group_rows if known else None
+    files, group_rows = [], options.row_group_size if known else None
     for start in range(0, size, _PORTION):
         portion = rows(np.arange(start, min(start + _PORTION, size)), 1, chance)
         for at in range(0, portion.num_rows, _SLICE):
             name, part = f"snapshot/1/0/1/slice-{start + at}.parquet", portion.slice(at, _SLICE)
-            files.append(write_file(target.storage, name, SCHEMA, [part], "id", group_rows=group_rows))
+            files.append(write_file(target.storage, name, SCHEMA, [part], "id", row_group_size=group_rows))
     target.commit(lambda _: Published(files), {}, _FENCE)
     return target
 
@@ -79,7 +79,7 @@ def compare(folder: Path, size: int, count: int) -> None:
             wall, work = (1000 * statistics.median(times) for times in zip(*found[1:], strict=True))
             print(f"| {size:,} | {changes:,} | {name} | {wall:,.0f} | {work:,.0f} |", flush=True)
     for name, target in targets.items():
-        held = sum(file.size for file in target.load().files.values())
+        held = sum(file.size for file in target.load_log().files.values())
         fed = sum(size for path, size in target.storage.list("_change_data"))
         print(f"{size:,} rows, {name}: {held >> 20} MiB of data files, {fed >> 20} MiB of the feed")
 

@@ -65,7 +65,7 @@ class Beside:
             self.count += compact(self._target, self._run, self._over.is_set)
             self.seconds += time.monotonic() - began
             if time.monotonic() - swept > _SWEEP:
-                sweep(self._target.load(), _KEPT)
+                sweep(self._target.load_log(), _KEPT)
                 swept = time.monotonic()
 
     def _run(self, work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
@@ -111,7 +111,7 @@ def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) ->
     columns = ["id", SEQ, OP, TS]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Beside(opened(folder, vectors=vectors)) as beside:
-        first = target.load().version * 10
+        first = target.load_log().version * 10
         used, made_in = time.process_time(), time.thread_time()
         for seq, changed in batches(size, changes, count + 1):
             used += time.thread_time() - made_in  # that of making the batch
@@ -129,7 +129,7 @@ def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) ->
                 used = time.process_time()
             made_in = time.thread_time()
     found.cpu = time.process_time() - used
-    found.first, found.index = found.took.pop(0), target.index
+    found.first, found.index = found.took.pop(0), target.index_bytes_used
     found.beside, found.compacted = beside.seconds, beside.bytes
     return found
 
@@ -191,8 +191,8 @@ def scanned(folder: Path, fresh: Path, size: int, readers: Sequence[str]) -> lis
     steady, one = linked(folder, "steady"), linked(fresh, "one")
     compact(opened(folder, vectors=True), run_in_threads, purge=True)
     target = opened(one, vectors=True)
-    dead = {path: BitMap([0]) for path in target.load().files}
-    target.transact(lambda _: Edit(dead_rows=dead), {}, FENCE)
+    dead = {path: BitMap([0]) for path in target.load_log().files}
+    target.commit_edit(lambda _: Edit(dead_rows=dead), {}, FENCE)
     tables = {fresh: size, one: size - len(dead), steady: size, folder: size}
     lines = []
     for reader in readers:
@@ -217,8 +217,8 @@ def told(size: int, count: int, found: Ours, joined: float, target: DeltaTarget)
 
     :param joined: seconds that it took to put the files of the snapshot together, before the first batch.
     """
-    log = target.load()
-    dead, written = sum(f.dead for f in log.files.values()), found.compacted / found.changed
+    log = target.load_log()
+    dead, written = sum(f.dead_row_count for f in log.files.values()), found.compacted / found.changed
     return (
         f"{size:,} rows, {count} batches: {(sum(found.took) + found.beside) / count * 1000:.0f} ms a batch with "
         f"compaction, {found.cpu / count * 1000:.0f} ms of processor time. The first batch took {found.first:.1f} s, "

@@ -66,7 +66,7 @@ def apply(
     :param after: called after each batch that counts.
     """
     target, took = opened(storage), []
-    first = target.load().version * 10
+    first = target.load_log().version * 10
     for seq, changed in batches(size, changes, count + 1):
         newer = changed.set_column(SCHEMA.get_field_index(SEQ), SEQ, pa.array(np.full(len(changed), first + seq)))
         began = time.monotonic()

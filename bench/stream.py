@@ -109,8 +109,8 @@ def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> I
         with cli.opened() as (context, store):
             epoch = begin(context, store, catch_up=True)
             with contextlib.closing(epoch.job.make_planner()) as planner:
-                (end,) = epoch.job.pieces(planner, epoch.start)
-            manifest = together([epoch.job.stage(epoch.start, end, "0")])
+                (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
+            manifest = together([epoch.job.stage_range(epoch.section_start, end, "0")])
             began = time.monotonic()
             assert epoch.applier.apply(manifest).changes > 0.9 * CHANGED  # some had that year already
             yield time.monotonic() - began

@@ -101,7 +101,7 @@ def turns(cli: Cli, server: MySQLServer, names: list[str], seconds: float, every
         numbers = " | ".join(f"{value:.2f}" for value in lags(batches).values())
         print(f"| {name} | {numbers} | {sum(b.changes for b in batches):,} |")
     with cli.opened() as (_, store):
-        kinds = Counter(event.kind for event in store.events(cli.value["name"], 10_000))
+        kinds = Counter(event.kind for event in store.last_events(cli.value["name"], 10_000))
     print(f"\np95 in trouble to p95 in calm, median of {number} turns: {statistics.median(ratios):.2f}")
     print(f"tables suspended: {kinds['table_suspended']}, rejoined: {kinds['table_rejoined']}")
 

@@ -38,14 +38,14 @@ def _verify(cli: Cli) -> None:
     from airflow_provider_cdc.verify.run import verify
 
     (found,) = verify(cli.context)
-    assert found.equal, found
+    assert found.is_equal, found
 
 
 def _told(cli: Cli) -> Any:
     from airflow_provider_cdc.verify.task import Told
 
-    (table,) = cli.context.need_plan().tables
-    return Told(tuple(c.name for c in table.copied), table.key, (1, 2))
+    (table,) = cli.context.require_plan().tables
+    return Told(tuple(c.name for c in table.copied_columns), table.key, (1, 2))
 
 
 def _source(cli: Cli) -> None:
@@ -54,10 +54,10 @@ def _source(cli: Cli) -> None:
     from airflow_provider_cdc.verify.task import Gathering
 
     context, told = cli.context, _told(cli)
-    plan = context.need_plan()
-    lineage = context.stand(plan)[1]
-    source = Source(context, plan.tables[0], plan.definitions_of(lineage)[0], lineage, Limits())
-    source.read(plan.chunks, lambda: Gathering(told))
+    plan = context.require_plan()
+    lineage = context.resume_state(plan)[1]
+    source = Source(context, plan.tables[0], plan.definitions_for(lineage)[0], lineage, Limits())
+    source.read_chunks(plan.chunks, lambda: Gathering(told))
 
 
 def _sink(cli: Cli) -> None:
@@ -65,7 +65,7 @@ def _sink(cli: Cli) -> None:
     from tests.support.delta import delta_table
 
     context, told = cli.context, _told(cli)
-    files, _ = delta_table(context, context.need_plan().tables[0]).scan()
+    files, _ = delta_table(context, context.require_plan().tables[0]).plan_scan()
     run_in_threads([Scan(share, told) for share in shares(files, 32)])
 
 
@@ -77,7 +77,7 @@ def _by_mysql(expression: str) -> Callable[[Cli], None]:
         from airflow_provider_cdc.mysql.client.session import connect, rows
 
         context = cli.context
-        plan = context.need_plan()
+        plan = context.require_plan()
         (table,) = plan.tables
 
         def read(worker: int) -> None:

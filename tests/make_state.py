@@ -84,7 +84,7 @@ def make(folder: Path) -> None:
         harness.run(file, only="stream")
         for sql in AFTER:
             server.execute(sql)
-        said = status(Context.of(found))
+        said = status(Context.for_pipeline(found))
         shutil.copytree(Path(work) / "lake", folder / "lake", ignore=shutil.ignore_patterns("logs", "*.lock"))
         for log in (folder / "lake").rglob("_delta_log/*.json"):  # Delta notes where a table was made, and never looks
             log.write_text(log.read_text().replace(work, "/somewhere"))

@@ -70,8 +70,8 @@ def alias_of(name: str) -> AssetAlias:
 
 def uri_of(pipeline: Pipeline, database: str, table: str) -> str:
     """URI of a table's copy. It has ASCII characters only: Airflow on MySQL takes no others."""
-    folder, path = pipeline.sink.table_paths.of(database, table), pipeline.sink.path
-    if (address := StoreAddress.of(path)) is not None:
+    folder, path = pipeline.sink.table_paths.path_of(database, table), pipeline.sink.path
+    if (address := StoreAddress.parse(path)) is not None:
         return address.uri(folder)
     return "file://" + quote(f"{(folder_of(path) or '').rstrip('/')}/{folder}", safe="/=")
 

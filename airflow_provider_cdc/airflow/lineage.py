@@ -35,7 +35,7 @@ class CopiesTables:
 
     def table_indexes(self, plan: Plan) -> Collection[int]:
         """Indexes of the tables that it works on."""
-        return plan.active
+        return plan.active_tables
 
     def get_openlineage_facets_on_start(self) -> Any:
         """Tables, and where the pipeline stands."""
@@ -54,7 +54,7 @@ class CopiesTables:
             return OperatorLineage()
         tables = [plan.tables[index] for index in sorted(self.table_indexes(plan))]
         sources, copies = [_source(run_context, table) for table in tables], [_copy(run_context, table) for table in tables]
-        offset = run_context.stand(plan)[0]
+        offset = run_context.resume_state(plan)[0]
         position = {"file": offset.at.file, "position": offset.at.position, "gtid_set": offset.gtid_set}
         facet = _facet()(pipeline=plan.pipeline, generation=plan.generation, position=position, result=dict(task_result))
         inputs, outputs = (sources, copies) if self.writes_copies else ([*sources, *copies], [])
@@ -64,9 +64,9 @@ class CopiesTables:
 def place_of(pipeline: Any, table: tuple[str, str]) -> tuple[str, str]:
     """Namespace and name of a copy, as OpenLineage names files."""
     folder, path = pipeline.sink.table_paths.of(*table), pipeline.sink.path
-    if (address := StoreAddress.of(path)) is None:
+    if (address := StoreAddress.parse(path)) is None:
         return "file", f"{(folder_of(path) or '').rstrip('/')}/{folder}"
-    store_url = urlsplit(address.text())
+    store_url = urlsplit(address.display())
     return f"{store_url.scheme}://{store_url.netloc}", f"{address.root}/{folder}".lstrip("/")
 
 
@@ -79,7 +79,7 @@ def _source(run_context: Context, table: TableSchema) -> Any:
     from airflow.providers.common.compat.openlineage.facet import Dataset
 
     namespace, name = source_of(run_context, table)
-    columns = ((column.name, column.column_type) for column in table.copied)
+    columns = ((column.name, column.column_type) for column in table.copied_columns)
     return Dataset(namespace=namespace, name=name, facets={"schema": _schema(columns)})
 
 
@@ -95,7 +95,7 @@ def _copy(run_context: Context, table: TableSchema) -> Any:
     identity_transformation = {"transformationDescription": "", "transformationType": "IDENTITY"}
     fields = {
         column.name: Fields(inputFields=[InputField(namespace=namespace, name=name, field=column.name)], **identity_transformation)
-        for column in table.copied
+        for column in table.copied_columns
     }
     columns = ((field.name, str(field.type)) for field in table.sink_schema)
     facets = {"schema": _schema(columns), "columnLineage": ColumnLineageDatasetFacet(fields=fields)}

@@ -101,20 +101,20 @@ def cdc_pipeline(
         stream=stream_args,
         verify=verify_args,
     )
-    args.refuse_without("stream", stream)
-    args.refuse_without("verify", verify)
+    args.refuse_if_absent("stream", stream)
+    args.refuse_if_absent("verify", verify)
     with TaskGroup(group_id or _group_id(pipeline), default_args=dict(default_args or {})) as group:  # type: ignore[arg-type]
-        preflight = CdcPreflightOperator(**args.of("preflight", task_id="preflight", pipeline=pipeline))
+        preflight = CdcPreflightOperator(**args.for_task("preflight", task_id="preflight", pipeline=pipeline))
         plan = CdcPlanChunksOperator(
-            **args.of("plan", task_id="plan_chunks", pipeline=pipeline, map_published=map_published)
+            **args.for_task("plan", task_id="plan_chunks", pipeline=pipeline, map_published=map_published)
         )
         snapshot_base = {"task_id": "snapshot", "pipeline": plain(pipeline), "max_active_tis_per_dag": max_active_groups}
-        task_args = args.of("snapshot", **snapshot_base, group=None)
+        task_args = args.for_task("snapshot", **snapshot_base, group=None)
         task_args.pop("group")  # it is what the tasks are mapped over
         snapshot = CdcSnapshotOperator.partial(**{"map_index_template": MAP_INDEX_TEMPLATE, **task_args}).expand(
             group=plan.output
         )
-        task_args = args.of("sensor", task_id="snapshot_complete", pipeline=pipeline)
+        task_args = args.for_task("sensor", task_id="snapshot_complete", pipeline=pipeline)
         complete = CdcSnapshotSensor(**{"deferrable": deferrable, "assets": assets, **task_args})
         preflight >> plan >> [snapshot, complete]
         upstream: Any = complete
@@ -126,11 +126,11 @@ def cdc_pipeline(
                 "on_failed": on_failed,
                 "on_recovered": on_recovered,
             }
-            task_args = args.of("stream", task_id="stream", pipeline=pipeline, catch_up=catch_up, **hooks)
+            task_args = args.for_task("stream", task_id="stream", pipeline=pipeline, catch_up=catch_up, **hooks)
             upstream = CdcStreamOperator(**{"deferrable": deferrable, "assets": assets, **task_args})
             complete >> upstream
         if verify:
-            upstream >> CdcVerifyOperator(**{"assets": assets, **args.of("verify", task_id="verify", pipeline=pipeline)})
+            upstream >> CdcVerifyOperator(**{"assets": assets, **args.for_task("verify", task_id="verify", pipeline=pipeline)})
     return group
 
 

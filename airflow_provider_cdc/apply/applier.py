@@ -105,7 +105,7 @@ def found_rows(table: TableSchema, timeline: Lineage) -> Iterator[None]:
         yield
     except MissingRowsError as error:
         at = timeline.position(error.row[SEQ][0].as_py())
-        raise TerminalError.of_table(
+        raise TerminalError.for_table(
             f"table {table.label}, which has no usable key: of the rows that were deleted or updated up to {at}, "
             f"{error.count} with the same values are not in its copy, so the copy is not what the source was",
             table.label,
@@ -141,11 +141,11 @@ class Applier:
         self._context, self._plan, self._coverage = context, plan, coverage
         self.tables = list(tables)
         self._resume_point = resume_point
-        self._staging = context.sink.staging()
+        self._staging = context.sink.change_staging()
         self.fence = epoch_fence(plan.pipeline, epoch)
         self._marker = stream_marker(plan.pipeline)
-        self._offset, self.timeline = context.stand(plan)
-        self._last_begun_batch: dict[str, Any] = read_json(context.storage, context.layout.batch) or {"seq": 0}
+        self._offset, self.timeline = context.resume_state(plan)
+        self._last_begun_batch: dict[str, Any] = read_json(context.storage, context.layout.current_batch) or {"seq": 0}
         self._on_table_commit = on_table_commit
 
     @property
@@ -218,9 +218,9 @@ class Applier:
         that nobody can tell at another one.
         """
         resume_seq, reasons = self.timeline.seq(self._offset.at), dict[int, TerminalError]()
-        for index in self._plan.active:
+        for index in self._plan.active_tables:
             table = self._plan.tables[index]
-            if any(step.seq > resume_seq for step in self._plan.followed_of(index)):
+            if any(step.seq > resume_seq for step in self._plan.followed_ddls_of(index)):
                 message = f"the stream had begun to follow an ALTER of {table.label} there"
                 reasons[index] = NotFollowedError(message, self._go_back_remedy, table=table.label)
             elif (marker := self._stream_marker_of(index)) > resume_seq and not table.key:
@@ -236,7 +236,7 @@ class Applier:
         ``None`` if none is.
         """
         resume_seq = self.timeline.seq(self._offset.at)
-        any_ahead = any(self._stream_marker_of(index) > resume_seq for index in self._plan.active)
+        any_ahead = any(self._stream_marker_of(index) > resume_seq for index in self._plan.active_tables)
         return Offset.from_json(self._last_begun_batch["end"]) if any_ahead else None
 
     def _stream_marker_of(self, index: int) -> int:
@@ -247,7 +247,7 @@ class Applier:
 
         :raises TerminalError: if the stream has not passed all high watermarks.
         """
-        for index in self._plan.active:
+        for index in self._plan.active_tables:
             if not self.has_passed_snapshot(index):
                 label = self._plan.tables[index].label
                 raise TerminalError(f"the stream had not passed the snapshot of {label} on that server", self._go_back_remedy)
@@ -260,7 +260,7 @@ class Applier:
         reached = self.timeline.seq(self._offset.at)
         # Above the end of the last batch that was begun, which no marker is behind (see :meth:`ahead`): what comes next
         # must not be taken for what a table has already, nor for that batch.
-        timeline = self.timeline.then(offset.server, offset.at.file, max(reached, self._last_begun_batch["seq"]))
+        timeline = self.timeline.with_segment(offset.server, offset.at.file, max(reached, self._last_begun_batch["seq"]))
         self._resume_point.write(offset, timeline, self.fence)
         self._offset, self.timeline = offset, timeline
 
@@ -292,7 +292,7 @@ class Applier:
         # Not below 0: the clocks of two machines differ.
         lags = np.empty(0)
         if applied:
-            lags = np.maximum(time.time() * 1000 - np.concatenate([one.stamps for one in applied]) / 1000, 0)
+            lags = np.maximum(time.time() * 1000 - np.concatenate([one.commit_times_us for one in applied]) / 1000, 0)
         operations: dict[int, Counter[str]] = {}
         for table_applied in applied:
             operations.setdefault(table_applied.table, Counter()).update(table_applied.operations)
@@ -307,10 +307,10 @@ class Applier:
         tables = [list(table_entries) for _, table_entries in groupby(entries, lambda entry: entry["table"])]
         if not tables:
             return []
-        if suspended := {entry["table"] for entry in entries} - {*self._plan.active}:
+        if suspended := {entry["table"] for entry in entries} - {*self._plan.active_tables}:
             labels = ", ".join(sorted(self._plan.tables[index].label for index in suspended))
             raise TerminalError(f"a batch up to {end.at} has changes of {labels}, which are suspended", REPORT)
-        if not self._context.storage.remote:
+        if not self._context.storage.is_remote:
             self._record_batch_end(end, end_seq)
             return [done for table_entries in tables for done in self._apply_entries(table_entries, end_seq)]
         with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
@@ -322,7 +322,7 @@ class Applier:
         """Write down where a batch ends: so it is known, whatever happens, which transactions a table may hold."""
         if end_seq > self._last_begun_batch["seq"]:
             batch = {"seq": end_seq, "end": end.to_json()}
-            write_json(self._context.storage, self._context.layout.batch, batch)
+            write_json(self._context.storage, self._context.layout.current_batch, batch)
             self._last_begun_batch = batch
 
     def _apply_entries(
@@ -334,7 +334,7 @@ class Applier:
         """
         done = []
         for number, entry in enumerate(entries, 1):
-            changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
+            changes = self._staging.read_for_apply(self._plan.tables[entry["table"]], entry["staged"])
             wait_until_recorded()
             # Where a TRUNCATE of the same table follows, the table is not at the end of the batch yet.
             reached = end_seq if number == len(entries) else pc.max(changes[SEQ]).as_py() or 0
@@ -349,7 +349,7 @@ class Applier:
         """Remove what is not needed any more of what was staged."""
         used = {name for entry in manifest["tables"] for name in entry["staged"]}
         for index, name in manifest["staged"]:
-            clean = self._staging.applied if name in used else self._staging.discard
+            clean = self._staging.discard_applied if name in used else self._staging.discard
             clean(self._plan.tables[index], [name])
 
     def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: Emptied | None) -> None:
@@ -382,7 +382,7 @@ class Applier:
         def decide(markers: Markers) -> Counted | None:
             applied_seq = max(covered, markers.get(self._marker) or 0)
             since = emptied if emptied is not None and emptied > applied_seq else 0
-            change = net(after(changes, applied_seq), [c.name for c in table.copied])
+            change = net(after(changes, applied_seq), [c.name for c in table.copied_columns])
             return Counted(change, since) if change or since else None
 
         with found_rows(table, self.timeline):

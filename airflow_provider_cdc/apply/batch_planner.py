@@ -57,9 +57,9 @@ class BatchPlanner:
             captured,
             timeline,
             count_only=True,
-            tell_ddl=stop_at_ddl,
+            yield_ddl=stop_at_ddl,
             # What leads to a suspended table is of no concern, until it was read again.
-            detours=lambda: look_up(connection, [name for name, definitions in captured.items() if not definitions.ended]),
+            indirect_writes=lambda: look_up(connection, [name for name, definitions in captured.items() if not definitions.is_suspended]),
         )
 
     def wait_for_changes(self, start: Offset, seconds: float) -> bool:
@@ -95,7 +95,7 @@ class BatchPlanner:
             raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
         if target == start.at or start.before_ddl:
             return start
-        self._binlog.expect(start)
+        self._binlog.expect_offset(start)
         batch_end = self._walk(start, target, gtids_on, max_bytes, max_rows)
         if isinstance(batch_end, Offset):
             return batch_end
@@ -111,33 +111,33 @@ class BatchPlanner:
         :returns: the end; or where a DDL begins that has to be followed.
         """
         kind: Any = kind_of(start.server)
-        gtids, applied_gtids, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
-        open_xa = {parse_entry(text)[0]: text for text in start.xa}
+        gtids, applied_gtids, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.already_applied), start.at, 0, 0
+        open_xa = {parse_entry(text)[0]: text for text in start.open_xa}
         while at < target and size < max_bytes and rows < max_rows:
             # The budget in the present file; behind its end it is looked at again.
             end = min(target, Position(at.file, at.position + max_bytes - size))
             for step in self._binlog.steps(at, end, max_rows - rows):
-                if step.item is not None and step.item.altered:
-                    return Position(step.item.file, step.item.start_position)
-                rows += step.rows
+                if step.transaction is not None and step.transaction.altered:
+                    return Position(step.transaction.file, step.transaction.start_position)
+                rows += step.counted_rows
                 here = Position(step.file, step.position)
                 size += here.position - at.position if here.file == at.file else here.position
                 at = here
                 # The first offset of an older version may hold a few GTIDs from just behind its position.
                 if step.gtids:
                     new_gtids = kind.parse(",".join(step.gtids))
-                    if start.began and (repeated := gtids.again(new_gtids)):
+                    if start.file_start_time and (repeated := gtids.again(new_gtids)):
                         raise OtherHistoryError(
                             f"{repeated} is in the binlog of the server before {at}, and was read before"
                         )
                     gtids = gtids.union(new_gtids)
-                if step.item is not None:
-                    follow_xa(step.item, open_xa)
+                if step.transaction is not None:
+                    follow_xa(step.transaction, open_xa)
                 if applied_gtids:
                     applied_gtids = applied_gtids.without(step.gtids)
         # Of an offset without it, the file's beginning is not taken for granted either.
-        file_began = self._binlog.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
-        numbered = gtids_on and (start.numbered or target <= at)
+        file_began = self._binlog.file_start_times.get(at.file, 0) if start.file_start_time or at.file != start.at.file else 0
+        numbered = gtids_on and (start.gtid_mode_on or target <= at)
         return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), str(applied_gtids), file_began, numbered)
 
     def find_range_ends(self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int) -> list[Offset]:
@@ -169,7 +169,7 @@ def follow_xa(transaction: Transaction, open_xa: dict[str, str]) -> None:
     One that ends and is not in the list was prepared before the list was begun: who reads its rows looks back.
     """
     if transaction.xa_prepared is not None:
-        start = Position(transaction.file, transaction.start_position) if transaction.prepared else None
+        start = Position(transaction.file, transaction.start_position) if transaction.prepared_rows else None
         open_xa[transaction.xa_prepared] = entry(transaction.xa_prepared, start)
     if transaction.xa_finished is not None:
         open_xa.pop(transaction.xa_finished, None)

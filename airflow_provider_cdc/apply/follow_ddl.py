@@ -64,28 +64,28 @@ def follow(context: Context, store: Store, plan: Plan, applier: Applier) -> tupl
     :raises TerminalError: for rows of another layout than the definition says, which no DDL explains.
     :raises FencedError: if a newer epoch has taken over.
     """
-    transaction = _read(context, plan, applier, tell_ddl=True)
+    transaction = _read(context, plan, applier, yield_ddl=True)
     if transaction.ddl is None:  # not one by itself: the reader says what it is
         try:
-            _read(context, plan, applier, tell_ddl=False)
+            _read(context, plan, applier, yield_ddl=False)
         except DdlError as error:  # with rows behind it, such as MariaDB's CREATE OR REPLACE TABLE ... SELECT
             label = plan.tables[_first(plan, transaction)].label
             place = f"{transaction.file}:{transaction.start_position}"
             raise NotFollowedError(error.message, error.remedy, table=label, place=place) from None
-        raise TransientError(f"the binlog behind {applier.at.at} has changed", "Run again")
+        raise TransientError(f"the binlog behind {applier.offset.offset} has changed", "Run again")
     end = Position(transaction.file, transaction.position)
-    applier.confirm()  # what is written down is not fenced
+    applier.check_fence()  # what is written down is not fenced
     index, change = _change(context, plan, applier, transaction, transaction.ddl)
-    amendment = Followed(index, plan.revision(index), applier.lineage.seq(end), change.definition)
+    amendment = Followed(index, plan.revision_of(index), applier.timeline.seq(end), change.definition)
     failpoint("definition.before_write")
     write_json_once(context.storage, context.layout.definition(plan.generation, index, amendment.seq), amendment.to_json())
     failpoint("definition.after_write")
-    renewed = context.need_plan()
+    renewed = context.require_plan()
     finish_table(context, renewed, index, applier.fence)
     message = f"{_what(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
     message += describe_change(plan.tables[index], change.definition)
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, "schema_change", message, table=plan.tables[index].label)
+        store.add_event(plan.pipeline, "schema_change", message, table=plan.tables[index].label)
     context.reporter.line(message)
     return renewed, index
 
@@ -105,7 +105,7 @@ def finish(context: Context, plan: Plan, fence: Fence) -> dict[int, TerminalErro
     :raises FencedError: if a newer epoch has taken over.
     """
     errors = {}
-    for index in plan.active:
+    for index in plan.active_tables:
         try:
             finish_table(context, plan, index, fence)
         except FencedError:
@@ -127,8 +127,8 @@ def finish_table(context: Context, plan: Plan, index: int, fence: Fence) -> None
             table_fence = generation_fence(plan, index)
             markers = {rejoined_marker(plan): rejoin.revision, stream_marker(plan.pipeline): rejoin.seq}
             failpoint("rejoin.before_exchange")
-            context.sink.table(rejoin.schema).exchange(
-                files, {**markers, table_fence.name: table_fence.value}, fence, kept_to=rejoin.seq if rejoin.keeps else None
+            context.sink.table(rejoin.schema).overwrite(
+                files, {**markers, table_fence.name: table_fence.value}, fence, kept_to=rejoin.seq if rejoin.keeps_deleted_rows else None
             )
             failpoint("rejoin.after_exchange")
         for old, amendment in _due(context, plan, index):
@@ -139,7 +139,7 @@ def finish_table(context: Context, plan: Plan, index: int, fence: Fence) -> None
 
 def _awaited(context: Context, plan: Plan, index: int) -> Rejoined | None:
     """How a table rejoins, if its copy does not have the rows of that yet."""
-    rejoin = plan.rejoined_of(index)
+    rejoin = plan.rejoin_of(index)
     if rejoin is None:
         return None
     applied_revision = context.sink.table(rejoin.schema).markers().get(rejoined_marker(plan)) or 0
@@ -167,15 +167,15 @@ def beside_a_stream(context: Context, plan: Plan) -> Iterator[None]:
     try:
         yield
     except TerminalError as error:
-        if type(error) is TerminalError and context.need_plan().tables != plan.tables:
+        if type(error) is TerminalError and context.require_plan().tables != plan.tables:
             raise TransientError("the stream has followed a DDL meanwhile", "Run again") from error
         raise
 
 
 def _due(context: Context, plan: Plan, index: int) -> list[tuple[TableSchema, Followed]]:
     """Changes that the copy of a table lacks, each with the definition before it."""
-    amendments = plan.followed_of(index)
-    before = [plan.first_of(index), *(step.schema for step in amendments)]
+    amendments = plan.followed_ddls_of(index)
+    before = [plan.base_definition_of(index), *(step.schema for step in amendments)]
     pending = [(old, step) for old, step in zip(before, amendments, strict=False) if _columns(old) != _columns(step.schema)]
     target = context.sink.table(plan.tables[index]) if pending else None
     applied_seq = (target.markers().get(definition_marker(plan.pipeline)) or 0) if target is not None else 0
@@ -184,15 +184,15 @@ def _due(context: Context, plan: Plan, index: int) -> list[tuple[TableSchema, Fo
 
 def _columns(table: TableSchema) -> tuple[object, ...]:
     """What a sink is told of a table's columns."""
-    return table.sink_schema, table.comments, [column.column_type for column in table.in_copy]
+    return table.sink_schema, table.comments, [column.column_type for column in table.sink_columns]
 
 
 def _read(context: Context, plan: Plan, applier: Applier, *, yield_ddl: bool) -> Transaction:
     """The transaction that begins at the resume point."""
-    at = applier.at.at
-    with moved(), closing(context.opener(slots.DDL)(at)) as stream:
-        captured = plan.captured(applier.lineage)
-        for transaction in read_transactions(stream, captured, stream.collations, tell_ddl=yield_ddl):
+    at = applier.offset.offset
+    with moved(), closing(context.binlog_opener(slots.DDL)(at)) as stream:
+        captured = plan.captured_tables(applier.timeline)
+        for transaction in read_transactions(stream, captured, stream.collations, yield_ddl=yield_ddl):
             if isinstance(transaction, Transaction):
                 return transaction
     raise TransientError(f"the binlog ends at {at}, where a DDL was", "Run again")
@@ -208,31 +208,31 @@ def _change(context: Context, plan: Plan, applier: Applier, transaction: Transac
     with closing(connect(context.connect_args)) as connection:
         server_flavour, case_sensitive = flavour(connection), value(connection, "SELECT @@global.lower_case_table_names") == "0"
     try:
-        if len({folded(name) for name in transaction.altered}) > 1:
+        if len({folded(name) for name in transaction.altered_tables}) > 1:
             raise NotFollowed("it changes several captured tables")
-        if transaction.temporary:
+        if transaction.may_be_temporary:
             raise NotFollowed("its session uses temporary tables, and may mean one of this name")
-        change = alter(table, query.text, query.database, query.session, server_flavour)
+        change = alter(table, query.sql, query.database, query.session, server_flavour)
         if folded(change.table) != folded(table.id):
             raise NotFollowed("it names the table in a way that is not understood")
         if case_sensitive and change.table != table.id:  # case makes it another table
-            if change.table not in transaction.altered:
+            if change.table not in transaction.altered_tables:
                 return index, Alteration(change.table, table)
             index = [one.id for one in plan.tables].index(change.table)
             table = plan.tables[index]
-            change = alter(table, query.text, query.database, query.session, server_flavour)
+            change = alter(table, query.sql, query.database, query.session, server_flavour)
         change = as_copied(context, table, change)
         _check_known(plan, index, change)
         if table.fingerprint() != change.definition.fingerprint() and not applier.has_passed_snapshot(index):
             raise NotFollowed("the stream had not passed the snapshot of the table")
-        if _columns(table) != _columns(change.definition) and Feature.ALTER not in context.sink.supports:
-            raise NotFollowed(f"a sink of kind {context.pipeline.sink.kind} does not support {Feature.ALTER}")
+        if _columns(table) != _columns(change.definition) and Feature.FOLLOW_DDL not in context.sink.supports:
+            raise NotFollowed(f"a sink of kind {context.pipeline.sink.kind} does not support {Feature.FOLLOW_DDL}")
         _check_sink(context, change.definition)
     except NotFollowed as error:
         place = f"{transaction.file}:{transaction.start_position}"
         # A temporary table of its name is none: servers write DROP TEMPORARY TABLE for it, whatever the session has
         # said. (And MySQL marks each DROP TABLE as one of a session that has such.)
-        dropped = drops(table.id, query.text, query.database, query.session, server_flavour, exact=case_sensitive)
+        dropped = drops(table.id, query.sql, query.database, query.session, server_flavour, exact=case_sensitive)
         reason = "it drops the table" if dropped else error
         message = f"{_what(query)} on captured table {table.label}, at {place}: {reason}"
         raise NotFollowedError(message, FRESH, table=table.label, place=place, dropped=dropped) from None
@@ -241,7 +241,7 @@ def _change(context: Context, plan: Plan, applier: Applier, transaction: Transac
 
 def _first(plan: Plan, transaction: Transaction) -> int:
     """Index of the first table that a transaction alters; the others have their turn when that one is suspended."""
-    return min(index for index, table in enumerate(plan.tables) if table.id in transaction.altered)
+    return min(index for index, table in enumerate(plan.tables) if table.id in transaction.altered_tables)
 
 
 def _check_sink(context: Context, definition: TableSchema) -> None:
@@ -262,7 +262,7 @@ def _check_known(plan: Plan, index: int, change: Alteration) -> None:
 
     :raises NotFollowed: if that may be.
     """
-    if plan.start in (SNAPSHOT, LATEST) or plan.followed_of(index):
+    if plan.start in (SNAPSHOT, LATEST) or plan.followed_ddls_of(index):
         return
     before = {column.name: column for column in plan.tables[index].columns}
     for column in change.definition.columns:
@@ -281,11 +281,11 @@ def as_copied(context: Context, before: TableSchema, change: Alteration) -> Alte
     """
     table = change.definition
     left_out = {
-        *table.left_out,
-        *(name for name in change.added if not context.pipeline.keeps(table.database, table.name, name)),
+        *table.excluded,
+        *(name for name in change.added if not context.pipeline.copies_column(table.database, table.name, name)),
     }
-    table = replace(table, left_out=tuple(c.name for c in table.columns if c.name in left_out))
-    table = context.policy.shaped(before, table)
+    table = replace(table, excluded=tuple(c.name for c in table.columns if c.name in left_out))
+    table = context.schema_policy.decide_definition(before, table)
     check_names(before, table, change.added)
     if reason := misnamed(table):
         raise NotFollowed(reason[0])
@@ -294,4 +294,4 @@ def as_copied(context: Context, before: TableSchema, change: Alteration) -> Alte
 
 def _what(query: Query) -> str:
     """A statement's first words; its text may hold secrets."""
-    return classify(query.text, query.database, query.quoting).what
+    return classify(query.sql, query.database, query.quoting).summary

@@ -95,7 +95,7 @@ class StreamJob:
             _PLANS.clear()
             _PLANS[key] = plan = stored
         # Where the deleted row is kept as the delete's old image has it, that must have all of it.
-        return plan.with_zero_dates(self.zero_dates).with_whole_rows(lambda table: self.deletes.of(table) == SOFT)
+        return plan.with_zero_dates(self.zero_dates).with_full_before_images(lambda table: self.deletes.mode_of(table) == SOFT)
 
     def _open_binlog(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
         return BinlogStream(
@@ -113,11 +113,11 @@ class StreamJob:
 
         tables, connection = self._captured_tables(self.load_plan()), connect(self.connect_args)
         return BatchPlanner(
-            connection, lambda at: self._open_binlog(at, self.planner_replica), tables, self.timeline, tell_ddl=self.follows_ddl
+            connection, lambda at: self._open_binlog(at, self.planner_replica), tables, self.timeline, stop_at_ddl=self.follows_ddl
         )
 
     def _captured_tables(self, plan: Plan) -> Captured:
-        definitions = plan.definitions_of(self.timeline)
+        definitions = plan.definitions_for(self.timeline)
         return by_table(definitions if self.only_table is None else [definitions[self.only_table]])
 
     def make_counted_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
@@ -131,7 +131,7 @@ class StreamJob:
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
         with moved():
-            return planner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.reader_replicas), self.min_range_bytes)
+            return planner.find_range_ends(start, self.max_batch_bytes, self.max_batch_rows, len(self.reader_replicas), self.min_range_bytes)
 
     def stage_range(
         self, start: Offset, end: Offset, attempt: str, reader_index: int = 0, earlier_requests: Sequence[dict[str, int]] = ()
@@ -162,15 +162,15 @@ class StreamJob:
         failpoint("batch.before_read")
         plan = self.load_plan()
         name = f"epoch-{self.epoch}/{self.timeline.seq(start.at)}-{attempt}"
-        outputs = _Outputs(self.sink.staging(), plan, name, self.deletes)
+        outputs = _Outputs(self.sink.change_staging(), plan, name, self.deletes)
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # What the sink holds already, since the server before this one had committed it earlier.
-            applied_seqs = [seq for seq, gtid in binlog.names().items() if gtid and gtid in applied_gtids] if applied_gtids else []
+            applied_seqs = [seq for seq, gtid in binlog.take_gtids().items() if gtid and gtid in applied_gtids] if applied_gtids else []
             for table, batch in changes:
                 if table.fingerprint() != tables[table.id].newest.fingerprint():
                     at = self.timeline.position(batch[SEQ][0].as_py())
-                    raise TerminalError.of_table(
+                    raise TerminalError.for_table(
                         f"rows of {table.label} at {at} are of the definition before an ALTER: an XA transaction was "
                         "prepared before it",
                         table.label,
@@ -178,39 +178,39 @@ class StreamJob:
                     )
                 unapplied = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(applied_seqs, pa.int64())))) if applied_seqs else batch
                 if unapplied.num_rows:
-                    outputs.of(table).add(unapplied)
+                    outputs.for_table(table).add(unapplied)
 
         def open_at(at: Position) -> BinlogStream:
             return self._open_binlog(at, self.reader_replicas[reader_index])
 
         tables = self._captured_tables(plan)
-        newest_definitions = [definitions.newest for definitions in tables.values() if not definitions.ended]
+        newest_definitions = [definitions.newest for definitions in tables.values() if not definitions.is_suspended]
         text_decoders = decoders(lambda: closing(connect(self.connect_args)), newest_definitions)
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
-        ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
+        ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_entry(text)[1] is None)
         lookback = look_back(self.connect_args, start.server, tables, start.at)
-        prepared = Prepared(read_prepared(ending, open_at, tables), lookback.rows, tables)
-        applied_gtids = kind_of(start.server).parse(start.held)
+        prepared = Prepared(read_prepared(ending, open_at, tables), lookback.prepared_rows, tables)
+        applied_gtids = kind_of(start.server).parse(start.already_applied)
         # What leads to captured tables the planner has looked up, which has walked here before.
         indirect_writes = Detours if self.plan_file is None else partial(_looked_up, self.connect_args, tables)
-        binlog = BinlogReader(open_at, tables, self.timeline, text_decoders, named=bool(applied_gtids), detours=indirect_writes)
+        binlog = BinlogReader(open_at, tables, self.timeline, text_decoders, with_gtids=bool(applied_gtids), indirect_writes=indirect_writes)
         try:
-            binlog.expect(start)
+            binlog.expect_offset(start)
             for step in binlog.steps(start.at, end.at):
-                if step.item is not None and applied_gtids and step.item.gtid in applied_gtids:
-                    prepared.follow(step.item)
-                elif step.item is not None:
+                if step.transaction is not None and applied_gtids and step.transaction.gtid in applied_gtids:
+                    prepared.track(step.transaction)
+                elif step.transaction is not None:
                     seq = self.timeline.seq(Position(step.file, step.position))
-                    if step.item.emptied is not None:
-                        write(binlog.take())
-                        outputs.empty(tables[step.item.emptied].newest, seq, step.item.commit_us)
-                    for _ in binlog.add(prepared.visible(step.item), seq, step.item.commit_us):
-                        write(binlog.take())
-                if binlog.held >= _FLUSH_BYTES:
+                    if step.transaction.emptied_table is not None:
+                        write(binlog.take_changes())
+                        outputs.empty(tables[step.transaction.emptied_table].newest, seq, step.transaction.commit_us)
+                    for _ in binlog.decode_rows(prepared.visible_rows(step.transaction), seq, step.transaction.commit_us):
+                        write(binlog.take_changes())
+                if binlog.held_bytes >= _FLUSH_BYTES:
                     # The one that a batch ends with lies in the file in which that ends.
                     is_last = step.file == end.at.file and step.is_beyond(start.at, self.max_batch_bytes)
-                    write(binlog.take(end.at if is_last else None))
-            write(binlog.take())
+                    write(binlog.take_changes(end.at if is_last else None))
+            write(binlog.take_changes())
         finally:
             binlog.close()
         outputs.close()
@@ -300,7 +300,7 @@ class _Output:
     def empty(self, truncated: tuple[int, int]) -> None:
         """The table is empty here: what came before does not count any more."""
         with of_table(self._table):
-            self._writer.empty()
+            self._writer.truncate()
         self.rows, self.truncated = 0, truncated
 
     def close(self) -> None:
@@ -344,7 +344,7 @@ class _Outputs:
         :param seq: ``_cdc_seq`` of the TRUNCATE.
         :param at: its commit time, in microseconds.
         """
-        delete_mode = self._deletes.of(table)
+        delete_mode = self._deletes.mode_of(table)
         if delete_mode == HARD:
             self.for_table(table).empty((seq, at))
         elif delete_mode != IGNORE:  # what was before must be applied first: it stays
@@ -355,7 +355,7 @@ class _Outputs:
         name = f"{self._name}-{index}" + (f"-{len(earlier_outputs)}" if earlier_outputs else "")
         table = self._plan.tables[index]
         with of_table(table):
-            writer = self._staging.writer(table, name)
+            writer = self._staging.open_writer(table, name)
         earlier_outputs.append(_Output(table, name, writer, truncated, keeps_rows=keeps_rows))
         return earlier_outputs[-1]
 

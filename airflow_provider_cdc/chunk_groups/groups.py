@@ -63,7 +63,7 @@ def generation_fence(plan: Plan, table: int, revision: int | None = None) -> Fen
     :param revision: its revision, if not the one that it has.
     :raises TerminalError: where the number would be one of the next snapshot.
     """
-    revision = plan.revision(table) if revision is None else revision
+    revision = plan.revision_of(table) if revision is None else revision
     if revision >= _REVISIONS:
         label = plan.tables[table].label
         raise TerminalError(
@@ -98,12 +98,12 @@ def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[
     files: list[set[tuple[int, str, int]]] = [set() for _ in tables]
     for group, attempts in published.items():
         for attempt, table_indexes in attempts.items():
-            for manifest in Group(context, plan, group).manifest(attempt):
+            for manifest in Group(context, plan, group).read_manifest(attempt):
                 if manifest["table"] in table_indexes:
                     rows[manifest["table"]] += manifest["file"]["rows"]
                     segment = numbering(plan, manifest)
                     files[manifest["table"]] |= {
-                        (segment.base, *binlog_files) for binlog_files in manifest.get("binlogs", {}).items()
+                        (segment.first_ordinal, *binlog_files) for binlog_files in manifest.get("binlogs", {}).items()
                     }
                     for chunk in manifest["chunks"]:
                         marks[chunk["no"]] = segment.seq(Position.from_json(chunk["hw"]))
@@ -111,7 +111,7 @@ def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[
     for planned in plan.chunks:
         chunks[planned.table].append(planned)
     return [
-        Coverage(tuple(table_chunks), tuple(marks[c.no] for c in table_chunks), count, frozenset(binlog_files))
+        Coverage(tuple(table_chunks), tuple(marks[c.number] for c in table_chunks), count, frozenset(binlog_files))
         for table_chunks, count, binlog_files in zip(chunks, rows, files, strict=True)
     ]
 
@@ -119,7 +119,7 @@ def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[
 def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dict[int, set[int]]] | None:
     """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
     published: dict[int, dict[int, set[int]]] = {}
-    for index in plan.active:
+    for index in plan.active_tables:
         attempts = published_in(plan, index, tables[index])
         if attempts is None:
             return None
@@ -143,7 +143,7 @@ def published_in(plan: Plan, index: int, sink_table: SinkTable) -> dict[int, int
 
 def numbering(plan: Plan, entry: Mapping[str, Any]) -> Lineage:
     """The segment whose server the positions of a manifest's entry are of, and which numbers them."""
-    return Lineage.from_json(entry["lineage"]) if "lineage" in entry else plan.lineage.newest
+    return Lineage.from_json(entry["lineage"]) if "lineage" in entry else plan.timeline.newest_segment
 
 
 def since_of(plan: Plan, entry: Mapping[str, Any]) -> Offset:
@@ -232,7 +232,7 @@ class Group:
 
     def _complete_attempt_numbers(self) -> Iterator[int]:
         """Attempts that have a manifest."""
-        folder = self.context.layout.group(self.plan.generation, self.number)
+        folder = self.context.layout.group_folder(self.plan.generation, self.number)
         for name, _ in self.context.storage.list(folder):
             if match := _ATTEMPT.fullmatch(name.removeprefix(f"{folder}/")):
                 yield int(match[1])
@@ -240,7 +240,7 @@ class Group:
     def _attempt_files(self) -> Iterator[tuple[int, str]]:
         """What attempts have left in the folders of tables: attempt and name of each file."""
         layout, plan = self.context.layout, self.plan
-        for folder in (layout.slices(plan.tables[i], plan.generation, self.number) for i in self.tables):
+        for folder in (layout.slices_folder(plan.tables[i], plan.generation, self.number) for i in self.tables):
             for name, _ in self.context.storage.list(folder):
                 attempt = name.removeprefix(f"{folder}/").partition("/")[0]
                 if attempt.isdigit():
@@ -251,7 +251,7 @@ class Group:
 
         :raises TerminalError: if it is missing.
         """
-        name = self.context.layout.attempt(self.plan.generation, self.number, attempt)
+        name = self.context.layout.attempt_manifest(self.plan.generation, self.number, attempt)
         listed: list[dict[str, Any]] | None = read_json(self.context.storage, name)
         if listed is None:
             raise TerminalError(
@@ -266,7 +266,7 @@ class Group:
         :param entries: one a file.
         :returns: what stands.
         """
-        name = self.context.layout.attempt(self.plan.generation, self.number, attempt)
+        name = self.context.layout.attempt_manifest(self.plan.generation, self.number, attempt)
         write_json_once(self.context.storage, name, entries)
         return self.read_manifest(attempt)
 
@@ -289,7 +289,7 @@ class Group:
     def signals(self, attempt: int) -> Notes:
         """The notes between driver and readers of an attempt."""
         layout = self.context.layout
-        return Notes(self.context.storage, layout.notes(self.plan.generation, self.number, attempt))
+        return Notes(self.context.storage, layout.signals_folder(self.plan.generation, self.number, attempt))
 
     def is_finished_for(self, request: TaskRequest) -> bool | None:
         """Whether the group was finished for this request already, rather than for an earlier one of the same task.
@@ -305,7 +305,7 @@ class Group:
             write_json(self.context.storage, self._request_file(request), {"task": request.task, "request": request.number})
 
     def _request_file(self, request: TaskRequest) -> str:
-        return self.context.layout.request(self.plan.generation, self.number, request.task)
+        return self.context.layout.task_request(self.plan.generation, self.number, request.task)
 
     def list_finished_slices(self, above_attempt: int = 0) -> list[tuple[int, str]]:
         """Attempt and name of the manifest of each finished slice.
@@ -340,7 +340,7 @@ class Group:
                 for low, high in map(watermarks_of, manifest["chunks"])
             )
             and sum(c["rows"] for c in manifest["chunks"]) == manifest["file"]["rows"]
-            and self.tables[manifest["table"]].staged(DataFile(**manifest["file"]))
+            and self.tables[manifest["table"]].is_staged(DataFile(**manifest["file"]))
         )
 
     def read_totals(self, attempts: Mapping[int, int]) -> Totals:

@@ -34,9 +34,9 @@ def job_of(
         group=group.number,
         attempt=attempt,
         slice_numbers=tuple(slice_numbers),
-        limits=context.pipeline.snapshot.limits,
+        limits=context.pipeline.snapshot.load_limits,
         zero_dates=context.pipeline.source.zero_dates,
-        timeline=timeline.newest,
+        timeline=timeline.newest_segment,
         resume_point=resume_point,
         resnapshot_number=resnapshot_number,
     )
@@ -49,7 +49,7 @@ def replicas(context: Context, group: int, attempt: int, slice_count: int) -> tu
         workers = slots.workers(group, attempt, parallelism)
     else:
         workers = slots.reading_workers(group - FIRST_READING, parallelism)
-    return tuple(tuple(map(context.pipeline.replica, copies)) for copies in workers[: max(1, slice_count)])
+    return tuple(tuple(map(context.pipeline.replica_ids, copies)) for copies in workers[: max(1, slice_count)])
 
 
 def opener(context: Context, group: int, attempt: int) -> OpenAt:

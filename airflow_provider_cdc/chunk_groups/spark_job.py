@@ -30,13 +30,13 @@ def run_on_spark(spark: SparkSession, report_line: Callable[[str], None]) -> Run
             for batch in batches:
                 for worker in batch.column(0).to_pylist():
                     try:
-                        for manifest in job.read(worker, copy):
+                        for manifest in job.read_slices(worker, copy):
                             yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
                     except CdcError as error:
                         # Spark reports a Python traceback; the error's own words travel inside of it.
                         raise RuntimeError(pack(error)) from None
 
-        workers = len(job.replicas)
+        workers = len(job.replica_ids)
         frame = spark.range(0, workers, 1, workers).mapInArrow(task, "manifest string")
         with spark_errors(), told_of_waiting(spark, report_line):
             return [json.loads(row["manifest"]) for row in frame.collect()]

@@ -94,13 +94,13 @@ class SnapshotJob:
         with closing(reader):
             for no in self.slice_numbers[worker :: len(self.replica_ids)]:
                 with counting(request_counts):
-                    manifest = reader.slice(no)
+                    manifest = reader.read_slice(no)
                 yield manifest | {"asked": request_counts.to_json()}
                 request_counts = Traffic()
 
     def manifest_name(self, table: TableSchema, number: int) -> str:
         """Name of the manifest of a slice, which is there when the slice is finished."""
-        return self.layout.slice(table, self.generation, self.group, self.attempt, number)
+        return self.layout.slice_manifest(table, self.generation, self.group, self.attempt, number)
 
 
 class _Worker:
@@ -113,19 +113,19 @@ class _Worker:
         # Compiled, and so 100 MB of memory, which the driver does not need.
         from airflow_provider_cdc.mysql.chunks.keyless import pieces
 
-        self._read_chunk_parts = read_chunk_parts
+        self._read_chunk_parts = pieces
         layout, storage = job.layout, job.storage
-        copies = job.replicas[worker]
+        copies = job.replica_ids[worker]
         self._job, self._replica_id = job, copies[task_copy % len(copies)]
-        group_plan = read_json(storage, layout.share(job.generation, job.group))
+        group_plan = read_json(storage, layout.group_plan(job.generation, job.group))
         self._plan = Plan.from_json(group_plan).with_zero_dates(job.zero_dates)
         self._slices = slices(self._plan.chunks)
-        notes = Notes(storage, layout.notes(job.generation, job.group, job.attempt))
-        self._raise_if_stopped = notes.check
+        notes = Notes(storage, layout.signals_folder(job.generation, job.group, job.attempt))
+        self._raise_if_stopped = notes.raise_if_stopped
         self._connection = connect(job.connect_args)
-        limits = job.limits.share(len(job.replicas))
-        self._throttle = Throttle(self._connection, limits, lambda why: notes.pause(worker, why))
-        self._watermarks = watermarks(self._connection, job.lineage.server)
+        limits = job.limits.per_reader(len(job.replica_ids))
+        self._throttle = Throttle(self._connection, limits, lambda why: notes.set_pause_reason(worker, why))
+        self._watermarks = watermarks(self._connection, job.timeline.server)
         self._window_reader: WindowReader | None = None
         self._file_begin_times: dict[str, int] = {}
 
@@ -138,7 +138,7 @@ class _Worker:
         """Manifest of a slice, which is read unless another copy has finished it."""
         chunks = self._slices[no]
         table = self._plan.tables[chunks[0].table]
-        name = self._job.manifest(table, no)
+        name = self._job.manifest_name(table, no)
         manifest: dict[str, Any] | None = read_json(self._job.storage, name)
         if manifest is None:
             manifest = self._stage_slice(table, no, chunks, name)
@@ -156,10 +156,10 @@ class _Worker:
             same_definition(self._connection, table, Position.from_json(chunk_entries[-1]["hw"]))
             manifest = self._build_manifest(table, no, file, chunk_entries) | {"began": round(started, 3)}
         except BaseException:
-            target.discard(file)
+            target.discard_staged(file)
             raise
         if not write_json_once(job.storage, name, manifest):  # another copy was faster: its file is the slice
-            target.discard(file)
+            target.discard_staged(file)
             manifest = read_json(job.storage, name)
         failpoint("manifest.after_write")
         return manifest
@@ -169,9 +169,9 @@ class _Worker:
             "slice": no,
             "table": self._slices[no][0].table,
             "fingerprint": table.fingerprint(),
-            "lineage": self._job.lineage.to_json(),
-            "since": self._job.since.to_json(),
-            "reading": self._job.reading,
+            "lineage": self._job.timeline.to_json(),
+            "since": self._job.resume_point.to_json(),
+            "reading": self._job.resnapshot_number,
             "file": file.to_json(),
             "ended": round(time.time(), 3),
             "chunks": chunk_entries,
@@ -184,20 +184,20 @@ class _Worker:
         :param chunk_entries: gets what the manifest says of each chunk.
         """
         for chunk in chunks:
-            self._throttle.wait(self._raise_if_stopped)
+            self._throttle.wait_for_turn(self._raise_if_stopped)
             yield from self._read_chunk(table, chunk, chunk_entries)
 
     def _read_chunk(self, table: TableSchema, chunk: Chunk, chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
         count, started = 0, time.monotonic()
         parts = self._read_chunk_parts(
-            self._connection, self._window_reader_for(chunk.table), table, chunk, self._job.lineage, self._watermarks
+            self._connection, self._window_reader_for(chunk.table), table, chunk, self._job.timeline, self._watermarks
         )
         with closing(parts):
             for part in parts:
-                self._throttle.used(started, part.rows.num_rows, part.rows.nbytes)
+                self._throttle.record_chunk(started, part.rows.num_rows, part.rows.nbytes)
                 count += part.rows.num_rows
                 entry = {
-                    "no": chunk.no,
+                    "no": chunk.number,
                     "lw": part.low.to_json(),
                     "hw": part.high.to_json(),
                     "rows": count,
@@ -207,7 +207,7 @@ class _Worker:
                 yield part.rows
                 del part  # not held while the next one is read
                 if not table.key:
-                    self._throttle.pace(self._raise_if_stopped)
+                    self._throttle.wait_for_rates(self._raise_if_stopped)
                 started = time.monotonic()
         chunk_entries.append(entry)
 
@@ -219,7 +219,7 @@ class _Worker:
             replica_uuid=replica_uuid,
             file=position.file,
             position=position.position,
-            server=self._job.lineage.server,
+            server=self._job.timeline.server,
         )
 
     def _window_reader_for(self, index: int) -> WindowReader:
@@ -229,8 +229,8 @@ class _Worker:
         table = self._plan.tables[index]
         if self._window_reader is None or self._window_reader.table is not table:
             self._close_window_reader()
-            lineage = self._job.lineage
-            definitions = self._plan.definitions_of(lineage)[index]
+            lineage = self._job.timeline
+            definitions = self._plan.definitions_for(lineage)[index]
             texts = decoders(lambda: nullcontext(self._connection), [table])
             find_definition = partial(look_back, self._job.connect_args, lineage.server, by_table([definitions]))
             self._window_reader = WindowReader(self._open_binlog, definitions, lineage, find_definition, texts)
@@ -244,8 +244,8 @@ class _Worker:
         """When the server began a binlog file."""
         if file not in self._file_begin_times:
             self._close_window_reader()
-            offset = Offset(self._job.lineage.server, Position(file, 0), "")
-            self._file_begin_times[file] = with_beginning(offset, self._open_binlog).began
+            offset = Offset(self._job.timeline.server, Position(file, 0), "")
+            self._file_begin_times[file] = with_beginning(offset, self._open_binlog).file_start_time
         return self._file_begin_times[file]
 
 
@@ -255,6 +255,6 @@ Runner = Callable[[SnapshotJob], list[dict[str, Any]]]
 
 def run_in_threads(job: SnapshotJob) -> list[dict[str, Any]]:
     """Run a job in this process, without a JVM: for tests and for small machines."""
-    with ThreadPoolExecutor(len(job.replicas)) as pool:
-        parts = [pool.submit(lambda w: list(job.read(w)), w) for w in range(len(job.replicas))]
+    with ThreadPoolExecutor(len(job.replica_ids)) as pool:
+        parts = [pool.submit(lambda w: list(job.read_slices(w)), w) for w in range(len(job.replica_ids))]
         return [manifest for part in parts for manifest in part.result()]

@@ -42,7 +42,7 @@ def opened(path: str, quiet: bool = False) -> Iterator[Context]:
     for conn_id in (pipeline.source.conn_id, pipeline.sink.conn_id, pipeline.state.conn_id):
         if conn_id:
             secrets.extend(resolve(conn_id).secrets)
-    context = Context.of(pipeline)
+    context = Context.for_pipeline(pipeline)
     strip_environment()  # before anything is started: the preflight already asks Java for its version
     if quiet:
         yield context
@@ -64,12 +64,12 @@ def working(
         for result in require(context):
             context.reporter.line(f"{result.level}: {result}")
         if need_snapshot:
-            context.need_plan()
-        store = context.store()
+            context.require_plan()
+        store = context.open_state_database()
         try:
             if not allow_stream:
-                context.watcher.refuse(store, context.pipeline.name)
-            spark = start(context.pipeline.name, *context.spark)
+                context.liveness.refuse_if_running(store, context.pipeline.name)
+            spark = start(context.pipeline.name, *context.spark_config)
             try:
                 yield context, store, spark
             finally:

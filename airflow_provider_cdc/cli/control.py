@@ -24,8 +24,8 @@ def asking(path: str, by: str | None) -> Iterator[tuple[Context, Store, str]]:
     from airflow_provider_cdc.stream.control import whoever
 
     with opened(path) as context:
-        context.need_plan()
-        with closing(context.store()) as store:
+        context.require_plan()
+        with closing(context.open_state_database()) as store:
             yield context, store, by or whoever()
 
 
@@ -67,7 +67,7 @@ def resume(path: str, table: str | None, by: str | None) -> None:
             click.echo(ask(context, store, "reread", table, name))
             return
         accepted = store.resume(context.pipeline.name, name)
-        run, is_alive = context.watcher.watch(store, context.pipeline.name)
+        run, is_alive = context.liveness.wait_until_known(store, context.pipeline.name)
         message = f"epoch {run.epoch} goes on" if run and is_alive else "the stream goes on when it is started again"
         click.echo(message if accepted else "no stream is running, and none is paused")
 
@@ -91,7 +91,7 @@ def reload(path: str) -> None:
     from airflow_provider_cdc.resnapshot.reload import reload as take_in
 
     with opened(path) as context:
-        store = context.store()
+        store = context.open_state_database()
         try:
             changes = take_in(context, store)
         finally:

@@ -93,14 +93,14 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
     from airflow_provider_cdc.driver.main import compared
     from airflow_provider_cdc.verify.report import check_equal
 
-    selection = Selection.of(**chosen, today=datetime.now(UTC).toordinal())
+    selection = Selection.from_options(**chosen, today=datetime.now(UTC).toordinal())
     with opened(path, quiet=as_json) as context:
         verdicts = compared(context, show_values=show_values, selection=selection, repair=repair)
         if as_json:
             click.echo(json.dumps([v.to_json(show_values=show_values) for v in verdicts], indent=2))
         check_equal(verdicts, repair="--repair", show_values="--show-values" * (not show_values), repaired=repair)
         if not as_json:
-            places = ", ".join(sorted({str(v.copy.at) for v in verdicts if v.copy is not None}))
+            places = ", ".join(sorted({str(v.copy.position) for v in verdicts if v.copy is not None}))
             message = f"all {len(verdicts)} tables are equal as of {places}"
             click.echo(message if verdicts else "no table was to be compared")
 
@@ -162,9 +162,9 @@ def metrics(path: str, every: bool, output: str | None, listen: str | None) -> N
         raise click.UsageError("--output and --listen exclude each other")
     with opened(path) as context:
 
-        def text() -> str:
-            with closing(context.store(migrate=False)) as store:
-                names = store.pipelines() if every else [context.pipeline.name]
+        def render() -> str:
+            with closing(context.open_state_database(migrate=False)) as store:
+                names = store.pipeline_names() if every else [context.pipeline.name]
                 return prometheus_text(measurement for name in names for measurement in measure(store, name))
 
         if listen:
@@ -198,5 +198,5 @@ def _plan_json(context: Context, plan: Plan, written: bool, snapshot_forecast: F
         "rows": snapshot_forecast.rows,
         "bytes": snapshot_forecast.size,
         "seconds": round(snapshot_forecast.seconds, 1) if plan.start == "snapshot" else 0.0,
-        "binlog_kept_seconds": snapshot_forecast.purge_in,
+        "binlog_kept_seconds": snapshot_forecast.seconds_to_purge,
     }

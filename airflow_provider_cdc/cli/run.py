@@ -75,7 +75,7 @@ def resnapshot(path: str, table: str, where_key: str | None) -> None:
     from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
     from airflow_provider_cdc.resnapshot.key_ranges import read_again
 
-    with working(path, need_snapshot=True, beside=True) as (context, store, spark):
+    with working(path, need_snapshot=True, allow_stream=True) as (context, store, spark):
         read_again(context, store, table, where_key, run_on_spark(spark, context.reporter.line))
 
 
@@ -88,7 +88,7 @@ def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
 
     plan = planned(context, store)
     run_snapshot(context, store, plan, run_on_spark(spark, context.reporter.line), observed)
-    for totals in table_totals(context, context.newest(plan)):
+    for totals in table_totals(context, context.refresh_plan(plan)):
         context.reporter.line(str(totals))
 
 
@@ -107,12 +107,12 @@ def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool)
             raise
         except TransientError as error:
             made_progress = _newest_epoch(context, store, with_batches=True) > before
-            restarts = restarts.failed(time.monotonic() - started_at, moved=made_progress, lost=False)
+            restarts = restarts.with_failure(time.monotonic() - started_at, moved=made_progress, lost=False)
             if catch_up or restarts.seconds + restarts.delay > _RESTART_SECONDS:
                 raise
             context.reporter.line(f"{error}. The stream starts again in {restarts.delay:g} s")
         stop.wait(restarts.delay)
-        restarts = restarts.waited()
+        restarts = restarts.after_delay()
 
 
 def _newest_epoch(context: Context, store: Store, *, with_batches: bool = False) -> int:

@@ -27,24 +27,24 @@ def forget(path: str, tables: bool, yes: bool) -> None:
         store = bookkeeping(context)
         with nullcontext() if store is None else closing(store):
             data = belongings(context, store)
-            if not (data.rows or data.own):
+            if not (data.row_counts or data.internal_folders):
                 click.echo(f"nothing is left of {context.pipeline.name} at {context.storage.location()}")
                 return
             _show(data, context.pipeline.name, tables=tables, yes=yes)
             if not yes:
                 raise NotReadyError("nothing was deleted", "Run this again with --yes to delete it")
-            delete(context, store, data, tables=tables)
+            delete(context, store, data, delete_tables=tables)
         click.echo(f"{context.pipeline.name} is forgotten")
 
 
 def _show(data: Belongings, name: str, *, tables: bool, yes: bool) -> None:
     click.echo(f"of {name} {'is' if yes else 'would be'} deleted:")
-    for folder in [*data.own, *(data.tables if tables else ())]:
+    for folder in [*data.internal_folders, *(data.table_folders if tables else ())]:
         what = f"table {folder.table}, " if folder.table else ""
         click.echo(f"  {what}{folder.place}: {folder.files:,} files, {folder.size:,} bytes")
-    if data.rows:
-        click.echo(f"  bookkeeping: {', '.join(f'{count:,} of {table}' for table, count in data.rows.items())}")
-    if data.tables and not tables:
+    if data.row_counts:
+        click.echo(f"  bookkeeping: {', '.join(f'{count:,} of {table}' for table, count in data.row_counts.items())}")
+    if data.table_folders and not tables:
         click.echo("of its tables these stay as they are; nothing will write to them any more:")
-        for folder in data.tables:
-            click.echo(f"  table {folder.table}, {folder.place}")
+        for folder in data.table_folders:
+            click.echo(f"  table {folder.table}, {folder.location}")

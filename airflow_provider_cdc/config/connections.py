@@ -223,7 +223,7 @@ def _mysql_extra(conn: Connection) -> dict[str, str]:
     """The socket, and all that is demanded of the server, said by ``ssl_mode``."""
     _refuse_unknown(conn, (*_MYSQL_EXTRA, *_IGNORED))
     socket = {"unix_socket": str(conn.extra["unix_socket"])} if conn.extra.get("unix_socket") else {}
-    return {**socket, **Tls.of(f"connection {conn.conn_id}", {**conn.extra, "host": conn.host}).settings()}
+    return {**socket, **Tls.from_settings(f"connection {conn.conn_id}", {**conn.extra, "host": conn.host}).as_settings()}
 
 
 def unsafe(args_or_url: Mapping[str, Any] | URL) -> str | None:
@@ -232,12 +232,12 @@ def unsafe(args_or_url: Mapping[str, Any] | URL) -> str | None:
     :param args_or_url: arguments that :func:`mysql_args` has made, or an address that :func:`database_url` has.
     """
     if isinstance(args_or_url, Mapping):
-        return Tls.of("the connection", args_or_url).risk
+        return Tls.from_settings("the connection", args_or_url).risk
     if args_or_url.get_backend_name() == "postgresql":
         return postgres_risk(args_or_url.host, args_or_url.query)
     if args_or_url.get_backend_name() == "sqlite":
         return None
-    return Tls.of("the connection", {**args_or_url.query, "host": args_or_url.host}).risk
+    return Tls.from_settings("the connection", {**args_or_url.query, "host": args_or_url.host}).risk
 
 
 def _refuse_unknown(conn: Connection, known: Iterable[str]) -> None:

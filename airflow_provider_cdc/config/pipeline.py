@@ -76,7 +76,7 @@ class Pipeline:
                 "sink.adopt is true, and stream.start is not snapshot",
                 "The rows of an adopted table are replaced by those of the snapshot: begin with one",
             )
-        if self.stream.on_purged == "reread" and self.sink.deletions != ALL_HARD:
+        if self.stream.on_purged == "reread" and self.sink.delete_policy != ALL_HARD:
             raise NotReadyError(
                 "stream.on_purged is reread, and sink.deletes keeps deleted rows",
                 "A new snapshot would remove them: leave on_purged at stop",

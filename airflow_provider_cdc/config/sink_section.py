@@ -66,7 +66,7 @@ class Sink:
         path: object = self.path
         if not isinstance(path, str):
             raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
-        address = StoreAddress.of(path)
+        address = StoreAddress.parse(path)
         if "%" in (folder_of(path) or path):
             raise NotReadyError(
                 f"sink.path has a percent sign: {path[:60]!r}",

@@ -125,7 +125,7 @@ class StoreAccess:
 
         :raises NotReadyError: if it is for another kind of store, or another account.
         """
-        address = StoreAddress.of(path)
+        address = StoreAddress.parse(path)
         if address is None or address.store != self.store:
             raise NotReadyError(f"{self.label} is not for the store that sink.path names", "Correct one of them")
         if address.account and dict(self.config).get("account_name", address.account) != address.account:

@@ -38,7 +38,7 @@ def read_range(table_changes: TableChanges, schema: pa.Schema, partition: InputP
     if not isinstance(partition, Range):  # what Spark makes of no partitions at all
         return
     with reader_errors():
-        for batch in table_changes.read(partition.start, partition.end, partition.slot, partition.piece_bytes):
+        for batch in table_changes.read(partition.start, partition.end, partition.slot, partition.range_bytes):
             columns = [a.cast(field.type) for a, field in zip(batch.columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -57,15 +57,15 @@ class RangeReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Pieces of the range; each ends with a transaction."""
         with reader_errors(), closing(ChangesPlanner(self._table_changes)) as planner:
-            end = planner.find(self._options.end)
-            start = planner.find(self._options.start or "earliest")
+            end = planner.find_offset(self._options.end)
+            start = planner.find_offset(self._options.start or "earliest")
             if end.at < start.at:
                 raise NotReadyError(f"the range ends at {end.at} and begins at {start.at}", "See start and end")
-            planner.check(start)
-            ends, altering = planner.pieces(start, end.at)
+            planner.check_readable(start)
+            ends, altering = planner.find_range_ends(start, end.at)
             if altering is not None:
-                raise planner.altered(altering)
-            return ranges(start, ends, self._table_changes.piece_bytes)
+                raise planner.altered_error(altering)
+            return ranges(start, ends, self._table_changes.range_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Changes of one piece."""

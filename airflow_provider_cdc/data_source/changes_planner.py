@@ -36,7 +36,7 @@ class ChangesPlanner:
     """
 
     def __init__(self, table_changes: TableChanges) -> None:
-        self._table_changes, args = table_changes, table_changes.login()
+        self._table_changes, args = table_changes, table_changes.look_up_connection()
         self._connection = connect(args)
         self._server = server = identity(self._connection)
         self._gtid_kind: Any = kind_of(server)
@@ -47,15 +47,15 @@ class ChangesPlanner:
                 captured,
                 timeline,
                 count_only=True,
-                tell_ddl=True,
-                detours=lambda: look_up(self._connection, [table_changes.table.id]),
+                yield_ddl=True,
+                indirect_writes=lambda: look_up(self._connection, [table_changes.table.id]),
             )
             for open_at, captured in ((self._opener(0), table_changes.captured), (self._opener(1), {}))
         )
 
     def _opener(self, slot: int) -> OpenAt:
-        args = self._table_changes.login()
-        return lambda at: self._table_changes.open(args, at, self._server, slot)
+        args = self._table_changes.look_up_connection()
+        return lambda at: self._table_changes.open_binlog(args, at, self._server, slot)
 
     def close(self) -> None:
         """Close the connections."""
@@ -114,8 +114,8 @@ class ChangesPlanner:
         :returns: the ends, and the transaction behind the last one that alters the table, if that was why.
         """
         ends: list[Offset] = []
-        while start.at < target and (size is None or len(ends) * self._table_changes.piece_bytes < size):
-            reached, item = self.walk(start, target, self._table_changes.piece_bytes)
+        while start.at < target and (size is None or len(ends) * self._table_changes.range_bytes < size):
+            reached, item = self.walk(start, target, self._table_changes.range_bytes)
             if reached.at != start.at:
                 ends.append(reached)
             if item is not None:
@@ -151,7 +151,7 @@ class ChangesPlanner:
 
     def _walk_to(self, start: Offset, at: Position) -> Offset:
         # Whose rows XA transactions hold was not looked at: those that are open are looked up when they end.
-        return replace(self._walk(self._gtid_reader, start, at)[0], xa=())
+        return replace(self._walk(self._gtid_reader, start, at)[0], open_xa=())
 
     def _file_start(self, file: str) -> Offset:
         """The beginning of a file."""
@@ -196,31 +196,31 @@ class ChangesPlanner:
         return at
 
     def _walk_bytes(self, start: Offset, target: Position, size: int) -> Offset:
-        return replace(self._walk(self._gtid_reader, start, target, size)[0], xa=())
+        return replace(self._walk(self._gtid_reader, start, target, size)[0], open_xa=())
 
     def _walk(
         self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None
     ) -> tuple[Offset, Transaction | None]:
         gtids, at, walked = self._gtid_kind.parse(start.gtid_set), start.at, 0
-        open_xa = {parse_entry(text)[0]: text for text in start.xa}
+        open_xa = {parse_entry(text)[0]: text for text in start.open_xa}
         first_altering: Transaction | None = None  # rows of another layout: the DDL that explains them comes behind them
-        binlog.expect(start)
+        binlog.expect_offset(start)
         while at < target and (size is None or walked < size):
             # The budget in the present file; behind its end it is looked at again.
             end = target if size is None else min(target, Position(at.file, at.position + size - walked))
             for step in binlog.steps(at, end):
-                if step.item is not None and step.item.altered:
-                    first_altering = first_altering or step.item
-                    if step.item.ddl is not None:
-                        return self._offset_before(binlog, start, first_altering), step.item
+                if step.transaction is not None and step.transaction.altered:
+                    first_altering = first_altering or step.transaction
+                    if step.transaction.ddl is not None:
+                        return self._offset_before(binlog, start, first_altering), step.transaction
                 here = Position(step.file, step.position)
                 walked += here.position - at.position if here.file == at.file else here.position
                 at, gtids = here, gtids.with_all(step.gtids)
-                if step.item is not None:
-                    follow_xa(step.item, open_xa)
+                if step.transaction is not None:
+                    follow_xa(step.transaction, open_xa)
         if first_altering is not None:
             return self._offset_before(binlog, start, first_altering), first_altering
-        file_began = binlog.begun.get(at.file, 0)
+        file_began = binlog.file_start_times.get(at.file, 0)
         return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), file_start_time=file_began), None
 
     def _offset_before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:

@@ -34,8 +34,8 @@ class MySQLCdcDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__({})
         with reader_errors():
-            self._options = Options.of(options)
-            self._table_changes = self._options.log()
+            self._options = Options.parse(options)
+            self._table_changes = self._options.make_table_changes()
 
     @classmethod
     def name(cls) -> str:

@@ -113,7 +113,7 @@ class Options:
 
     def make_table_changes(self) -> TableChanges:
         """Look the table up."""
-        return TableChanges.of(
+        return TableChanges.look_up(
             self.login,
             *self.table,
             self.zero_dates,

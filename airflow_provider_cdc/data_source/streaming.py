@@ -24,7 +24,7 @@ def _encode(offset: Offset, range_ends: Sequence[Offset] = (), range_bytes: int 
     :param range_ends: ends of the pieces of the batch that ends there.
     :param range_bytes: with which they were made.
     """
-    value: dict[str, Any] = {"version": 1, **offset.to_json(), "xa": json.dumps(list(offset.xa))}
+    value: dict[str, Any] = {"version": 1, **offset.to_json(), "xa": json.dumps(list(offset.open_xa))}
     return value | {"parts": json.dumps([part.to_json() for part in range_ends]), "piece_bytes": range_bytes}
 
 
@@ -51,7 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins."""
         with reader_errors():
-            return _encode(self._open_planner().find(self._options.start or "latest"))
+            return _encode(self._open_planner().find_offset(self._options.start or "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The size of a batch."""
@@ -60,7 +60,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """The stream ends where the server stands now."""
         with reader_errors():
-            self._target = self._open_planner().end()
+            self._target = self._open_planner().binlog_end()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """End of the next batch: a transaction's; ``start`` itself if nothing is new."""
@@ -75,11 +75,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan_batch(self, start: dict[str, Any], size: int | None) -> dict[str, Any]:
         at = self._checked_offset(start)
         planner = self._open_planner()
-        target = planner.end() if self._target is None else self._target
-        ends, altering = planner.pieces(at, target, size)
+        target = planner.binlog_end() if self._target is None else self._target
+        ends, altering = planner.find_range_ends(at, target, size)
         if not ends and altering is not None:
-            raise planner.altered(altering)
-        return _encode(ends[-1], ends, self._table_changes.piece_bytes) if ends else start
+            raise planner.altered_error(altering)
+        return _encode(ends[-1], ends, self._table_changes.range_bytes) if ends else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The pieces of a batch, one a task."""
@@ -106,6 +106,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _checked_offset(self, start: dict[str, Any]) -> Offset:
         at = _decode(start)
         if not self._checked:
-            self._open_planner().check(at)
+            self._open_planner().check_readable(at)
             self._checked = True
         return at

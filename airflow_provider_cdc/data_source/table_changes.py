@@ -82,16 +82,16 @@ class TableChanges:
             if not listed_tables:
                 raise NotReadyError(f"there is no table {database}.{name}", "See `table`, and the grants of the user")
             table = read_schema(connection, *listed_tables[0], keeps=lambda *column: column[-1] not in exclude)
-        if unknown := sorted(set(exclude) - set(table.left_out)):
+        if unknown := sorted(set(exclude) - set(table.excluded)):
             raise NotReadyError(
                 f"column {unknown[0]} of {table.label} cannot be left out", "It is part of the key, or there is none"
             )
-        return cls(look_up_connection, replace(table, zero_dates=zero_dates, whole_rows=True), **how)
+        return cls(look_up_connection, replace(table, zero_dates=zero_dates, full_before_images=True), **how)
 
     @property
     def captured(self) -> Captured:
         """The table by its definition as it is now, which holds for all that is read."""
-        return by_table([Definitions.of(self.table)])
+        return by_table([Definitions.from_single(self.table)])
 
     @property
     def schema(self) -> pa.Schema:
@@ -138,26 +138,26 @@ class TableChanges:
 
         text_decoders = decoders(lambda: closing(connect(args)), [self.table])
         # One without a position has no rows of the table, and costs nothing.
-        ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
+        ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_entry(text)[1] is None)
         lookback = LookBack(start.at, sizes, open_beside, captured, "Start behind it")
-        prepared = Prepared(read_prepared(ending, open_at, captured), lookback.rows, captured)
+        prepared = Prepared(read_prepared(ending, open_at, captured), lookback.prepared_rows, captured)
         # What leads to the table the planner has looked up, which has walked here before.
         reader_options: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
         with closing(BinlogReader(open_at, captured, timeline, text_decoders, **reader_options)) as binlog:
-            binlog.expect(start)
+            binlog.expect_offset(start)
             for step in binlog.steps(start.at, end.at):
-                if (item := step.item) is not None:
+                if (item := step.transaction) is not None:
                     seq = timeline.seq(Position(step.file, step.position))
-                    if item.emptied is not None:
-                        yield from formatter.changes(binlog)
-                        yield formatter.emptied(item, seq)
-                    for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
-                        yield from formatter.changes(binlog)
-                if binlog.held >= FLUSH_BYTES:
+                    if item.emptied_table is not None:
+                        yield from formatter.take_changes(binlog)
+                        yield formatter.truncation_row(item, seq)
+                    for _ in binlog.decode_rows(prepared.visible_rows(item), seq, item.commit_us):
+                        yield from formatter.take_changes(binlog)
+                if binlog.held_bytes >= FLUSH_BYTES:
                     large = step.is_beyond(start.at, range_bytes or self.range_bytes)
                     is_last = large and step.file == end.at.file
-                    yield from formatter.changes(binlog, end.at if is_last else None)
-            yield from formatter.changes(binlog)
+                    yield from formatter.take_changes(binlog, end.at if is_last else None)
+            yield from formatter.take_changes(binlog)
 
 
 class _Shape:
@@ -173,8 +173,8 @@ class _Shape:
 
     def take_changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
         """Take the changes of a reader, see :meth:`BinlogReader.take`."""
-        batches = [batch for _, batch in binlog.take(end) if batch.num_rows]
-        names = binlog.names()
+        batches = [batch for _, batch in binlog.take_changes(end) if batch.num_rows]
+        names = binlog.take_gtids()
         if batches:  # several if a connection was lost in between
             yield self._format(in_order(batches), names)
 

@@ -131,9 +131,9 @@ def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
     :returns: see :class:`Statement`; names are as :func:`fold` writes them.
     """
     tokens = list(words_of(sql, quoting))
-    while [word.key for word in tokens[:2]] == ["SET", "STATEMENT"]:
+    while [word.keyword for word in tokens[:2]] == ["SET", "STATEMENT"]:
         tokens = _set_for(tokens)
-    keys = [word.key for word in tokens[:40]]
+    keys = [word.keyword for word in tokens[:40]]
     verb = keys[0] if keys else ""
     second = keys[1] if len(keys) > 1 else ""
     default = fold(default_database)
@@ -161,7 +161,7 @@ def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
         emptied = _spelled(rest, default_database)
         return Statement("ddl", frozenset(_listed(rest, default)), summary="TRUNCATE TABLE", emptied_table=emptied)
     if verb in {"INSERT", "REPLACE"}:
-        at = next((i for i, word in enumerate(tokens[1:], 1) if word.key not in _INSERT_MODIFIERS), len(tokens))
+        at = next((i for i, word in enumerate(tokens[1:], 1) if word.keyword not in _INSERT_MODIFIERS), len(tokens))
         named = frozenset(_mentioned(tokens, default))
         return Statement("dml", frozenset(_first(tokens[at:], default)), mentioned_names=named, summary=verb)
     if verb in {"UPDATE", "DELETE", "LOAD", "WITH", "IMPORT", "ANALYZE", "EXPLAIN", "DESCRIBE", "DESC"}:
@@ -184,7 +184,7 @@ def _written(tokens: list[Word], default: str, is_fully_executed: bool) -> Itera
 
     :param is_fully_executed: whether all words are executed. Otherwise everything counts that is mentioned.
     """
-    keys = [word.key for word in tokens] if is_fully_executed else [""]
+    keys = [word.keyword for word in tokens] if is_fully_executed else [""]
     if keys[0] == "LOAD":
         into = next((i for i, pair in enumerate(pairwise(keys)) if pair == ("INTO", "TABLE")), None)
         return _mentioned(tokens, default) if into is None else _first(tokens[into + 2 :], default)
@@ -205,8 +205,8 @@ def _set_for(tokens: list[Word]) -> list[Word]:
     """MariaDB's SET STATEMENT variable = value, ... FOR what is executed: the latter."""
     depth = 0
     for i, word in enumerate(tokens):
-        depth += (word.key == "(") - (word.key == ")")
-        if word.key == "FOR" and depth <= 0:
+        depth += (word.keyword == "(") - (word.keyword == ")")
+        if word.keyword == "FOR" and depth <= 0:
             return tokens[i + 1 :]
     return []
 
@@ -237,7 +237,7 @@ def _xa(verb: str, rest: Sequence[Word]) -> Statement:
                 parts.append(word.text.encode("utf-8", "surrogateescape"))
         elif word.text.isdigit():
             format_id = int(word.text)
-        is_hex = word.key == "X"
+        is_hex = word.keyword == "X"
     gtrid, bqual = [*parts, b"", b""][:2]
     return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), summary=f"XA {verb}")
 
@@ -251,7 +251,7 @@ def _ddl(verb: str, sql: str, tokens: list[Word], keys: list[str], default_datab
     if keys[at] in {"DATABASE", "SCHEMA"}:
         if verb != "DROP" and "REPLACE" not in keys[:at]:
             return Statement("harmless", summary=what)
-        names = [word for word in tokens[at + 1 :] if word.is_name and word.key not in {"IF", "EXISTS"}]
+        names = [word for word in tokens[at + 1 :] if word.is_name and word.keyword not in {"IF", "EXISTS"}]
         return Statement("ddl", dropped_databases=frozenset(fold(name.text) for name in names[:1]), summary=what)
     rest = tokens[at + 1 :]
     if keys[at] == "INDEX" and (verb == "DROP" or "REPLACE" in keys[:at]):
@@ -262,7 +262,7 @@ def _ddl(verb: str, sql: str, tokens: list[Word], keys: list[str], default_datab
         return Statement("harmless", summary=what)
     if verb == "CREATE":
         filled = _is_filled(rest)
-        if [word.key for word in rest[:3]] == ["IF", "NOT", "EXISTS"]:
+        if [word.keyword for word in rest[:3]] == ["IF", "NOT", "EXISTS"]:
             # If the table is there, it does nothing; if not, the DROP or RENAME before it has been seen.
             if not filled:
                 return Statement("harmless", summary=what)
@@ -272,7 +272,7 @@ def _ddl(verb: str, sql: str, tokens: list[Word], keys: list[str], default_datab
         named = frozenset(_mentioned(tokens, default)) if filled else frozenset[Table]()
         return Statement("ddl", frozenset(_first(rest, default)), mentioned_names=named, summary=what, emptied_table=emptied)
     if verb == "DROP":
-        rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
+        rest = rest[2:] if [word.keyword for word in rest[:2]] == ["IF", "EXISTS"] else rest
         return Statement("ddl", frozenset(_listed(rest, default)), summary=what)
     if "IGNORE" not in keys[:at] and keeps_rows(_after_name(rest)):
         return Statement("harmless", summary=f"{what} ... PARTITION")
@@ -283,14 +283,14 @@ def _ddl(verb: str, sql: str, tokens: list[Word], keys: list[str], default_datab
 
 def _after_name(rest: list[Word]) -> list[Word]:
     """What stands after the name of an altered table; nothing if the words do not begin with a name."""
-    rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
+    rest = rest[2:] if [word.keyword for word in rest[:2]] == ["IF", "EXISTS"] else rest
     return rest[next(_chains(rest), (0, []))[0] :] if rest and rest[0].is_name else []
 
 
 def _drop_index(rest: list[Word], default: str, what: str) -> Statement:
     """A DROP INDEX, or MariaDB's CREATE OR REPLACE INDEX, which drops the index that has the name."""
-    on = next((i for i, word in enumerate(rest) if word.key == "ON"), len(rest))
-    named = [word for word in rest[:on] if word.is_name and word.key not in {"IF", "EXISTS"}]
+    on = next((i for i, word in enumerate(rest) if word.keyword == "ON"), len(rest))
+    named = [word for word in rest[:on] if word.is_name and word.keyword not in {"IF", "EXISTS"}]
     tables = frozenset(_first(rest[on + 1 :], default))
     if not named or not tables:
         return Statement("ddl", frozenset(_mentioned(rest, default)), summary=what)
@@ -302,7 +302,7 @@ def _is_filled(rest: list[Word]) -> bool:
 
     Otherwise the server leaves out where they come from: they follow as rows.
     """
-    keys = [word.key for word in rest]
+    keys = [word.keyword for word in rest]
     return any(
         key in ("SELECT", "TABLE") or (key == "VALUES" and after in ("ROW", "("))
         for key, after in zip(keys, [*keys[1:], ""], strict=True)

@@ -73,8 +73,8 @@ class Work:
                 "DEFAULT CHARACTER SET", self.session, self.server, None, self.charset, self.collation
             )
         comments = tuple((c.name, self.comments[c.name]) for c in self.columns if self.comments.get(c.name))
-        left_out = tuple(c.name for c in self.columns if c.name in self.before.left_out)
-        definition = replace(self.before, columns=tuple(self.columns), left_out=left_out)
+        left_out = tuple(c.name for c in self.columns if c.name in self.before.excluded)
+        definition = replace(self.before, columns=tuple(self.columns), excluded=left_out)
         return replace(definition, comments=comments, collation=collation)
 
     # ---------------------------------------------------------------- clauses
@@ -82,10 +82,10 @@ class Work:
     def parse_clauses(self) -> None:
         """Read all clauses of an ALTER TABLE."""
         after_option: bool | None = None  # which kind of clause stood before: none, a table option or another one
-        while not self.cursor.over:
-            is_separated = after_option is None or self.cursor.take(",") or (after_option and self.cursor.peek() in _OPTIONS)
+        while not self.cursor.at_end:
+            is_separated = after_option is None or self.cursor.accept(",") or (after_option and self.cursor.peek() in _OPTIONS)
             if not is_separated:
-                self.cursor.refuse("between two clauses")
+                self.cursor.fail("between two clauses")
             after_option = self._parse_clause()
 
     def _parse_clause(self) -> bool:
@@ -100,55 +100,55 @@ class Work:
         for keys in (f"{cursor.peek()} {cursor.peek(1)}", cursor.peek()):
             if keys in _NAMED and not renames_index(cursor):
                 raise NotFollowed(f"{_NAMED[keys]} is not followed")
-        if cursor.take("FORCE"):
+        if cursor.accept("FORCE"):
             self._record_clause(first, "FORCE", "ForceProperty")
-        elif cursor.take("ADD"):
+        elif cursor.accept("ADD"):
             self._parse_add(first)
-        elif cursor.take("DROP"):
+        elif cursor.accept("DROP"):
             self._parse_drop(first)
-        elif cursor.take("MODIFY"):
-            cursor.take("COLUMN")
-            self._parse_modify(first, cursor.take("IF", "EXISTS"), "MODIFY")
-        elif cursor.take("CHANGE"):
-            cursor.take("COLUMN")
-            self._parse_modify(first, cursor.take("IF", "EXISTS"), "CHANGE")
-        elif cursor.take("ALTER"):
+        elif cursor.accept("MODIFY"):
+            cursor.accept("COLUMN")
+            self._parse_modify(first, cursor.accept("IF", "EXISTS"), "MODIFY")
+        elif cursor.accept("CHANGE"):
+            cursor.accept("COLUMN")
+            self._parse_modify(first, cursor.accept("IF", "EXISTS"), "CHANGE")
+        elif cursor.accept("ALTER"):
             self._parse_alter(first)
-        elif cursor.take("RENAME"):
+        elif cursor.accept("RENAME"):
             self._parse_rename_index(first)
         else:
-            cursor.refuse("a clause")
+            cursor.fail("a clause")
         return False
 
     def _record_clause(
         self, first: int, label: str, sqlglot_name: str, column: str | None = None, prefix: str = "", has_expression: bool = False
     ) -> None:
-        text = f"ALTER TABLE `t` {prefix}{self.cursor.text(first)}"
+        text = f"ALTER TABLE `t` {prefix}{self.cursor.text_since(first)}"
         self.parsed_clauses.append(Clause(text, label, sqlglot_name, column, has_expression))
 
     def _parse_table_option(self) -> None:
         cursor = self.cursor
-        word = cursor.any_of(*_NEUTRAL_OPTIONS, "COMMENT", "ENGINE")
+        word = cursor.accept_any(*_NEUTRAL_OPTIONS, "COMMENT", "ENGINE")
         if word:
-            cursor.take("=")
+            cursor.accept("=")
             if word == "ENGINE":
-                if (cursor.string(word) if cursor.at_string else cursor.name(word)).upper() != "INNODB":
+                if (cursor.expect_string(word) if cursor.at_string else cursor.expect_name(word)).upper() != "INNODB":
                     raise NotFollowed("ENGINE: another one than InnoDB is not followed")
             elif word == "COMMENT" or cursor.at_string:
-                cursor.string(word)
+                cursor.expect_string(word)
             elif cursor.peek().isdigit():
-                cursor.number(word)
+                cursor.expect_number(word)
             else:
-                cursor.name(word)
+                cursor.expect_name(word)
             return
-        cursor.take("DEFAULT")
+        cursor.accept("DEFAULT")
         self.collation_given = True
-        is_charset = cursor.take("CHARSET") or cursor.take("CHARACTER", "SET")
+        is_charset = cursor.accept("CHARSET") or cursor.accept("CHARACTER", "SET")
         if not is_charset:
             cursor.expect("COLLATE", "table options")
-        cursor.take("=")
+        cursor.accept("=")
         where = "the default character set"
-        value = (cursor.string(where) if cursor.at_string else cursor.name(where)).lower()
+        value = (cursor.expect_string(where) if cursor.at_string else cursor.expect_name(where)).lower()
         if (self.charset if is_charset else self.collation) is not None:
             raise NotFollowed(f"{where} is said twice")
         if is_charset:
@@ -161,7 +161,7 @@ class Work:
     def _find_column(self, name: str, where: str) -> int | None:
         """Where a column is, by its name as servers compare names."""
         for at, column in enumerate(self.columns):
-            if not column.hidden and fold(column.name) == fold(name):
+            if not column.is_hidden and fold(column.name) == fold(name):
                 if column.name != name and not (name.isascii() and column.name.isascii()):
                     raise NotFollowed(f"{where}: a name that differs from one of the table in few signs")
                 return at
@@ -169,33 +169,33 @@ class Work:
 
     def _parse_add(self, first: int) -> None:
         cursor = self.cursor
-        is_column = cursor.take("COLUMN")
+        is_column = cursor.accept("COLUMN")
         if cursor.peek() == "(":
-            cursor.take("(")
+            cursor.accept("(")
             while True:
                 self._parse_add_column(cursor.at, False, "ADD COLUMN ")
-                if not cursor.take(","):
+                if not cursor.accept(","):
                     break
             cursor.expect(")", "ADD")
         elif not is_column and cursor.peek() in {"INDEX", "KEY", "FULLTEXT", "SPATIAL"}:
             kind = index_kind(cursor)
-            _ = cursor.take("IF", "NOT", "EXISTS")
+            _ = cursor.accept("IF", "NOT", "EXISTS")
             if cursor.peek() not in {"(", "USING"}:
-                cursor.name(f"ADD {kind}")
+                cursor.expect_name(f"ADD {kind}")
             index_parts(cursor, f"ADD {kind}")
             self._record_clause(first, f"ADD {kind}", "AddConstraint")
         elif not is_column and cursor.peek() in {"CONSTRAINT", "FOREIGN", "CHECK"}:
             self._parse_add_constraint(first)
         else:
-            self._parse_add_column(first, cursor.take("IF", "NOT", "EXISTS"), "")
+            self._parse_add_column(first, cursor.accept("IF", "NOT", "EXISTS"), "")
 
     def _parse_add_column(self, first: int, unless_there: bool, prefix: str) -> None:
         cursor = self.cursor
         if prefix and cursor.peek() in {"INDEX", "KEY", "UNIQUE", "PRIMARY", "FOREIGN", "CHECK", "CONSTRAINT", "IF"}:
-            cursor.refuse("ADD")
+            cursor.fail("ADD")
         if prefix and cursor.peek() in {"FULLTEXT", "SPATIAL", "PERIOD", "VECTOR"}:
-            cursor.refuse("ADD")
-        name = cursor.name("ADD COLUMN")
+            cursor.fail("ADD")
+        name = cursor.expect_name("ADD COLUMN")
         where = f"ADD COLUMN {name}"
         column_definition = read_column(cursor, name, where, self.session, self.server, self.before.collation)
         at = self._parse_column_position(where)
@@ -208,9 +208,9 @@ class Work:
             raise NotFollowed(f"{where}: the table has it already")
         if fold(name).startswith("db_row_hash_"):
             raise NotFollowed(f"{where}: MariaDB may have a hidden column with this name")
-        if column_definition.null is False:
+        if column_definition.nullability is False:
             raise NotFollowed(f"{where}: rows that were there get a value where it is NOT NULL")
-        if column_definition.default:
+        if column_definition.has_default:
             raise NotFollowed(f"{where}: rows that were there get its DEFAULT")
         known_null(column_definition, where)
         self._note_text_column(column_definition)
@@ -223,22 +223,22 @@ class Work:
 
     def _parse_column_position(self, where: str) -> int:
         cursor = self.cursor
-        if cursor.take("FIRST"):
+        if cursor.accept("FIRST"):
             if self.columns[0].name == "my_row_id":
                 raise NotFollowed(f"{where}: FIRST in a table with a generated key is not followed")
             return 0
-        if cursor.take("AFTER"):
-            at = self._find_column(cursor.name(f"{where}, AFTER"), where)
+        if cursor.accept("AFTER"):
+            at = self._find_column(cursor.expect_name(f"{where}, AFTER"), where)
             if at is None:
                 raise NotFollowed(f"{where}: the column behind which it stands is not known")
             return at + 1
-        return next((i for i, c in enumerate(self.columns) if c.hidden), len(self.columns))
+        return next((i for i, c in enumerate(self.columns) if c.is_hidden), len(self.columns))
 
     def _parse_modify(self, first: int, if_there: bool, clause: str) -> None:
         cursor = self.cursor
-        name = cursor.name(clause)
+        name = cursor.expect_name(clause)
         where = f"{clause} {name}"
-        if clause == "CHANGE" and cursor.name(clause) != name:
+        if clause == "CHANGE" and cursor.expect_name(clause) != name:
             raise NotFollowed(f"{where}: another name is not followed")
         column_definition = read_column(cursor, name, where, self.session, self.server, self.before.collation)
         if cursor.peek() in {"FIRST", "AFTER"}:
@@ -262,87 +262,87 @@ class Work:
 
     def _parse_alter(self, first: int) -> None:
         cursor = self.cursor
-        if cursor.take("INDEX"):
-            cursor.name("ALTER INDEX")
-            if not (cursor.take("VISIBLE") or cursor.take("INVISIBLE")):
-                cursor.refuse("ALTER INDEX")
+        if cursor.accept("INDEX"):
+            cursor.expect_name("ALTER INDEX")
+            if not (cursor.accept("VISIBLE") or cursor.accept("INVISIBLE")):
+                cursor.fail("ALTER INDEX")
             if self.before.key_index != "PRIMARY":
                 raise NotFollowed("ALTER INDEX: a table without a primary key may get another key by it")
             self._record_clause(first, "ALTER INDEX", "AlterIndex")
             return
-        if cursor.any_of("CHECK", "CONSTRAINT"):
-            cursor.name("ALTER CHECK")
-            cursor.take("NOT")
+        if cursor.accept_any("CHECK", "CONSTRAINT"):
+            cursor.expect_name("ALTER CHECK")
+            cursor.accept("NOT")
             cursor.expect("ENFORCED", "ALTER CHECK")
             self._record_clause(first, "ALTER CHECK", "AlterColumn")
             return
-        cursor.take("COLUMN")
-        name = cursor.name("ALTER COLUMN")
+        cursor.accept("COLUMN")
+        name = cursor.expect_name("ALTER COLUMN")
         where = f"ALTER COLUMN {name}"
         if self._find_column(name, where) is None:
             raise NotFollowed(f"{where}: the table does not have it")
         free = False
-        if cursor.take("SET", "DEFAULT"):
+        if cursor.accept("SET", "DEFAULT"):
             free = cursor.peek() == "("
             read_default(cursor, where)
-        elif cursor.take("SET"):
-            if not (cursor.take("VISIBLE") or cursor.take("INVISIBLE")):
-                cursor.refuse(where)
-        elif not cursor.take("DROP", "DEFAULT"):
-            cursor.refuse(where)
+        elif cursor.accept("SET"):
+            if not (cursor.accept("VISIBLE") or cursor.accept("INVISIBLE")):
+                cursor.fail(where)
+        elif not cursor.accept("DROP", "DEFAULT"):
+            cursor.fail(where)
         self._record_clause(first, where, "AlterColumn", free=free)
 
     # ---------------------------------------------------------------- indexes and constraints
 
     def _parse_add_constraint(self, first: int) -> None:
         cursor = self.cursor
-        if cursor.take("CONSTRAINT") and cursor.peek() not in {"FOREIGN", "CHECK", "UNIQUE", "PRIMARY"}:
-            _ = cursor.take("IF", "NOT", "EXISTS")
-            cursor.name("ADD CONSTRAINT")
-        if cursor.take("CHECK"):
-            cursor.balanced("ADD CHECK")
-            _ = cursor.take("NOT", "ENFORCED") or cursor.take("ENFORCED")
+        if cursor.accept("CONSTRAINT") and cursor.peek() not in {"FOREIGN", "CHECK", "UNIQUE", "PRIMARY"}:
+            _ = cursor.accept("IF", "NOT", "EXISTS")
+            cursor.expect_name("ADD CONSTRAINT")
+        if cursor.accept("CHECK"):
+            cursor.skip_brackets("ADD CHECK")
+            _ = cursor.accept("NOT", "ENFORCED") or cursor.accept("ENFORCED")
             self._record_clause(first, "ADD CHECK", "AddConstraint", free=True)
             return
         where = "ADD FOREIGN KEY"
-        if not cursor.take("FOREIGN", "KEY"):
-            cursor.refuse("ADD CONSTRAINT")
+        if not cursor.accept("FOREIGN", "KEY"):
+            cursor.fail("ADD CONSTRAINT")
         if cursor.peek() != "(":
-            cursor.name(where)
+            cursor.expect_name(where)
         names(cursor, where)
         cursor.expect("REFERENCES", where)
-        cursor.name(where)
-        if cursor.take("."):
-            cursor.name(where)
+        cursor.expect_name(where)
+        if cursor.accept("."):
+            cursor.expect_name(where)
         names(cursor, where)
-        while cursor.take("ON"):
-            if not cursor.any_of("DELETE", "UPDATE"):
-                cursor.refuse(where)
-            if not cursor.take("RESTRICT") and not cursor.take("NO", "ACTION"):
+        while cursor.accept("ON"):
+            if not cursor.accept_any("DELETE", "UPDATE"):
+                cursor.fail(where)
+            if not cursor.accept("RESTRICT") and not cursor.accept("NO", "ACTION"):
                 raise NotFollowed(f"{where}: rows that it changes by CASCADE or SET NULL are not in the binlog")
         self._record_clause(first, where, "AddConstraint")
 
     def _parse_drop(self, first: int) -> None:
         cursor = self.cursor
-        kind = cursor.any_of("INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT")
+        kind = cursor.accept_any("INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT")
         if not kind:
             self._parse_drop_column(first)
             return
         if kind == "FOREIGN":
             cursor.expect("KEY", "DROP FOREIGN KEY")
-        cursor.take("IF", "EXISTS")
-        name = cursor.name(f"DROP {kind}")
+        cursor.accept("IF", "EXISTS")
+        name = cursor.expect_name(f"DROP {kind}")
         if kind in ("INDEX", "KEY", "CONSTRAINT"):
             self.check_index_drop(name, f"DROP {kind}")
         self._record_clause(first, f"DROP {kind}", "Drop")
 
     def _parse_drop_column(self, first: int) -> None:
         cursor = self.cursor
-        cursor.take("COLUMN")
-        if_there = cursor.take("IF", "EXISTS")
-        name = cursor.name("DROP COLUMN")
+        cursor.accept("COLUMN")
+        if_there = cursor.accept("IF", "EXISTS")
+        name = cursor.expect_name("DROP COLUMN")
         where = f"DROP COLUMN {name}"
-        cursor.any_of("RESTRICT", "CASCADE")
+        cursor.accept_any("RESTRICT", "CASCADE")
         self._record_clause(first, where, "Drop")
         at = self._find_column(name, where)
         if at is None:
@@ -363,16 +363,16 @@ class Work:
             raise NotFollowed(f"{where}: it is, or may be, the index that is the key")
         if fold(index) == "primary":
             raise NotFollowed("DROP PRIMARY KEY is not followed")
-        if any(c.hidden for c in before.columns):
+        if any(c.is_hidden for c in before.columns):
             raise NotFollowed(f"{where}: a unique index of hashes has a column in row events")
 
     def _parse_rename_index(self, first: int) -> None:
         cursor = self.cursor
-        if not cursor.any_of("INDEX", "KEY"):
-            cursor.refuse("RENAME")
-        cursor.name("RENAME INDEX")
+        if not cursor.accept_any("INDEX", "KEY"):
+            cursor.fail("RENAME")
+        cursor.expect_name("RENAME INDEX")
         cursor.expect("TO", "RENAME INDEX")
-        cursor.name("RENAME INDEX")
+        cursor.expect_name("RENAME INDEX")
         if self.before.key and self.before.key_index != "PRIMARY":
             raise NotFollowed("RENAME INDEX: a table without a primary key may get another key by it")
         self._record_clause(first, "RENAME INDEX", "RenameIndex")

@@ -92,7 +92,7 @@ class Cursor:
     def peek(self, ahead: int = 0) -> str:
         """A word as a keyword or sign; empty for quoted ones and at the end."""
         at = self.at + ahead
-        return self._tokens[at].key if at < len(self._tokens) else ""
+        return self._tokens[at].keyword if at < len(self._tokens) else ""
 
     def accept(self, *keys: str) -> bool:
         """Go past these words if they stand here."""
@@ -120,7 +120,7 @@ class Cursor:
         """Go past a name."""
         if not self.at_end:
             word = self._tokens[self.at]
-            quoted = word.quote == "`" or (word.quote == '"' and self._quoting.ansi)
+            quoted = word.quote == "`" or (word.quote == '"' and self._quoting.ansi_quotes)
             if (quoted and word.text) or (not word.quote and _NAME.fullmatch(word.text)):
                 self.at += 1
                 return word.text
@@ -132,7 +132,7 @@ class Cursor:
         if self.at_end:
             return False
         quote = self._tokens[self.at].quote
-        return quote == "'" or (quote == '"' and not self._quoting.ansi)
+        return quote == "'" or (quote == '"' and not self._quoting.ansi_quotes)
 
     def expect_string(self, where: str) -> str:
         """Go past a string, whose escapes are undone."""
@@ -140,7 +140,7 @@ class Cursor:
             raise NotFollowed(f"{where}: a text is not understood")
         text = self._tokens[self.at].text
         self.at += 1
-        if not self._quoting.backslash:
+        if not self._quoting.backslash_escapes:
             return text
         return _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[1]), text)
 
@@ -166,11 +166,11 @@ class Cursor:
         """The words from one on up to here, as a session with the usual quoting would write them."""
         parts = []
         for word in self._tokens[first : self.at]:
-            if word.quote == "`" or (word.quote == '"' and self._quoting.ansi):
+            if word.quote == "`" or (word.quote == '"' and self._quoting.ansi_quotes):
                 parts.append("`{}`".format(word.text.replace("`", "``")))
             elif word.quote:
                 text = word.text
-                if self._quoting.backslash:
+                if self._quoting.backslash_escapes:
                     text = _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[1]), text)
                 parts.append("'{}'".format(text.replace("\\", "\\\\").replace("'", "''")))
             else:
@@ -254,7 +254,7 @@ def read_again(clauses: Sequence[Clause]) -> None:
             try:
                 trees = sqlglot.parse(clause.text, read="mysql")
             except Exception:  # whatever it stumbles over
-                raise NotFollowed(f"{clause.where}: it is not understood by both parsers") from None
+                raise NotFollowed(f"{clause.label}: it is not understood by both parsers") from None
             tree = trees[0] if len(trees) == 1 else None
             name = None
             if isinstance(tree, exp.Alter):
@@ -262,13 +262,13 @@ def read_again(clauses: Sequence[Clause]) -> None:
                 name = type(actions[0]).__name__ if len(actions) == 1 else "" if not actions else None
             elif isinstance(tree, exp.Create | exp.Drop):
                 name = type(tree).__name__
-            if tree is None or name != clause.action:
-                raise NotFollowed(f"{clause.where}: it is not understood by both parsers")
-            if not clause.free and not {type(node).__name__ for node in tree.walk()} <= _KNOWN:
-                raise NotFollowed(f"{clause.where}: a part of it is not followed")
+            if tree is None or name != clause.sqlglot_name:
+                raise NotFollowed(f"{clause.label}: it is not understood by both parsers")
+            if not clause.has_expression and not {type(node).__name__ for node in tree.walk()} <= _KNOWN:
+                raise NotFollowed(f"{clause.label}: a part of it is not followed")
             if clause.column is not None:
                 columns = list(tree.find_all(exp.ColumnDef))
                 if len(columns) != 1 or columns[0].name != clause.column:
-                    raise NotFollowed(f"{clause.where}: the two parsers read different columns")
+                    raise NotFollowed(f"{clause.label}: the two parsers read different columns")
     finally:
         logger.disabled = disabled

@@ -45,75 +45,75 @@ def alter(before: TableSchema, sql: str, default_database: str, session: Session
     :param server: what the server is like.
     :raises NotFollowed: if that is not certain.
     """
-    if any(c.old_format for c in before.columns):
+    if any(c.has_old_temporal_format for c in before.columns):
         raise NotFollowed("the table has a date or time of the old format, which any change may turn into another one")
     cursor = Cursor(sql, session, server)
     parser = Work(before, cursor, session, server)
-    if cursor.take("ALTER"):
-        cursor.take("ONLINE")
+    if cursor.accept("ALTER"):
+        cursor.accept("ONLINE")
         cursor.expect("TABLE", "ALTER TABLE")
-        cursor.take("IF", "EXISTS")
+        cursor.accept("IF", "EXISTS")
         table = _table(cursor, before, default_database)
-        if not cursor.take("NOWAIT") and cursor.take("WAIT"):
-            cursor.number("WAIT")
-        parser.clauses()
+        if not cursor.accept("NOWAIT") and cursor.accept("WAIT"):
+            cursor.expect_number("WAIT")
+        parser.parse_clauses()
     elif cursor.peek() == "CREATE" and cursor.peek(1) != "TABLE":
-        cursor.take("CREATE")
+        cursor.accept("CREATE")
         table = _create_index(parser, default_database)
-    elif cursor.take("DROP", "INDEX"):
+    elif cursor.accept("DROP", "INDEX"):
         table = _drop_index(parser, default_database)
     else:
         raise NotFollowed("it is neither an ALTER TABLE nor a change of an index")
-    if not cursor.over:
-        cursor.refuse("its end")
-    read_again(parser.read)
-    return Alteration(table, parser.definition(), tuple(parser.added), tuple(sorted(parser.changed)))
+    if not cursor.at_end:
+        cursor.fail("its end")
+    read_again(parser.parsed_clauses)
+    return Alteration(table, parser.build_definition(), tuple(parser.added), tuple(sorted(parser.changed)))
 
 
 def _table(cursor: Cursor, before: TableSchema, default_database: str) -> tuple[str, str]:
-    name = cursor.name("its table")
-    table = (name, cursor.name("its table")) if cursor.take(".") else (default_database, name)
+    name = cursor.expect_name("its table")
+    table = (name, cursor.expect_name("its table")) if cursor.accept(".") else (default_database, name)
     if (fold(table[0]), fold(table[1])) != (fold(before.database), fold(before.name)):
         raise NotFollowed("it is about another table")
     return table
 
 
 def _create_index(parser: Work, default_database: str) -> tuple[str, str]:
-    cursor = parser.words
-    replaces = cursor.take("OR", "REPLACE")
-    kind = cursor.any_of("FULLTEXT", "SPATIAL")
+    cursor = parser.cursor
+    replaces = cursor.accept("OR", "REPLACE")
+    kind = cursor.accept_any("FULLTEXT", "SPATIAL")
     if cursor.peek() == "UNIQUE":
         raise NotFollowed("CREATE UNIQUE INDEX is not followed")
     where = "CREATE INDEX"
     cursor.expect("INDEX", where)
-    _ = cursor.take("IF", "NOT", "EXISTS")
+    _ = cursor.accept("IF", "NOT", "EXISTS")
     name_at = cursor.at
-    index = cursor.name(where)
+    index = cursor.expect_name(where)
     if replaces:
-        parser.check_drop(index, where)
-    name = cursor.text(name_at)
-    using = cursor.take("USING")
+        parser.check_index_drop(index, where)
+    name = cursor.text_since(name_at)
+    using = cursor.accept("USING")
     if using:
         cursor.expect("BTREE", where)
     cursor.expect("ON", where)
     table = _table(cursor, parser.before, default_database)
     parts_at = cursor.at
     index_parts(cursor, where)
-    text = f"ALTER TABLE `t` ADD {kind} INDEX {name} {cursor.text(parts_at)}"
-    parser.read.append(Clause(text, where, "AddConstraint"))
+    text = f"ALTER TABLE `t` ADD {kind} INDEX {name} {cursor.text_since(parts_at)}"
+    parser.parsed_clauses.append(Clause(text, where, "AddConstraint"))
     ending(cursor)
     return table
 
 
 def _drop_index(parser: Work, default_database: str) -> tuple[str, str]:
-    cursor = parser.words
-    cursor.take("IF", "EXISTS")
+    cursor = parser.cursor
+    cursor.accept("IF", "EXISTS")
     first = cursor.at
-    index = cursor.name("DROP INDEX")
-    name = cursor.text(first)
+    index = cursor.expect_name("DROP INDEX")
+    name = cursor.text_since(first)
     cursor.expect("ON", "DROP INDEX")
     table = _table(cursor, parser.before, default_database)
-    parser.check_drop(index, "DROP INDEX")
-    parser.read.append(Clause(f"DROP INDEX {name} ON `t`", "DROP INDEX", "Drop"))
+    parser.check_index_drop(index, "DROP INDEX")
+    parser.parsed_clauses.append(Clause(f"DROP INDEX {name} ON `t`", "DROP INDEX", "Drop"))
     ending(cursor)
     return table

@@ -18,7 +18,7 @@ def known_null(column_definition: Defined, where: str) -> None:
 
     :raises NotFollowed: if a setting of the server decides.
     """
-    if column_definition.column.data_type == "timestamp" and column_definition.null is None:
+    if column_definition.column.data_type == "timestamp" and column_definition.nullability is None:
         raise NotFollowed(f"{where}: whether it may be NULL depends on explicit_defaults_for_timestamp")
 
 
@@ -31,7 +31,7 @@ def check_null(before: TableSchema, old: Column, column_definition: Defined, whe
     :raises NotFollowed: if that is not certain.
     """
     known_null(column_definition, where)
-    if column_definition.null is False:
+    if column_definition.nullability is False:
         if old.nullable:
             raise NotFollowed(f"{where}: NULL gets another value where it becomes NOT NULL")
         column_definition.column = replace(column_definition.column, nullable=False)
@@ -57,7 +57,7 @@ def check_type(
     if replace(old, nullable=new.nullable) == new:
         return
     if (old.data_type, old.charset, old.collation) != (new.data_type, new.charset, new.collation) or (
-        old.compressed or old.hidden
+        old.is_compressed or old.is_hidden
     ):
         raise NotFollowed(f"{where}: another type or character set is not followed")
     if new.data_type in ("varchar", "varbinary") and (new.octets or 0) >= (old.octets or 0):
@@ -83,5 +83,5 @@ def check_dropped(before: TableSchema, column: Column, where: str) -> None:
         raise NotFollowed(f"{where}: it is part of the key")
     if before.key_index != "PRIMARY":  # an index on this column and others may become the key
         raise NotFollowed(f"{where}: a table without a primary key may get another key by it")
-    if any(c.hidden for c in before.columns):
+    if any(c.is_hidden for c in before.columns):
         raise NotFollowed(f"{where}: a unique index of hashes has a column in row events")

@@ -21,11 +21,11 @@ _REMEDY = "Rename the column, or leave it out with source.exclude_columns"
 
 def misnamed(table: TableSchema) -> tuple[str, str] | None:
     """Why the names of a table's copied columns cannot be those of a copy, and the remedy; ``None`` if they can."""
-    for column in table.in_copy:
+    for column in table.sink_columns:
         if reason := _reserved(column.name.lower()):
             return f"column {column.name}: {reason}", _REMEDY
-    lowered = Counter(column.name.lower() for column in table.in_copy)
-    if twice := [column.name for column in table.in_copy if lowered[column.name.lower()] > 1]:
+    lowered = Counter(column.name.lower() for column in table.sink_columns)
+    if twice := [column.name for column in table.sink_columns if lowered[column.name.lower()] > 1]:
         return f"columns {' and '.join(twice)}: they differ in case only", _REMEDY
     return None
 

@@ -71,44 +71,44 @@ def read_column(
     charset = collate = None
     if parsed_type.charset is not None:  # of JSON on MariaDB, whatever the table has
         textual = False
-    definition = Defined(Column(name, parsed_type.kind, parsed_type.shown, True))
-    if textual and (cursor.take("CHARSET") or cursor.take("CHARACTER", "SET")):
-        charset = cursor.name(where).lower()
-    while not cursor.over and cursor.peek() not in {",", ")", "FIRST", "AFTER"}:
-        if cursor.take("NOT", "NULL"):
+    definition = Defined(Column(name, parsed_type.kind, parsed_type.column_type, True))
+    if textual and (cursor.accept("CHARSET") or cursor.accept("CHARACTER", "SET")):
+        charset = cursor.expect_name(where).lower()
+    while not cursor.at_end and cursor.peek() not in {",", ")", "FIRST", "AFTER"}:
+        if cursor.accept("NOT", "NULL"):
             null: bool | None = False
-        elif cursor.take("NULL"):
+        elif cursor.accept("NULL"):
             null = True
         else:
             null = None
         if null is not None:
-            if definition.null is not None:
+            if definition.nullability is not None:
                 raise NotFollowed(f"{where}: NULL is said twice")
-            definition.null = null
-        elif cursor.take("DEFAULT"):
-            definition.default = read_default(cursor, where)
-        elif cursor.take("ON", "UPDATE"):
+            definition.nullability = null
+        elif cursor.accept("DEFAULT"):
+            definition.has_default = read_default(cursor, where)
+        elif cursor.accept("ON", "UPDATE"):
             if not _now(cursor):
-                cursor.refuse(f"{where}, ON UPDATE")
-        elif cursor.take("COMMENT"):
+                cursor.fail(f"{where}, ON UPDATE")
+        elif cursor.accept("COMMENT"):
             definition.comment = read_comment(cursor, where)
-        elif textual and cursor.take("COLLATE"):
-            collate = cursor.name(where).lower()
-        elif cursor.take("INVISIBLE") or (not server.mariadb and cursor.take("VISIBLE")):
+        elif textual and cursor.accept("COLLATE"):
+            collate = cursor.expect_name(where).lower()
+        elif cursor.accept("INVISIBLE") or (not server.mariadb and cursor.accept("VISIBLE")):
             pass
         else:
-            cursor.refuse(where)
+            cursor.fail(where)
     if textual:
         parsed_type.charset, parsed_type.collation = text_collation(where, session, server, collation, charset, collate)
     definition.column = _column(name, parsed_type, where, server)
-    if (reason := definition.column.refusal()) is not None:
+    if (reason := definition.column.unsupported_reason()) is not None:
         raise NotFollowed(f"{where}: {reason}")
     return definition
 
 
 def read_comment(cursor: Cursor, where: str) -> str:
     """A comment, if the catalog shows it as it stands."""
-    text = cursor.string(f"{where}, COMMENT")
+    text = cursor.expect_string(f"{where}, COMMENT")
     if len(text) > _TOO_LONG or any(c < " " and c not in "\t\n\r" for c in text):
         raise NotFollowed(f"{where}: its comment may be kept in another form")
     return text
@@ -116,25 +116,25 @@ def read_comment(cursor: Cursor, where: str) -> str:
 
 def read_default(cursor: Cursor, where: str) -> bool:
     """Go past a default; whether it is another one than NULL."""
-    if cursor.take("NULL"):
+    if cursor.accept("NULL"):
         return False
     if cursor.at_string:
-        cursor.string(where)
+        cursor.expect_string(where)
     elif cursor.peek() == "(":
-        cursor.balanced(where)
-    elif not (cursor.take("TRUE") or cursor.take("FALSE") or _now(cursor)):
-        _ = cursor.take("-") or cursor.take("+")
-        cursor.number(f"{where}, DEFAULT")
-        if cursor.take("."):
-            cursor.number(f"{where}, DEFAULT")
+        cursor.skip_brackets(where)
+    elif not (cursor.accept("TRUE") or cursor.accept("FALSE") or _now(cursor)):
+        _ = cursor.accept("-") or cursor.accept("+")
+        cursor.expect_number(f"{where}, DEFAULT")
+        if cursor.accept("."):
+            cursor.expect_number(f"{where}, DEFAULT")
     return True
 
 
 def _now(cursor: Cursor) -> bool:
-    if not cursor.any_of("CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"):
+    if not cursor.accept_any("CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"):
         return False
     if cursor.peek() == "(":
-        cursor.balanced("a default")
+        cursor.skip_brackets("a default")
     return True
 
 
@@ -147,9 +147,9 @@ def text_collation(
     :param charset: what is said of the one.
     :param collate: what is said of the other.
     """
-    if charset == "utf8" and not server.mariadb and charset not in server.collations:
+    if charset == "utf8" and not server.mariadb and charset not in server.default_collations:
         charset = "utf8mb3"
-    if charset is not None and charset not in server.collations:
+    if charset is not None and charset not in server.default_collations:
         raise NotFollowed(f"{where}: its character set is not known")
     if collate is None and charset is not None:
         collate = _default_collation(charset, where, session, server)
@@ -157,9 +157,9 @@ def text_collation(
         collate = default
     if collate is None:
         raise NotFollowed(f"{where}: the default collation of the table was not written down when it was planned")
-    if collate not in server.charsets:
+    if collate not in server.charset_by_collation:
         raise NotFollowed(f"{where}: its collation is not known")
-    of_collation = server.charsets[collate]
+    of_collation = server.charset_by_collation[collate]
     if charset is not None and charset != of_collation:
         raise NotFollowed(f"{where}: its collation is not of its character set")
     if of_collation == "binary":
@@ -175,11 +175,11 @@ def _default_collation(charset: str, where: str, session: Session, server: Serve
         if session.utf8mb4_collation is None:
             raise NotFollowed(f"{where}: which collation comes with its character set is not known")
         return session.utf8mb4_collation
-    return server.collations[charset]
+    return server.default_collations[charset]
 
 
 def _type(cursor: Cursor, where: str, session: Session, server: Server) -> _Type:
-    if not session.plain:
+    if not session.standard_types:
         raise NotFollowed(f"{where}: types have another meaning under its sql_mode")
     word = cursor.peek()
     cursor.at += 1
@@ -210,7 +210,7 @@ def _type(cursor: Cursor, where: str, session: Session, server: Server) -> _Type
     if word in ("ENUM", "SET"):
         return _members(cursor, lower, where)
     if word in ("DATETIME", "TIMESTAMP", "TIME"):
-        if server.old_dates:
+        if server.old_temporal_format:
             raise NotFollowed(f"{where}: dates and times get an old format under mysql56_temporal_format=OFF")
         digits = _brackets(cursor, where, 1)
         fsp = digits[0] if digits else 0
@@ -241,11 +241,11 @@ def _type(cursor: Cursor, where: str, session: Session, server: Server) -> _Type
 
 def _brackets(cursor: Cursor, where: str, most: int) -> list[int]:
     """Numbers in brackets, if there are any."""
-    if not cursor.take("("):
+    if not cursor.accept("("):
         return []
-    numbers = [cursor.number(where)]
-    while len(numbers) < most and cursor.take(","):
-        numbers.append(cursor.number(where))
+    numbers = [cursor.expect_number(where)]
+    while len(numbers) < most and cursor.accept(","):
+        numbers.append(cursor.expect_number(where))
     cursor.expect(")", where)
     return numbers
 
@@ -253,7 +253,7 @@ def _brackets(cursor: Cursor, where: str, most: int) -> list[int]:
 def _sign(cursor: Cursor) -> str:
     """UNSIGNED and ZEROFILL as the catalog shows them: the latter comes with the former."""
     keywords = set[str]()
-    while word := cursor.any_of("SIGNED", "UNSIGNED", "ZEROFILL"):
+    while word := cursor.accept_any("SIGNED", "UNSIGNED", "ZEROFILL"):
         keywords.add(word)
     if "ZEROFILL" in keywords:
         return " unsigned zerofill"
@@ -273,7 +273,7 @@ def _integer(cursor: Cursor, kind: str, where: str, server: Server) -> _Type:
 
 def _floating(cursor: Cursor, word: str, where: str, session: Session) -> _Type:
     if word == "DOUBLE":
-        cursor.take("PRECISION")
+        cursor.accept("PRECISION")
     kind = "float" if word == "FLOAT" or (word == "REAL" and session.real_as_float) else "double"
     digits, shown = _brackets(cursor, where, 2), ""
     if len(digits) == 1:
@@ -289,9 +289,9 @@ def _floating(cursor: Cursor, word: str, where: str, session: Session) -> _Type:
 
 def _members(cursor: Cursor, kind: str, where: str) -> _Type:
     cursor.expect("(", where)
-    members = [cursor.string(where)]
-    while cursor.take(","):
-        members.append(cursor.string(where))
+    members = [cursor.expect_string(where)]
+    while cursor.accept(","):
+        members.append(cursor.expect_string(where))
     cursor.expect(")", where)
     members = [m.rstrip(" ") for m in members]
     if len({m.casefold() for m in members}) < len(members):
@@ -309,7 +309,7 @@ def _column(name: str, parsed_type: _Type, where: str, server: Server) -> Column
     """What the catalog says of it."""
     length = octets = parsed_type.length
     if parsed_type.charset is not None:
-        width = server.widths[parsed_type.charset]
+        width = server.max_char_bytes[parsed_type.charset]
         if parsed_type.kind in ("char", "varchar", "enum", "set"):
             octets = (length or 0) * width
         elif parsed_type.kind in TEXT_TYPES:
@@ -326,7 +326,7 @@ def _column(name: str, parsed_type: _Type, where: str, server: Server) -> Column
     return Column(
         name=name,
         data_type=parsed_type.kind,
-        column_type=parsed_type.shown,
+        column_type=parsed_type.column_type,
         nullable=True,
         length=length,
         octets=octets,

@@ -36,26 +36,26 @@ def _named(cursor: Cursor, default_database: str, of_database: str) -> list[Tabl
     :param of_database: which table of a database that is dropped as a whole is of concern.
     :raises NotFollowed: if it does something else, or a word of it is not known.
     """
-    if not cursor.take("DROP"):
-        cursor.refuse("its beginning")
-    if cursor.any_of("DATABASE", "SCHEMA"):
-        cursor.take("IF", "EXISTS")
-        tables = [(cursor.name("DROP DATABASE"), of_database)]
-    elif cursor.any_of("TABLE", "TABLES"):
-        cursor.take("IF", "EXISTS")
+    if not cursor.accept("DROP"):
+        cursor.fail("its beginning")
+    if cursor.accept_any("DATABASE", "SCHEMA"):
+        cursor.accept("IF", "EXISTS")
+        tables = [(cursor.expect_name("DROP DATABASE"), of_database)]
+    elif cursor.accept_any("TABLE", "TABLES"):
+        cursor.accept("IF", "EXISTS")
         tables = [_table(cursor, default_database)]
-        while cursor.take(","):
+        while cursor.accept(","):
             tables.append(_table(cursor, default_database))
-        cursor.any_of("RESTRICT", "CASCADE")
-        if not cursor.take("NOWAIT") and cursor.take("WAIT"):
-            cursor.number("WAIT")
+        cursor.accept_any("RESTRICT", "CASCADE")
+        if not cursor.accept("NOWAIT") and cursor.accept("WAIT"):
+            cursor.expect_number("WAIT")
     else:
-        cursor.refuse("DROP")
-    if not cursor.over:
-        cursor.refuse("its end")
+        cursor.fail("DROP")
+    if not cursor.at_end:
+        cursor.fail("its end")
     return tables
 
 
 def _table(cursor: Cursor, default_database: str) -> Table:
-    name = cursor.name("DROP TABLE")
-    return (name, cursor.name("DROP TABLE")) if cursor.take(".") else (default_database, name)
+    name = cursor.expect_name("DROP TABLE")
+    return (name, cursor.expect_name("DROP TABLE")) if cursor.accept(".") else (default_database, name)

@@ -10,29 +10,29 @@ from airflow_provider_cdc.ddl.column_parser import read_comment
 
 def neutral(cursor: Cursor) -> bool:
     """Go past what says how a change is made, and not what it changes."""
-    word = cursor.any_of("ALGORITHM", "LOCK")
+    word = cursor.accept_any("ALGORITHM", "LOCK")
     if word:
-        cursor.take("=")
-        cursor.name(word)
+        cursor.accept("=")
+        cursor.expect_name(word)
     return bool(word)
 
 
 def index_kind(cursor: Cursor) -> str:
     """Go past FULLTEXT or SPATIAL, if one stands here, and INDEX or KEY."""
-    kind = cursor.any_of("FULLTEXT", "SPATIAL")
-    index = cursor.any_of("INDEX", "KEY")
+    kind = cursor.accept_any("FULLTEXT", "SPATIAL")
+    index = cursor.accept_any("INDEX", "KEY")
     return f"{kind} {index}".strip()
 
 
 def names(cursor: Cursor, where: str) -> None:
     """Go past names in brackets."""
-    _listed(cursor, where, lambda: cursor.name(where))
+    _listed(cursor, where, lambda: cursor.expect_name(where))
 
 
 def _listed(cursor: Cursor, where: str, one: Callable[[], object]) -> None:
     cursor.expect("(", where)
     one()
-    while cursor.take(","):
+    while cursor.accept(","):
         one()
     cursor.expect(")", where)
 
@@ -41,32 +41,32 @@ def index_parts(cursor: Cursor, where: str) -> None:
     """The columns and the options of an index that is not unique."""
 
     def part() -> None:
-        cursor.name(where)
-        if cursor.take("("):
-            cursor.number(where)
+        cursor.expect_name(where)
+        if cursor.accept("("):
+            cursor.expect_number(where)
             cursor.expect(")", where)
-        cursor.any_of("ASC", "DESC")
+        cursor.accept_any("ASC", "DESC")
 
-    if cursor.take("USING") and not cursor.any_of("BTREE", "HASH"):
-        cursor.refuse(where)
+    if cursor.accept("USING") and not cursor.accept_any("BTREE", "HASH"):
+        cursor.fail(where)
     _listed(cursor, where, part)
-    while not cursor.over and cursor.peek() not in {",", "ALGORITHM", "LOCK", "WAIT", "NOWAIT"}:
-        if cursor.take("USING"):
+    while not cursor.at_end and cursor.peek() not in {",", "ALGORITHM", "LOCK", "WAIT", "NOWAIT"}:
+        if cursor.accept("USING"):
             cursor.expect("BTREE", where)
-        elif cursor.take("COMMENT"):
+        elif cursor.accept("COMMENT"):
             read_comment(cursor, where)
-        elif cursor.take("KEY_BLOCK_SIZE"):
-            cursor.take("=")
-            cursor.number(where)
-        elif not cursor.any_of("VISIBLE", "INVISIBLE"):
-            cursor.refuse(where)
+        elif cursor.accept("KEY_BLOCK_SIZE"):
+            cursor.accept("=")
+            cursor.expect_number(where)
+        elif not cursor.accept_any("VISIBLE", "INVISIBLE"):
+            cursor.fail(where)
 
 
 def ending(cursor: Cursor) -> None:
     """Options behind a CREATE INDEX or DROP INDEX."""
-    while neutral(cursor) or cursor.take("NOWAIT") or cursor.peek() == "WAIT":
-        if cursor.take("WAIT"):
-            cursor.number("WAIT")
+    while neutral(cursor) or cursor.accept("NOWAIT") or cursor.peek() == "WAIT":
+        if cursor.accept("WAIT"):
+            cursor.expect_number("WAIT")
 
 
 def renames_index(cursor: Cursor) -> bool:

@@ -17,7 +17,7 @@ SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
 
 def stays_inside(statement: Statement) -> bool:
     """Whether a statement can only name what is the server's own, such as the heartbeats of hosted servers."""
-    return all(database in ("", *SYSTEM) for database, _ in statement.mentioned)
+    return all(database in ("", *SYSTEM) for database, _ in statement.mentioned_names)
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Detours:
 
     def paths_used_by(self, statement: Statement) -> list[Table]:
         """Those that a statement may take."""
-        return sorted((statement.tables & self.write_paths) | (statement.mentioned & self.call_paths))
+        return sorted((statement.changed_tables & self.write_paths) | (statement.mentioned_names & self.call_paths))
 
     def can_change(self, statement: Statement, table: Table) -> bool:
         """Whether a statement may change one table by what it takes. For errors: everything is looked at again."""
-        return bool(find_detours([table], self.stored_objects, self.cascades).taken(statement))
+        return bool(find_detours([table], self.stored_objects, self.cascades).paths_used_by(statement))
 
 
 def find_detours(
@@ -67,7 +67,7 @@ def find_detours(
     :param cascades: (parent, child) of the foreign keys by which a change of the one changes the other.
     """
     stored_objects, cascades = tuple(stored_objects), tuple(cascades)
-    edges = [((fold(s.name[0]), fold(s.name[1])), s, mentions(s.text, s.name[0]) if s.text else None) for s in stored_objects]
+    edges = [((fold(s.name[0]), fold(s.name[1])), s, mentions(s.body, s.name[0]) if s.body else None) for s in stored_objects]
     parents = [((fold(p[0]), fold(p[1])), (fold(c[0]), fold(c[1]))) for p, c in cascades]
     start = {(fold(database), fold(table)) for database, table in captured}
     written, called, size = set(start), set[Table](), -1
@@ -75,8 +75,8 @@ def find_detours(
         size = len(written) + len(called)
         for name, one, words in edges:
             if words is None or not written.isdisjoint(words) or not called.isdisjoint(words):
-                (called if one.routine else written).add(name)
-            if words is not None and not one.routine and not called.isdisjoint(words):
+                (called if one.is_routine else written).add(name)
+            if words is not None and not one.is_routine and not called.isdisjoint(words):
                 called.add(name)
         written |= {parent for parent, child in parents if child in written}
     return Detours(frozenset(written - start), frozenset(called), stored_objects, cascades)

@@ -20,7 +20,7 @@ def keeps_rows(clauses: Sequence[Word]) -> bool:
 
     :param clauses: the words after the table's name.
     """
-    keys = [word.key for word in clauses]
+    keys = [word.keyword for word in clauses]
     while keys and keys[-1] == ";":
         keys.pop()
     if keys == ["REMOVE", "PARTITIONING"]:

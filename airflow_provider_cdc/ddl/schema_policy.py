@@ -34,11 +34,11 @@ class SchemaPolicy:
         :param exclude: kinds that are not; they win.
         """
         if mode == IGNORE:
-            return cls(mode, adds=False, drops=False, types="none")
+            return cls(mode, copies_new_columns=False, drops_removed_columns=False, allowed_types="none")
         followed_kinds = (set(include) or {*KINDS}) - set(exclude)
         lenient = mode == LENIENT
         types = "none" if ALTER_TYPE not in followed_kinds else "wider" if lenient else "all"
-        return cls(mode, adds=ADD_COLUMN in followed_kinds, drops=DROP_COLUMN in followed_kinds and not lenient, types=types)
+        return cls(mode, copies_new_columns=ADD_COLUMN in followed_kinds, drops_removed_columns=DROP_COLUMN in followed_kinds and not lenient, allowed_types=types)
 
     def decide_definition(
         self, before: TableSchema, after: TableSchema, *, overwrites_rows: bool = False, is_requested: bool = False
@@ -52,41 +52,41 @@ class SchemaPolicy:
             another type.
         :raises NotFollowed: if the copy would have to take over what it is not to, and nobody has asked for it.
         """
-        known = {column.name.lower() for column in (*before.copied, *before.kept)}
-        new = () if self.copies_new_columns else tuple(c for c in after.copied if c.name.lower() not in known)
+        known = {column.name.lower() for column in (*before.copied_columns, *before.retained)}
+        new = () if self.copies_new_columns else tuple(c for c in after.copied_columns if c.name.lower() not in known)
         in_key = [column.name for column in new if column.name in after.key]
         if in_key and not is_requested:
             raise NotFollowed(f"new column {in_key[0]} is part of the key, and {self._setting_text} leaves new columns out")
         new = tuple(column for column in new if column.name not in in_key)
-        if new and len(new) == len(after.copied):
+        if new and len(new) == len(after.copied_columns):
             if not is_requested:
                 raise NotFollowed(f"all of its columns are new, and {self._setting_text} leaves new columns out")
             new = ()
-        auto_excluded = ({*before.ignored} & {*after.left_out}) | {column.name for column in new}
+        auto_excluded = ({*before.auto_excluded} & {*after.excluded}) | {column.name for column in new}
         decided = replace(
             after,
-            left_out=tuple(c.name for c in after.columns if c.name in {*after.left_out, *auto_excluded}),
-            ignored=tuple(c.name for c in after.columns if c.name in auto_excluded),
+            excluded=tuple(c.name for c in after.columns if c.name in {*after.excluded, *auto_excluded}),
+            auto_excluded=tuple(c.name for c in after.columns if c.name in auto_excluded),
         )
         if not is_requested:
             self._check_types(before, decided)
-        source_names, copied = ({c.name.lower() for c in columns} for columns in (decided.columns, decided.copied))
-        missing_columns = [c for c in before.copied if c.name.lower() not in source_names]
+        source_names, copied = ({c.name.lower() for c in columns} for columns in (decided.columns, decided.copied_columns))
+        missing_columns = [c for c in before.copied_columns if c.name.lower() not in source_names]
         if self.drops_removed_columns:
-            retained = [] if overwrites_rows else [*before.kept]
-        elif not decided.key and (unretainable := [*before.kept, *missing_columns]) and not is_requested:  # its rows are told apart by all values
+            retained = [] if overwrites_rows else [*before.retained]
+        elif not decided.key and (unretainable := [*before.retained, *missing_columns]) and not is_requested:  # its rows are told apart by all values
             raise NotFollowed(f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep")
         else:
-            retained = [*before.kept, *(replace(column, nullable=True) for column in missing_columns)] if decided.key else []
-        removed = () if overwrites_rows else (*before.dropped, *(c.name for c in missing_columns if self.drops_removed_columns))
+            retained = [*before.retained, *(replace(column, nullable=True) for column in missing_columns)] if decided.key else []
+        removed = () if overwrites_rows else (*before.removed, *(c.name for c in missing_columns if self.drops_removed_columns))
         retained = [column for column in retained if column.name.lower() not in copied]
         names = {column.name for column in retained}
         comments = (*decided.comments, *(pair for pair in before.comments if pair[0] in names))
-        return replace(decided, kept=tuple(retained), dropped=removed, comments=comments)
+        return replace(decided, retained=tuple(retained), removed=removed, comments=comments)
 
     def _check_types(self, before: TableSchema, after: TableSchema) -> None:
-        old = {column.name.lower(): column for column in before.in_copy}
-        for column in after.copied:
+        old = {column.name.lower(): column for column in before.sink_columns}
+        for column in after.copied_columns:
             was = old.get(column.name.lower())
             if was is None or was.arrow_type == column.arrow_type or self.allowed_types == "all":
                 continue
@@ -104,14 +104,14 @@ class SchemaPolicy:
 
 def describe_change(before: TableSchema, after: TableSchema) -> str:
     """What becomes of a copy's columns with another definition, for people; nothing if they stay as they are."""
-    old, new = ({c.name for c in table.in_copy} for table in (before, after))
+    old, new = ({c.name for c in table.sink_columns} for table in (before, after))
     there, known = ({c.name for c in table.columns} for table in (after, before))
-    retained = [c.name for c in after.kept if c not in before.kept]
+    retained = [c.name for c in after.retained if c not in before.retained]
     parts = {
-        "new columns": [c.name for c in after.copied if c.name not in old],
-        "left out": [name for name in after.left_out if name not in known],
+        "new columns": [c.name for c in after.copied_columns if c.name not in old],
+        "left out": [name for name in after.excluded if name not in known],
         "no more in the source, and NULL from here on": retained,
-        "dropped": [c.name for c in before.in_copy if c.name not in new and c.name not in there],
+        "dropped": [c.name for c in before.sink_columns if c.name not in new and c.name not in there],
     }
     return "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
 
@@ -124,8 +124,8 @@ def check_names(before: TableSchema, definition: TableSchema, added: Iterable[st
     :param added: names of the new columns.
     :raises NotFollowed: if one may have.
     """
-    former_names = {*(name.lower() for name in before.dropped), *(column.name.lower() for column in before.kept)}
-    copied = {column.name for column in definition.copied}
+    former_names = {*(name.lower() for name in before.removed), *(column.name.lower() for column in before.retained)}
+    copied = {column.name for column in definition.copied_columns}
     for name in added:
         if name in copied and name.lower() in former_names:
             raise NotFollowed(f"the copy had a column {name} before, whose values its files still have")

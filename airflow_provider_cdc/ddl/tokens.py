@@ -57,8 +57,8 @@ class Word(NamedTuple):
 
 @cache
 def _lexer(quoting: Quoting) -> re.Pattern[str]:
-    single = (_ESCAPED if quoting.backslash else _PLAIN) % ("'", "'", "''", "'")
-    double = (_ESCAPED if quoting.backslash and not quoting.ansi else _PLAIN) % ('"', '"', '""', '"')
+    single = (_ESCAPED if quoting.backslash_escapes else _PLAIN) % ("'", "'", "''", "'")
+    double = (_ESCAPED if quoting.backslash_escapes and not quoting.ansi_quotes else _PLAIN) % ('"', '"', '""', '"')
     return re.compile(_LEXER % (single, double), re.VERBOSE | re.DOTALL)
 
 

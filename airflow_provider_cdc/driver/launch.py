@@ -85,7 +85,7 @@ def attached(request: Request) -> Iterator[Driver]:
                 process.stdin.flush()  # and stays open: see the driver's lifeline
             yield driver
         finally:
-            driver.end()
+            driver.terminate()
             process.wait()
 
 

@@ -124,10 +124,10 @@ def follow(
     from airflow_provider_cdc.stream.run import begin, run_on_spark
 
     epoch = begin(context, store, catch_up=catch_up, log=log, ui=ui)
-    epoch.lease = lease
+    epoch.lease_seconds = lease
     stop = stop or threading.Event()
 
-    def end(*_: object) -> None:
+    def stop_epoch(*_: object) -> None:
         stop.set()
         epoch.stop.set()
 
@@ -135,9 +135,9 @@ def follow(
         signal.signal(number, stop_epoch)
     if stop.is_set():
         epoch.stop.set()
-    context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.start.at}")
+    context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.section_start.at}")
     run_on_spark(epoch, spark)
-    context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.at.at}")
+    context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.offset.offset}")
 
 
 def main() -> int:
@@ -156,7 +156,7 @@ def main() -> int:
         keep_small(*log)
         threading.Thread(target=_keep_small, args=log, name="log", daemon=True).start()
     try:
-        context = Context.of(Pipeline.from_dict(request.pipeline), Lines(), _finder(connections))
+        context = Context.for_pipeline(Pipeline.from_dict(request.pipeline), Lines(), _finder(connections))
         with room_errors():
             outcome = _outcome(context, request)
         _write_result(request, {"outcome": outcome})
@@ -230,7 +230,7 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
     assert request.group is not None
     session: list[SparkSession] = []
     try:
-        with closing(context.store()) as store:
+        with closing(context.open_state_database()) as store:
             plan = context.ensure_plan(store)
             result = run_group(
                 context,
@@ -242,7 +242,7 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
                 requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
                 observe=observed,
             )
-            plan = context.newest(plan)
+            plan = context.refresh_plan(plan)
             for totals in table_totals(context, plan, [request.group] if request.group in plan.groups() else []):
                 context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
             if result.outcome == "adopted":
@@ -259,7 +259,7 @@ def _reread(context: Context, table: str, where_key: str | None) -> dict[str, An
 
     session: list[SparkSession] = []
     try:
-        with closing(context.store()) as store:
+        with closing(context.open_state_database()) as store:
             outcome = read_again(context, store, table, where_key, _when_needed(context, session))
         return {"table": table, "outcome": outcome}
     finally:
@@ -322,14 +322,14 @@ def compared(
             session.append(_start(context)[0])
         return run_scans(session[0], context.reporter.line)(work)
 
-    runner = run_in_threads if is_local(context.spark[0]) else run
+    runner = run_in_threads if is_local(context.spark_config[0]) else run
     try:
-        verdicts = verify(context, show_values=show_values, selection=selection, run=runner)
+        verdicts = verify(context, show_values=show_values, selection=selection, runner=runner)
         if repair and any(verdict.verdict == UNEQUAL for verdict in verdicts):
 
             def compare(tables: tuple[str, ...]) -> list[TableComparison]:
                 chosen = replace(selection, tables=tables)
-                return verify(context, show_values=show_values, selection=chosen, run=runner)
+                return verify(context, show_values=show_values, selection=chosen, runner=runner)
 
             verdicts = repaired(context, verdicts, compare)
         record_verified(context, verdicts)
@@ -353,9 +353,9 @@ def _stream(context: Context, request: Request) -> dict[str, Any]:
 
     for finding in require(context):
         context.reporter.line(f"{finding.level}: {finding}")
-    context.need_plan()
-    with closing(context.store()) as store:
-        context.watcher.refuse(store, context.pipeline.name)
+    context.require_plan()
+    with closing(context.open_state_database()) as store:
+        context.liveness.refuse_if_running(store, context.pipeline.name)
         spark, ui = _start(context)
         try:
             follow(context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui, lease=request.lease)
@@ -367,7 +367,7 @@ def _stream(context: Context, request: Request) -> dict[str, Any]:
 def _start(context: Context) -> tuple[SparkSession, str | None]:
     from airflow_provider_cdc.spark.session import start, ui_address
 
-    spark = start(context.pipeline.name, *context.spark, ui=True)
+    spark = start(context.pipeline.name, *context.spark_config, ui=True)
     address = ui_address(spark)
     if address:
         context.reporter.line(UI_LINE + address)

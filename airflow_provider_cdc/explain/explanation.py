@@ -216,13 +216,13 @@ class Explanation:
 
     def _correction_lines(self) -> Iterator[str]:
         corrections = self.corrections
-        if corrections.unknown:
-            yield f"unknown: {corrections.unknown}"
+        if corrections.unknown_reason:
+            yield f"unknown: {corrections.unknown_reason}"
             return
         yield f"by {_counted(corrections.count)} between the watermarks" if corrections.count else "by no change"
-        if corrections.count > len(corrections.last):
-            yield f"the last {len(corrections.last)} of them:"
-        yield from map(str, corrections.last)
+        if corrections.count > len(corrections.latest):
+            yield f"the last {len(corrections.latest)} of them:"
+        yield from map(str, corrections.latest)
 
     def _last_change_lines(self) -> Iterator[str]:
         if self.last_change is not None:

@@ -70,15 +70,15 @@ class Reads:
 
         def order(historical_read: Found) -> tuple[bool, int]:
             high = historical_read.read.high
-            seq = historical_read.lineage.seq(high) if historical_read.lineage is not None and high is not None else 0
+            seq = historical_read.timeline.seq(high) if historical_read.timeline is not None and high is not None else 0
             return historical_read.read.state != PUBLISHED, seq
 
         return sorted(reads, key=order)
 
     def _find_whole_table_read(self) -> Found:
         """The snapshot; or what has taken its place."""
-        rejoin = self.plan.rejoined_of(self.index)
-        suspension = self.plan.suspended_of(self.index)
+        rejoin = self.plan.rejoin_of(self.index)
+        suspension = self.plan.suspension_of(self.index)
         if self.plan.start != BEGIN:
             return Found(Read(NOTHING, PUBLISHED), self.plan)
         if rejoin is None and suspension is not None and suspension.schema is not None:
@@ -97,7 +97,7 @@ class Reads:
 
     def _find_range_reads(self) -> Iterator[Found]:
         """Ranges of keys that were read again since, and that or the table as far as it waits for the stream."""
-        rejoin = self.plan.rejoined_of(self.index)
+        rejoin = self.plan.rejoin_of(self.index)
         last_number, since_seq = (0, 0) if rejoin is None else (rejoin.group or 0, rejoin.seq)
         staged = {one.number: one.scope for one in waiting(self.context, self.plan) if one.table == self.index}
         for number in sorted(self._published_range_reads(last_number) | {*staged}):
@@ -106,14 +106,14 @@ class Reads:
                 continue
             how = TABLE if staged.get(number, RANGES) != RANGES else KEYS
             historical_read = self._ad_hoc_read(how, plan, chunk, STAGED if number in staged else PUBLISHED)
-            assert historical_read.lineage is not None and historical_read.read.high is not None
-            if historical_read.lineage.seq(historical_read.read.high) > since_seq:
+            assert historical_read.timeline is not None and historical_read.read.high is not None
+            if historical_read.timeline.seq(historical_read.read.high) > since_seq:
                 yield historical_read
 
     def _plan_with_chunks(self) -> Plan:
         """The plan with the chunks of the table, which it has no more if that is suspended."""
         context, layout = self.context, self.context.layout
-        if self.plan.suspended_of(self.index) is None:
+        if self.plan.suspension_of(self.index) is None:
             return self.plan
 
         def is_end(value: Mapping[str, Any]) -> bool:
@@ -123,7 +123,7 @@ class Reads:
         names = amendments_of(context.storage, layout, self.plan.generation)
         amended = (read_json(context.storage, name) for name in names)
         plan = Plan.from_json(read_json(context.storage, layout.plan))
-        plan = plan.amended(value for value in amended if not is_end(value))
+        plan = plan.with_amendments(value for value in amended if not is_end(value))
         return plan.with_zero_dates(context.pipeline.source.zero_dates)
 
     def _find_owning_chunk(self, plan: Plan) -> Chunk | None:
@@ -133,24 +133,24 @@ class Reads:
 
     def _find_snapshot_read(self, plan: Plan, chunk: Chunk) -> Found:
         group = Group(self.context, plan, chunk.group)
-        attempt = group.markers().get(self.index)
+        attempt = group.published_by_table().get(self.index)
         if attempt is not None:
             return self._read_from_manifest(SNAPSHOT, PUBLISHED, group, chunk, attempt)
         number = next(no for no, listed in enumerate(group.slices) if chunk in listed)
-        read = group.finished().get(number)
+        read = group.read_finished_slices().get(number)
         if read is None:
-            return Found(Read(SNAPSHOT, WAITING, chunk.group, chunk.no), plan)
+            return Found(Read(SNAPSHOT, WAITING, chunk.group, chunk.number), plan)
         return _of(SNAPSHOT, READ, plan, chunk, read[0], 0, read[1])
 
     def _ad_hoc_read(self, how: str, plan: Plan, chunk: Chunk, state: str) -> Found:
         return self._read_from_manifest(how, state, Group(self.context, plan, chunk.group), chunk, 1)
 
     def _read_from_manifest(self, how: str, state: str, group: Group, chunk: Chunk, attempt: int) -> Found:
-        entries = (e for e in group.manifest(attempt) if any(c["no"] == chunk.no for c in e["chunks"]))
-        return _of(how, state, group.plan, chunk, attempt, group.complete_attempts(), next(entries))
+        entries = (e for e in group.read_manifest(attempt) if any(c["no"] == chunk.number for c in e["chunks"]))
+        return _of(how, state, group.plan, chunk, attempt, group.count_complete_attempts(), next(entries))
 
     def _load_reading_plan(self, number: int) -> Plan:
-        name = self.context.layout.share(self.plan.generation, number)
+        name = self.context.layout.group_plan(self.plan.generation, number)
         if (stored := read_json(self.context.storage, name)) is None:
             label = self.plan.tables[self.index].label
             raise TerminalError(
@@ -168,19 +168,19 @@ class Reads:
         numbers = set()
         for number in drawn_numbers(self.context, generation):
             if number > last_number:
-                record = read_json(storage, layout.reading(generation, number))
+                record = read_json(storage, layout.resnapshot(generation, number))
                 outcome = outcome_of(self.context, generation, number)
                 is_part = record is not None and (record["scope"], record["table"]) == (RANGES, self.index)
-                if is_part and outcome is not None and outcome.done:
+                if is_part and outcome is not None and outcome.published:
                     numbers.add(number)
         return numbers
 
 
 def _of(how: str, state: str, plan: Plan, chunk: Chunk, attempt: int, attempts: int, entry: Mapping[str, Any]) -> Found:
     """A chunk as the manifest of its file has it."""
-    chunk_entry = next(c for c in entry["chunks"] if c["no"] == chunk.no)
+    chunk_entry = next(c for c in entry["chunks"] if c["no"] == chunk.number)
     low, high = watermarks_of(chunk_entry)
     timeline = numbering(plan, entry)
     counts = chunk_entry["rows"], chunk_entry["corrected"], chunk_entry["seconds"]
-    read = Read(how, state, chunk.group, chunk.no, attempt, attempts, low, high, *counts, timeline.server)
+    read = Read(how, state, chunk.group, chunk.number, attempt, attempts, low, high, *counts, timeline.server)
     return Found(read, plan, timeline, entry.get("binlogs", {}))

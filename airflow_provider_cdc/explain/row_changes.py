@@ -83,25 +83,25 @@ class RowChanges:
         :param binlog_begun: when binlog files were begun, as far as that is known: others of their names are refused.
         """
         captured, table = by_table([self.definitions]), self.definitions.newest
-        timeline, prepared = numbering(high), Prepared({}, self.look_back(low).rows, captured)
+        timeline, prepared = numbering(high), Prepared({}, self.look_back(low).prepared_rows, captured)
         gtids = dict[int, str]()
         # Whoever copies the table has judged what leads to it.
-        binlog = BinlogReader(self.open_at, captured, timeline, self.text_decoders, named=True, tell_ddl=True, detours=Detours)
-        binlog.begun.update(binlog_begun or {})
+        binlog = BinlogReader(self.open_at, captured, timeline, self.text_decoders, with_gtids=True, yield_ddl=True, indirect_writes=Detours)
+        binlog.file_start_times.update(binlog_begun or {})
         with closing(binlog):
             for step in binlog.steps(low, high) if low < high else ():
-                if (item := step.item) is not None:
+                if (item := step.transaction) is not None:
                     seq = timeline.seq(Position(step.file, step.position))
-                    if table.id in item.altered:
+                    if table.id in item.altered_tables:
                         yield from self._take_changes(binlog, high, gtids)
                         yield Piece(timeline, self.schema.empty_table(), altered_at=Position(item.file, item.position))
-                    if item.emptied is not None:
+                    if item.emptied_table is not None:
                         yield from self._take_changes(binlog, high, gtids)
                         yield Piece(timeline, self.schema.empty_table(), {seq: item.gtid}, (seq, item.commit_us))
                     gtids |= {seq: item.gtid} if item.xa_committed else {}
-                    for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
+                    for _ in binlog.decode_rows(prepared.visible_rows(item), seq, item.commit_us):
                         yield from self._take_changes(binlog, high, gtids)
-                if binlog.held >= _FLUSH_BYTES:
+                if binlog.held_bytes >= _FLUSH_BYTES:
                     yield from self._take_changes(binlog, high, gtids)
             yield from self._take_changes(binlog, high, gtids)
 
@@ -110,8 +110,8 @@ class RowChanges:
 
         :param gtids: GTIDs that are known, and may be asked for again: of a transaction that goes on.
         """
-        batches = [shaped(batch, self.schema) for _, batch in binlog.take(only=self.key_filter)]
-        gtids |= binlog.names()
+        batches = [shaped(batch, self.schema) for _, batch in binlog.take_changes(only=self.key_filter)]
+        gtids |= binlog.take_gtids()
         timeline, last_seq = numbering(high), None
         for changes in batches:
             changes = changes.filter(pc.less_equal(changes[SEQ], timeline.seq(high)))

@@ -59,7 +59,7 @@ class OneRow:
 
     def is_this_row(self, rows: pa.Table) -> pa.Array:
         """Mask of the rows whose key is this one, as the server sees it."""
-        if self.table.integer_key is not None:
+        if self.table.integer_key_column is not None:
             return owned(self.connection, self.table, [self.key_chunk], rows)
         keys = rows.select(list(self.table.key))
         distinct_keys = keys.group_by(list(self.table.key), use_threads=False).aggregate([])
@@ -70,7 +70,7 @@ class OneRow:
         listed = find_tables(self.connection, lambda *name: name == self.table.id)
         if not listed:
             return Side(unknown_reason="the source has no such table any more"), None, None
-        left_out = self.table.left_out
+        left_out = self.table.excluded
         try:
             current = read_schema(self.connection, *listed[0], keeps=lambda *name: name[-1] not in left_out)
         except NotReadyError as error:
@@ -81,8 +81,8 @@ class OneRow:
         elif current.key_columns != self.table.key_columns:
             return Side(unknown_reason=f"its key is another one now ({', '.join(current.key) or 'none'})"), None, current
         timeline = replace(numbering(binlog_end(self.connection)), server=self.server)
-        reader = Source(self.context, current, Definitions.of(current), timeline, Limits())
-        with closing(reader.windows(self.connection, slots.EXPLAIN)) as log:
+        reader = Source(self.context, current, Definitions.from_single(current), timeline, Limits())
+        with closing(reader.open_window_reader(self.connection, slots.EXPLAIN)) as log:
             take_watermark = watermarks(self.connection, self.server)
             try:
                 chunk_read = read_chunk(self.connection, log, current, self.key_chunk, timeline, take_watermark)
@@ -100,7 +100,7 @@ class OneRow:
         for is_match in self._match_strategies(source_row):
             for portion in portions:
                 if keys := self._find_matching_keys(portion, is_match):
-                    for rows in portion.rows(copy_rows.column_names):
+                    for rows in portion.read_rows(copy_rows.column_names):
                         matching = rows.filter(matched_rows(rows, pa.concat_tables(keys), self.table.key))
                         copy_rows = pa.concat_tables([copy_rows, matching])
             if copy_rows.num_rows:
@@ -110,7 +110,7 @@ class OneRow:
     def _find_matching_keys(self, portion: Portion, is_match: Mine) -> list[pa.Table]:
         """The keys in a portion that are the row's."""
         matching_keys = []
-        for rows in portion.rows(list(self.table.key)):
+        for rows in portion.read_rows(list(self.table.key)):
             matching = rows.filter(is_match(rows)) if rows.num_rows else rows
             if matching.num_rows:
                 matching_keys.append(matching)
@@ -120,7 +120,7 @@ class OneRow:
         """How the copy is searched: first for the spelling that the source has, else the one that was asked for; then
         for all that the server takes for the same, which takes longer.
         """
-        if self.table.integer_key is None:
+        if self.table.integer_key_column is None:
             keys = self._requested_key() if source_row is None or not source_row.num_rows else source_row.select(list(self.table.key))
             if keys is not None:
                 yield lambda rows: matched_rows(rows, keys, self.table.key)
@@ -140,5 +140,5 @@ class OneRow:
 
 def values(rows: pa.Table, table: TableSchema) -> tuple[Mapping[str, Any], ...]:
     """Rows without the columns of the project."""
-    names = [column.name for column in table.in_copy if column.name in rows.column_names]
+    names = [column.name for column in table.sink_columns if column.name in rows.column_names]
     return tuple(rows.select(names).to_pylist())

@@ -71,7 +71,7 @@ def explain(context: Context, label: str, texts: Sequence[str]) -> Explanation:
     :raises NotReadyError: if the pipeline has no such table, or it has no key, or that is not one of its keys.
     :raises TransientError: if the source cannot be reached.
     """
-    plan = context.need_plan()
+    plan = context.require_plan()
     index = index_of(context, plan, label)
     table = plan.tables[index]
     if not table.key:
@@ -112,18 +112,18 @@ class _Explaining:
 
     def __post_init__(self) -> None:
         self.table = self.plan.tables[self.index]
-        self.resume_offset, self.timeline = self.context.stand(self.plan)
+        self.resume_offset, self.timeline = self.context.resume_state(self.plan)
 
     def explain(self, shown: Row) -> Explanation:
         """Look at everything.
 
         :param shown: the key, as it was asked for.
         """
-        suspension = self.plan.suspended_of(self.index)
-        reads = Reads(self.context, self.connection, self.plan, self.index, self.row.key).find()
+        suspension = self.plan.suspension_of(self.index)
+        reads = Reads(self.context, self.connection, self.plan, self.index, self.row.key).find_reads()
         published = [found for found in reads if found.read.state == PUBLISHED]
         corrections = self._find_corrections(published[-1]) if published else Changes(unknown_reason="it is not read yet")
-        source, rows, current = self.row.in_source()
+        source, rows, current = self.row.find_in_source()
         copy, copied = self._find_in_copy(published, rows)
         explanation = Explanation(
             self.table.label,
@@ -138,7 +138,7 @@ class _Explaining:
         try:
             return self._add_comparison(explanation, current, rows, copied, published)
         except _UnknownError as error:
-            return replace(explanation, why=str(error))
+            return replace(explanation, not_compared_reason=str(error))
 
     # ------------------------------------------------------------ the two sides
 
@@ -153,12 +153,12 @@ class _Explaining:
         if not isinstance(target, Readable):
             return Side(unknown_reason=f"the {target.name} cannot be read back"), None
         listed, markers = portions(target)
-        copy_rows = self.row.among(listed, source_row)
-        suspension = self.plan.suspended_of(self.index)
+        copy_rows = self.row.find_in_copy(listed, source_row)
+        suspension = self.plan.suspension_of(self.index)
         seqs = [self.timeline.seq(self.resume_offset.at), markers.get(stream_marker(self.plan.pipeline)) or 0]
         seqs = [suspension.seq] if suspension is not None else seqs
-        if published and (high := published[-1].read.high) is not None and published[-1].lineage is not None:
-            seqs.append(published[-1].lineage.seq(high))
+        if published and (high := published[-1].read.high) is not None and published[-1].timeline is not None:
+            seqs.append(published[-1].timeline.seq(high))
         written_by = None
         if copy_rows.num_rows:
             seq, operation = copy_rows[SEQ][0].as_py(), copy_rows[OP][0].as_py()
@@ -171,38 +171,38 @@ class _Explaining:
         table, args = definitions.newest, self.context.connect_args
         source = Source(self.context, table, definitions, Lineage(self.row.server, ""), Limits())
         key_filter = None
-        if (name := table.integer_key) is not None:
-            key_filter = name, lambda keys: owned(self.connection, table, [self.row.chunk], pa.table({name: keys}))
+        if (name := table.integer_key_column) is not None:
+            key_filter = name, lambda keys: owned(self.connection, table, [self.row.key_chunk], pa.table({name: keys}))
         return RowChanges(
             partial(source.open_at, slots.EXPLAIN),
             definitions,
             partial(look_back, args, self.row.server, by_table([definitions])),
-            self.row.mine,
+            self.row.is_this_row,
             key_filter,
             decoders(lambda: nullcontext(self.connection), [table]),
         )
 
     def _extended_definitions(self, plan: Plan, timeline: Lineage) -> Definitions:
         """The definitions by which the binlog is read, also before and behind where the stream goes by them."""
-        definitions = plan.definitions_of(timeline)[self.index]
-        return Definitions(((None, definitions.steps[0][1]), *definitions.steps[1:]), definitions.revision)
+        definitions = plan.definitions_for(timeline)[self.index]
+        return Definitions(((None, definitions.versions[0][1]), *definitions.steps[1:]), definitions.revision)
 
     def _find_corrections(self, historical_read: Found) -> Changes:
         """What has changed the row between the watermarks of what was read."""
         low, high = historical_read.read.low, historical_read.read.high
-        if low is None or high is None or historical_read.lineage is None:
+        if low is None or high is None or historical_read.timeline is None:
             return Changes()
         try:
-            if historical_read.lineage.newest != self.timeline.newest or self.row.server != historical_read.read.server:
+            if historical_read.timeline.newest_segment != self.timeline.newest or self.row.server != historical_read.read.server:
                 raise _UnknownError(f"it was read from server {historical_read.read.server}, whose binlog is not at hand")
             (oldest, *_) = binlog_sizes(self.connection)
             if low < Position(oldest, 0):
                 raise _UnknownError(f"the server has removed the binlog before {oldest}")
-            change_reader, count, latest = self._change_reader(self._extended_definitions(historical_read.plan, historical_read.lineage)), 0, deque[RowChange](maxlen=SHOWN)
-            for segment in change_reader.read(low, high, historical_read.begun):
-                if segment.altered is not None:
-                    raise _UnknownError(f"the table was altered at {segment.altered}")
-                count += segment.count
+            change_reader, count, latest = self._change_reader(self._extended_definitions(historical_read.plan, historical_read.timeline)), 0, deque[RowChange](maxlen=SHOWN)
+            for segment in change_reader.read(low, high, historical_read.binlog_begun):
+                if segment.altered_at is not None:
+                    raise _UnknownError(f"the table was altered at {segment.altered_at}")
+                count += segment.change_count
                 latest.extend(_told(segment, self.table))
         except (_UnknownError, CdcError) as error:
             return Changes(unknown_reason=_words(error))
@@ -211,9 +211,9 @@ class _Explaining:
     def _add_last_change(self, explanation: Explanation, current: TableSchema | None) -> Explanation:
         """With the last change of the row, searched from the newest binlog file back."""
         if current is not None and current.key_columns != self.table.key_columns:
-            return replace(explanation, unsearched="the table has another key now")
+            return replace(explanation, search_end_reason="the table has another key now")
         is_followed = current is None or current is self.table
-        change_reader = self._change_reader(self._extended_definitions(self.plan, self.timeline) if is_followed else Definitions.of(current or self.table))
+        change_reader = self._change_reader(self._extended_definitions(self.plan, self.timeline) if is_followed else Definitions.from_single(current or self.table))
         end, end_reason = binlog_end(self.connection), "the server has no older binlog"
         searched_from: Position | None = None
         sizes = binlog_sizes(self.connection)
@@ -222,15 +222,15 @@ class _Explaining:
             altered_at: Position | None = None
             try:
                 for segment in change_reader.read(low, high):
-                    if segment.altered is not None:
-                        last_change, altered_at = None, segment.altered
+                    if segment.altered_at is not None:
+                        last_change, altered_at = None, segment.altered_at
                     if row_changes := _told(segment, change_reader.definitions.newest):
                         last_change = row_changes[-1]
             except CdcError as error:
                 end_reason = error.message
                 break
             if last_change is not None:
-                return replace(explanation, last=last_change, searched=low)
+                return replace(explanation, last_change=last_change, searched_from=low)
             searched_from = altered_at or low
             if altered_at is not None:
                 end_reason = f"the table was altered at {altered_at}"
@@ -238,7 +238,7 @@ class _Explaining:
         else:
             if searched_from is not None and searched_from.file != next(iter(sizes)):
                 end_reason = f"no more than {SEARCHED_BYTES >> 30} GiB are searched"
-        return replace(explanation, searched=searched_from, unsearched=end_reason)
+        return replace(explanation, searched_from=searched_from, search_end_reason=end_reason)
 
     # ------------------------------------------------------------ whether they agree
 
@@ -256,32 +256,32 @@ class _Explaining:
         """
         source_at, copy_at = explanation.source.at, explanation.copy.at
         if source is None or copy is None or source_at is None or copy_at is None:
-            raise _UnknownError(explanation.source.unknown or explanation.copy.unknown)
+            raise _UnknownError(explanation.source.unknown_reason or explanation.copy.unknown_reason)
         if explanation.suspended:
             raise _UnknownError("the stream goes on without the table")
         if current is not self.table:
             raise _UnknownError("the table was altered, and the stream has not followed that yet")
         if not published:
             raise _UnknownError("it is not published yet")
-        if self.resume_offset.held:
+        if self.resume_offset.already_applied:
             raise _UnknownError("the stream has moved to another server, and has not passed all that it had applied")
         pending = 0
         if copy_at < source_at:
             copy, pending = self._replay_changes(copy, copy_at, source_at)
         else:
             source, _ = self._replay_changes(source, source_at, copy_at)
-        diff = by_key(self.table, source, copy, most=1, keeps=self._keeps_deleted)
-        if diff.kept:
+        diff = by_key(self.table, source, copy, max_keys=1, allow_extra=self._keeps_deleted)
+        if diff.allowed_extra:
             raise _UnknownError("only the copy has it, as it may: the source has deleted it (sink.deletes: ignore)")
         if diff.total and self.plan.start != SNAPSHOT and not copy.num_rows:
             raise _UnknownError("the pipeline began without a snapshot: the copy has only rows that were changed since")
-        columns = tuple(diff.columns) if diff.counts[DIFFERENT] else ()
-        return replace(explanation, equal=not diff.total, columns=columns, pending=pending)
+        columns = tuple(diff.differing_columns) if diff.counts[DIFFERENT] else ()
+        return replace(explanation, equal=not diff.total, differing_columns=columns, pending_changes=pending)
 
     @property
     def _keeps_deleted(self) -> bool:
         """Whether the copy keeps what the source deletes."""
-        return self.context.pipeline.sink.deletions.of(self.table) == IGNORE
+        return self.context.pipeline.sink.delete_policy.mode_of(self.table) == IGNORE
 
     def _replay_changes(self, rows: pa.Table, low: Position, high: Position) -> tuple[pa.Table, int]:
         """A side as of a later place, and how many changes that took.
@@ -289,7 +289,7 @@ class _Explaining:
         :raises _UnknownError: if the binlog does not tell.
         """
         try:
-            resume(self.connection, self.resume_offset, self.context.opener(slots.EXPLAIN))
+            resume(self.connection, self.resume_offset, self.context.binlog_opener(slots.EXPLAIN))
             sizes = binlog_sizes(self.connection)
             between = [size for name, size in sizes.items() if low < Position(name, 0) and Position(name, 0) < high]
             if sum(between) > SEARCHED_BYTES:
@@ -297,13 +297,13 @@ class _Explaining:
                 raise _UnknownError(f"the copy stands at {low}, and {limit}")
             count, change_reader = 0, self._change_reader(self._extended_definitions(self.plan, self.timeline))
             for segment in change_reader.read(low, high):
-                if segment.altered is not None:
-                    raise _UnknownError(f"the table was altered at {segment.altered}")
-                if segment.emptied is not None and not self._keeps_deleted:
+                if segment.altered_at is not None:
+                    raise _UnknownError(f"the table was altered at {segment.altered_at}")
+                if segment.truncation is not None and not self._keeps_deleted:
                     rows = rows.slice(0, 0)
                 changes = upserts(segment.changes) if self._keeps_deleted else segment.changes
                 rows = apply_changes(rows, changes.select(rows.column_names), self.table.key)
-                count += segment.count
+                count += segment.change_count
         except CdcError as error:
             raise _UnknownError(error.message) from error
         return rows, count
@@ -316,11 +316,11 @@ def _told(segment: Piece, table: TableSchema) -> list[RowChange]:
     for row, image in zip(tail.select([SEQ, OP, TS]).to_pylist(), values(tail, table), strict=True):
         time = row[TS].isoformat(timespec="seconds")
         gtid = segment.gtids.get(row[SEQ], "")
-        changes.append(RowChange(segment.place(row[SEQ]), OPERATIONS[row[OP]], time, gtid, image))
-    if segment.emptied is not None:
-        seq, microseconds = segment.emptied
+        changes.append(RowChange(segment.position_of(row[SEQ]), OPERATIONS[row[OP]], time, gtid, image))
+    if segment.truncation is not None:
+        seq, microseconds = segment.truncation
         time = datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="seconds")
-        changes.append(RowChange(segment.place(seq), OPERATIONS["t"], time, segment.gtids.get(seq, "")))
+        changes.append(RowChange(segment.position_of(seq), OPERATIONS["t"], time, segment.gtids.get(seq, "")))
     return changes
 
 

@@ -56,9 +56,9 @@ class Belongings:
 
 def bookkeeping(context: Context) -> Store | None:
     """The bookkeeping of a pipeline; ``None`` if it is a file that is not there."""
-    if context.store_url is None and not context.local.bookkeeping.exists():
+    if context.state_url is None and not context.local_files.state_database.exists():
         return None
-    return context.store()
+    return context.open_state_database()
 
 
 def belongings(context: Context, store: Store | None) -> Belongings:
@@ -70,23 +70,23 @@ def belongings(context: Context, store: Store | None) -> Belongings:
     name, layout, storage = context.pipeline.name, context.layout, context.storage
     plan = context.load_plan()
     if store is not None:
-        context.watcher.refuse(store, name)
+        context.liveness.refuse_if_running(store, name)
         if plan is not None and (active_group := reader(store, plan)) is not None:
             raise AlreadyRunningError(
                 f"chunk group {active_group.group_no} of {name} is being read by {active_group.holder}", "Wait for its end, or end it"
             )
-    internal_folders = [_folder(storage, layout.progress), _folder(storage, layout.private)]
-    local = context.local.folder
-    if storage.remote and local.is_dir():
+    internal_folders = [_folder(storage, layout.resume_point_folder), _folder(storage, layout.pipeline_folder)]
+    local = context.local_files.folder
+    if storage.is_remote and local.is_dir():
         sizes = [path.stat().st_size for path in local.rglob("*") if path.is_file()]
         internal_folders.append(Folder("", f"{local} on this host", len(sizes), sum(sizes)))
     table_folders = []
     for table in plan.tables if plan is not None else ():
         target = context.sink.table(table)
         if target.exists() and isinstance(target, Owned) and target.owner() == name:
-            table_folders.append(_folder(storage, layout.table(table), table.label))
+            table_folders.append(_folder(storage, layout.table_folder(table), table.label))
     rows = store.held(name) if store is not None else {}
-    return Belongings(plan, rows, [folder for folder in internal_folders if folder.files], table_folders)
+    return Belongings(plan, rows, [folder for folder in internal_folders if folder.file_count], table_folders)
 
 
 def forget(context: Context, store: Store | None, data: Belongings, *, delete_tables: bool) -> None:
@@ -98,14 +98,14 @@ def forget(context: Context, store: Store | None, data: Belongings, *, delete_ta
     """
     storage, layout, plan = context.storage, context.layout, data.plan
     if delete_tables:
-        for folder in data.tables:
+        for folder in data.table_folders:
             _clear(storage, folder.name)
             failpoint("forget.after_table")
     elif plan is not None:
-        context.sink.staging().clear(plan.tables, _ALL_EPOCHS)
-    _clear(storage, layout.progress)
-    state_file = f"{layout.private}/{context.local.bookkeeping.name}"
-    for name, _ in [*storage.list(layout.private)]:
+        context.sink.change_staging().clear_older_epochs(plan.tables, _ALL_EPOCHS)
+    _clear(storage, layout.resume_point_folder)
+    state_file = f"{layout.pipeline_folder}/{context.local_files.state_database.name}"
+    for name, _ in [*storage.list(layout.pipeline_folder)]:
         if name != layout.plan and not name.startswith(state_file):
             storage.delete(name)
     failpoint("forget.before_plan")
@@ -114,9 +114,9 @@ def forget(context: Context, store: Store | None, data: Belongings, *, delete_ta
         store.forget(context.pipeline.name)
         store.close()  # a file of its own is about to go
     failpoint("forget.before_books")
-    _clear(storage, layout.private)
-    if storage.remote:
-        context.local.remove()
+    _clear(storage, layout.pipeline_folder)
+    if storage.is_remote:
+        context.local_files.remove_folder()
 
 
 def _folder(storage: Storage, name: str, table: str = "") -> Folder:
@@ -125,7 +125,7 @@ def _folder(storage: Storage, name: str, table: str = "") -> Folder:
 
 
 def _clear(storage: Storage, name: str) -> None:
-    storage.clear(name)
+    storage.delete_folder(name)
     if left := next(iter(storage.list(name)), None):
         raise TransientError(
             f"{storage.location(left[0])} could not be deleted", "Look at the rights of the folder, and run this again"

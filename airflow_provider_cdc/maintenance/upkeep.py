@@ -42,7 +42,7 @@ def compact(table: SinkTable, runner: Runner, should_stop: Callable[[], bool] = 
     :returns: how many compactions stand.
     """
     count = 0
-    while isinstance(table, Compactable) and not should_stop() and (compactions := table.compactions(purge=purge)):
+    while isinstance(table, Compactable) and not should_stop() and (compactions := table.plan_compactions(purge=purge)):
         if not purge:  # what is small comes first, and beside a stream there is more of it by then
             compactions = compactions[:_TOGETHER]
         committed, purge = 0, False  # rows go on dying beside a stream: that has no end
@@ -64,17 +64,17 @@ def maintain(context: Context, runner: Runner, *, purge: bool = False) -> dict[s
     :returns: JSON value: ``tables``, each with ``table`` and ``compactions``.
     :raises CdcError: of the first table that it cannot be done to, after it was done to the others.
     """
-    plan, results = context.need_plan(), []
+    plan, results = context.require_plan(), []
     open_tables, errors = targets(context, plan), list[CdcError]()
     # A suspended one may be what nobody understands; one that was emptied has files that are to go.
-    for index in sorted([*plan.active, *emptied(context, plan)]):
+    for index in sorted([*plan.active_tables, *emptied(context, plan)]):
         schema, open_table = plan.tables[index], open_tables[index]
         try:
             with beside_a_stream(context, plan):
-                outdated = lagging(context, plan, [index]) if index in plan.active else {}
+                outdated = lagging(context, plan, [index]) if index in plan.active_tables else {}
                 table = context.sink.table(outdated[index]) if outdated else open_table
                 count = compact(table, runner, purge=purge)
-                table.tidy()
+                table.clean_up()
         except CdcError as error:
             context.reporter.line(f"{schema.label} is not compacted: {error}")
             errors.append(error)
@@ -83,7 +83,7 @@ def maintain(context: Context, runner: Runner, *, purge: bool = False) -> dict[s
         results.append({"table": schema.label, "compactions": count})
     resume_point = context.sink.resume_point()
     if resume_point.exists():
-        resume_point.tidy()
+        resume_point.clean_up()
     if errors:
         raise errors[0]
     return {"tables": results}
@@ -190,7 +190,7 @@ class Upkeep:
         with self._lock:
             changed, self._since_tidied = self._since_tidied | self._changed | self._emptied, set()
         for index in sorted(changed):
-            self._run_on_table(index, lambda table: table.tidy())
+            self._run_on_table(index, lambda table: table.clean_up())
 
     def _measure(self) -> None:
         self._measured_at = time.monotonic()

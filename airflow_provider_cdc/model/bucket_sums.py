@@ -52,12 +52,12 @@ class Sums:
 
     def merge(self, other: Sums) -> None:
         """Take in all rows of other sums."""
-        self.row_counts += other.rows
-        self.first_sums += other.first
-        self.second_sums += other.second
-        self.row_bytes += other.size
+        self.row_counts += other.row_counts
+        self.first_sums += other.first_sums
+        self.second_sums += other.second_sums
+        self.row_bytes += other.row_bytes
 
     def differing_buckets(self, other: Sums) -> Any:
         """Numbers of the buckets in which the rows are not the same, in ascending order."""
-        same = (self.row_counts == other.rows) & (self.first_sums == other.first) & (self.second_sums == other.second)
+        same = (self.row_counts == other.row_counts) & (self.first_sums == other.first_sums) & (self.second_sums == other.second_sums)
         return np.flatnonzero(~same)

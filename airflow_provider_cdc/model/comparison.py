@@ -55,7 +55,7 @@ class Difference:
 
     def to_json(self, *, show_values: bool) -> dict[str, Any]:
         """Plain JSON value."""
-        last_change = {"at": str(self.last_change.at), "time": self.last_change.time} if self.last_change else None
+        last_change = {"at": str(self.last_change.position), "time": self.last_change.time} if self.last_change else None
         key = {"key": list(self.key)} if show_values else {}
         return {"kind": self.kind, **key, "columns": list(self.columns), "last_change": last_change}
 
@@ -172,7 +172,7 @@ class TableComparison:
         """
         if self.columns:
             yield f"{self.table}: columns that differ: " + ", ".join(f"{c} ({n})" for c, n in self.columns.items())
-        counts = Counter(difference.text(show_values=show_values) for difference in self.differences)
+        counts = Counter(difference.describe(show_values=show_values) for difference in self.differences)
         for text, count in list(counts.items())[:10]:
             yield f"{self.table}: {text}" + (f" ({count} times)" if count > 1 else "")
         if len(counts) > 10:
@@ -192,5 +192,5 @@ class TableComparison:
         value["copy"] = None if self.copy is None else self.copy.to_json()
         value["differences"] = [d.to_json(show_values=show_values) for d in self.differences]
         value["searched"] = None if self.searched is None else str(self.searched)
-        value["ranges"] = [[list(c.lower), list(c.upper), c.last] for c in self.ranges] if show_values else []
+        value["ranges"] = [[list(c.lower), list(c.upper), c.includes_upper] for c in self.ranges] if show_values else []
         return value

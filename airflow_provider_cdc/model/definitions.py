@@ -72,7 +72,7 @@ class Definitions:
 
         :param position: ``None`` for the beginning.
         """
-        return replace(self, end=position, ended=True)
+        return replace(self, suspended_from=position, is_suspended=True)
 
     def replanned(self, position: Position, definition: TableSchema) -> Definitions:
         """What takes their place when the table is planned again: nothing before a place is of concern any more.
@@ -87,11 +87,11 @@ class Definitions:
 
     def with_zero_dates(self, policy: str) -> Definitions:
         """The same definitions under another policy, which is no part of them."""
-        return replace(self, steps=tuple((at, d.with_zero_dates(policy)) for at, d in self.versions))
+        return replace(self, versions=tuple((at, d.with_zero_dates(policy)) for at, d in self.versions))
 
     def with_full_before_images(self) -> Definitions:
         """The same definitions where old rows are wanted whole."""
-        return replace(self, steps=tuple((at, replace(d, whole_rows=True)) for at, d in self.versions))
+        return replace(self, versions=tuple((at, replace(d, full_before_images=True)) for at, d in self.versions))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""

@@ -111,7 +111,7 @@ def search(files: Iterable[tuple[str, Iterable[pa.Table]]], change: Net, ignore_
     :raises MissingRowsError: if there are fewer rows than are taken away.
     """
     names = [name for name in change.removed.column_names if name not in META_COLUMNS]
-    wanted, missing_counts, removed_rows = images(change.removed, names), change.counts.copy(), Lost()
+    wanted, missing_counts, removed_rows = images(change.removed, names), change.removed_counts.copy(), Lost()
     for path, groups in files:
         if not missing_counts.any() and not ignore_below_seq:
             break

@@ -44,10 +44,10 @@ class Position:
         return split_file(self.file)[1], self.position
 
     def __lt__(self, other: Position) -> bool:
-        return self._sort_key() < other._order()
+        return self._sort_key() < other._sort_key()
 
     def __le__(self, other: Position) -> bool:
-        return self._sort_key() <= other._order()
+        return self._sort_key() <= other._sort_key()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.position}"
@@ -140,7 +140,7 @@ class Lineage:
     @property
     def newest_segment(self) -> Lineage:
         """The newest segment by itself. No two segments of a pipeline are equal, of the same server either."""
-        return replace(self, before=None)
+        return replace(self, previous=None)
 
     def with_segment(self, server: str, start_file: str, highest_seq: int) -> Lineage:
         """The lineage with one more segment.

@@ -176,26 +176,26 @@ class Plan:
         Places of another segment mean nothing there. A stream goes on in a new segment only when it has passed all
         places of those before it, so what holds last of these holds from its beginning.
         """
-        is_same_segment = timeline.newest == self.timeline.newest
+        is_same_segment = timeline.newest_segment == self.timeline.newest_segment
         return tuple(
-            self._definition_history(index, history if is_same_segment else history.elsewhere(), timeline)
+            self._definition_history(index, history if is_same_segment else history.on_other_server(), timeline)
             for index, history in enumerate(self.definitions)
         )
 
     def _definition_history(self, index: int, planned: Definitions, timeline: Lineage) -> Definitions:
         def place(step: Step) -> Position | None:
-            return None if step.seq >> POSITION_BITS < timeline.base else timeline.position(step.seq)
+            return None if step.seq >> POSITION_BITS < timeline.first_ordinal else timeline.position(step.seq)
 
         if (rejoin := self.rejoin_of(index)) is not None:
             planned = Definitions(((place(rejoin), rejoin.schema),), rejoin.revision)
         history = planned
         for ddl in self.followed_ddls_of(index):
             if (at := place(ddl)) is None:
-                history = replace(planned, steps=((None, ddl.schema),))
+                history = replace(planned, versions=((None, ddl.schema),))
             else:
-                history = history.then(at, ddl.schema)
+                history = history.with_change(at, ddl.schema)
         if (suspension := self.suspension_of(index)) is not None:
-            history = history.until(place(suspension))
+            history = history.suspended_at(place(suspension))
         return history
 
     def captured_tables(self, timeline: Lineage) -> Captured:
@@ -208,7 +208,7 @@ class Plan:
         """
         if (rejoin := self.rejoin_of(table)) is not None:
             return rejoin.seq
-        since = self.definitions[table].since
+        since = self.definitions[table].start
         return self.p0_seq if since is None else self.timeline.seq(since)
 
     def with_amendments(self, amendments: Iterable[Mapping[str, Any]]) -> Plan:
@@ -220,12 +220,12 @@ class Plan:
         """
         parsed = [(amendment, step_of(amendment)) for amendment in amendments]
         all_amendments = in_order([*self.amendments, *(step for _, step in parsed if step is not None)])
-        plan = replace(self, steps=all_amendments, definitions=(*self.definitions, *self._added_tables(all_amendments)))
+        plan = replace(self, amendments=all_amendments, definitions=(*self.definitions, *self._added_tables(all_amendments)))
         replans = [amendment for amendment, step in parsed if step is None]
         replanned = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in replans]
         for index, definitions, amendment in sorted(replanned, key=lambda found: (found[0], found[1].revision)):
-            plan = plan._amended(index, definitions, amendment["lower"], amendment["upper"])
-        return plan._without_left()
+            plan = plan._with_replanned_table(index, definitions, amendment["lower"], amendment["upper"])
+        return plan._without_superseded_chunks()
 
     def _added_tables(self, amendments: Iterable[Step]) -> list[Definitions]:
         """Tables that steps add to the plan, in their order.
@@ -236,7 +236,7 @@ class Plan:
         indexes = sorted(index for index in added if index >= len(self.definitions))
         if indexes != [len(self.definitions) + n for n in range(len(indexes))]:
             raise ValueError(f"tables {indexes} were added to a plan of {len(self.definitions)}")
-        return [Definitions.of(definition) for index in indexes if (definition := added[index]) is not None]
+        return [Definitions.from_single(definition) for index in indexes if (definition := added[index]) is not None]
 
     def _without_superseded_chunks(self) -> Plan:
         """The plan without the chunks of tables whose rows are not what those hold any more."""
@@ -246,33 +246,33 @@ class Plan:
         current_and_superseded: tuple[list[Chunk], list[Chunk]] = [], []
         for chunk in self.chunks:
             current_and_superseded[chunk.table in superseded].append(chunk)
-        return replace(self, chunks=tuple(current_and_superseded[False]), left=(*self.superseded_chunks, *current_and_superseded[True]))
+        return replace(self, chunks=tuple(current_and_superseded[False]), superseded_chunks=(*self.superseded_chunks, *current_and_superseded[True]))
 
     def _with_replanned_table(self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]) -> Plan:
         table_chunks = [c for c in self.chunks if c.table == index]
         changed_chunks = {}
         if table_chunks:
-            changed_chunks[table_chunks[0].no] = replace(table_chunks[0], lower=tuple(lower))
-            last = changed_chunks.get(table_chunks[-1].no, table_chunks[-1])
-            changed_chunks[last.no] = replace(last, upper=tuple(upper))
+            changed_chunks[table_chunks[0].number] = replace(table_chunks[0], lower=tuple(lower))
+            last = changed_chunks.get(table_chunks[-1].number, table_chunks[-1])
+            changed_chunks[last.number] = replace(last, upper=tuple(upper))
         histories = tuple(definitions if i == index else d for i, d in enumerate(self.definitions))
-        return replace(self, definitions=histories, chunks=tuple(changed_chunks.get(c.no, c) for c in self.chunks))
+        return replace(self, definitions=histories, chunks=tuple(changed_chunks.get(c.number, c) for c in self.chunks))
 
     def with_zero_dates(self, policy: str) -> Plan:
         """The plan with the pipeline's ``source.zero_dates``, which is not written down with it."""
         return replace(
             self,
             definitions=tuple(d.with_zero_dates(policy) for d in self.definitions),
-            steps=tuple(with_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.amendments),
+            amendments=tuple(with_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.amendments),
         )
 
     def with_full_before_images(self, wanted: Callable[[TableSchema], bool]) -> Plan:
         """The plan where the old rows of some tables are wanted whole, which is not written down with it, either."""
         return replace(
             self,
-            definitions=tuple(d.with_whole_rows() if wanted(d.newest) else d for d in self.definitions),
-            steps=tuple(
-                with_schema(step, lambda table: replace(table, whole_rows=table.whole_rows or wanted(table)))
+            definitions=tuple(d.with_full_before_images() if wanted(d.newest) else d for d in self.definitions),
+            amendments=tuple(
+                with_schema(step, lambda table: replace(table, full_before_images=table.full_before_images or wanted(table)))
                 for step in self.amendments
             ),
         )
@@ -368,7 +368,7 @@ class Plan:
             start=value.get("start", SNAPSHOT),
             table_path=value.get("table_path", cls.table_path),
             lower_case=value.get("lower_case", cls.lower_case),
-            steps=in_order(filter(None, map(step_of, value.get("steps", value.get("followed", ()))))),
+            amendments=in_order(filter(None, map(step_of, value.get("steps", value.get("followed", ()))))),
         )
 
 
@@ -409,7 +409,7 @@ def number_and_group(chunks: Iterable[Chunk], group_rows: int, chunk_rows: int) 
     """
     listed_chunks = list(chunks)
     size = max(1, group_rows // chunk_rows, math.ceil(len(listed_chunks) / MAX_GROUPS))
-    return tuple(replace(chunk, no=i, group=i // size) for i, chunk in enumerate(listed_chunks))
+    return tuple(replace(chunk, number=i, group=i // size) for i, chunk in enumerate(listed_chunks))
 
 
 def slices(chunks: Sequence[Chunk], per_file: int = CHUNKS_PER_FILE) -> list[tuple[Chunk, ...]]:

@@ -196,7 +196,7 @@ class Column:
 def unknown_type(column: Column) -> NotReadyError:
     """The error of a place in the code that does not know the type of a column."""
     return NotReadyError(
-        f"column {column.name}: {column.refusal() or f'type {column.column_type} is not known here'}",
+        f"column {column.name}: {column.unsupported_reason() or f'type {column.column_type} is not known here'}",
         "Exclude the table in source.exclude",
     )
 
@@ -340,7 +340,7 @@ class TableSchema:
         comments = tuple((name, text) for name, text in value.get("comments", ()))
         schema = cls(value["database"], value["name"], columns, key, excluded, key_index=index, comments=comments)
         auto_excluded, removed = tuple(value.get("ignored", ())), tuple(value.get("dropped", ()))
-        return replace(schema, collation=value.get("collation"), ignored=auto_excluded, kept=retained, dropped=removed)
+        return replace(schema, collation=value.get("collation"), auto_excluded=auto_excluded, retained=retained, removed=removed)
 
     def fingerprint(self) -> str:
         """Hash of everything that decides how rows are read; equal fingerprints read alike."""

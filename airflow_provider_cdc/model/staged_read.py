@@ -121,8 +121,8 @@ def step_ids(plan: Plan, table: int) -> tuple[StepId, ...]:
 
     :param table: index of the table in the plan.
     """
-    revision = plan.revision(table)
-    return tuple(_id(step) for step in plan.steps if step.table == table and step.revision == revision)
+    revision = plan.revision_of(table)
+    return tuple(_id(step) for step in plan.amendments if step.table == table and step.revision == revision)
 
 
 def in_turn(staged_reads: Iterable[Staged], can_publish: Callable[[Staged], bool]) -> list[Staged]:
@@ -155,11 +155,11 @@ def refusal(
     """
     if staged.scope != GROUP and staged.table is None:
         return Refusal("an older version has read it")
-    if staged.lineage != timeline.newest:
-        return Refusal(f"it was read at server {staged.lineage.server}, before the stream went on at another")
+    if staged.timeline != timeline.newest_segment:
+        return Refusal(f"it was read at server {staged.timeline.server}, before the stream went on at another")
     if not captured:
         return Refusal("the pipeline does not copy it any more")
-    rejoin = plan.rejoined_of(table)
+    rejoin = plan.rejoin_of(table)
     if rejoin is not None and (rejoin.group or 0) > staged.number:
         return Refusal("it was read again as a whole by a reading that began later", superseded=True)
     # Chunk groups have no keys in common.
@@ -169,12 +169,12 @@ def refusal(
         return None
     later_amendments = [
         step
-        for step in plan.steps
-        if step.table == table and step.revision >= staged.revision and _id(step) not in staged.steps
+        for step in plan.amendments
+        if step.table == table and step.revision >= staged.revision and _id(step) not in staged.amendments
     ]
     if staged.scope == RANGES:
-        return _refused_part(later_amendments, plan.suspended_of(table))
-    since = timeline.seq(staged.since.at)
+        return _refused_part(later_amendments, plan.suspension_of(table))
+    since = timeline.seq(staged.start.at)
     return next(filter(None, (_refused_whole(step, since) for step in later_amendments)), None)
 
 

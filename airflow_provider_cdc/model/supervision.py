@@ -110,7 +110,7 @@ class Watch:
         if newest.state != "running":
             return Verdict(newest.state)
         self._monitor = self._monitor or Pulse(self.patience)
-        return Verdict.LOST if self._monitor.see(newest.heartbeat_at, now) is False else None
+        return Verdict.LOST if self._monitor.observe(newest.heartbeat_at, now) is False else None
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def in_binlog(table: TableSchema, column: Column | None, reason: Reason, descrip
 def in_table(table: TableSchema, column: Column, error: UnfitValue) -> UnfitError:
     """The error for a value that a SELECT has found."""
     return UnfitError(
-        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {error.what}",
+        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {error.description}",
         _IN_TABLE[error.reason],
         table=table.label,
         column=column.name,

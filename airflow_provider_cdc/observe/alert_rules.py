@@ -58,6 +58,6 @@ def standing(limits: Limits, observed: Observed, active_before: Collection[Subje
     if min_hours is not None and (was_at_risk if hours is None else hours < (min_hours * OVER_ABOVE if was_at_risk else min_hours)):
         active[PURGE_RISK, ""] = f"the source may purge what is needed in {hours or 0:.1f} hours (limit: {min_hours:g})"
     for kind, subject in active_before:
-        if kind == FAILED and (observed.well is None or observed.well <= int(subject)):
+        if kind == FAILED and (observed.healthy_epoch is None or observed.healthy_epoch <= int(subject)):
             active[FAILED, subject] = "the stream has failed"
     return active

@@ -69,13 +69,13 @@ def copy_place(context: Context, plan: Plan) -> CopyPlace:
 
     :raises CdcError: if the source cannot be asked, or is another one.
     """
-    offset = context.stand(plan)[0]
+    offset = context.resume_state(plan)[0]
     with closing(connect(context.connect_args)) as connection:
         same_server(identity(connection), offset.server)
         size = unread_bytes(connection, offset.at)
         if size is None:  # the file is gone: whoever reads on from there says so
             return CopyPlace(offset.at)
-        committed = oldest_unread(context.opener(slots.VERIFY), offset.at) if size else None
+        committed = oldest_unread(context.binlog_opener(slots.VERIFY), offset.at) if size else None
         if committed is None:
             return CopyPlace(offset.at, None, 0.0)
         since = datetime.fromtimestamp(committed, UTC).isoformat(timespec="seconds")
@@ -83,14 +83,14 @@ def copy_place(context: Context, plan: Plan) -> CopyPlace:
 
 
 def _ask(context: Context, offset: Offset, slot: int) -> Lag:
-    open_at = context.opener(slot)
+    open_at = context.binlog_opener(slot)
     # Rows of open XA transactions are read again from where they were prepared.
-    needed = min([offset.at, *(at for _, at in map(parse_entry, offset.xa) if at is not None)])
+    needed = min([offset.at, *(at for _, at in map(parse_entry, offset.open_xa) if at is not None)])
     with closing(connect(context.connect_args)) as connection:
         same_server(identity(connection), offset.server)
         size = unread_bytes(connection, offset.at)
         try:
-            purge_in = PurgeWatch(replace(offset, at=needed), slot).look_over(context, connection)
+            purge_in = PurgeWatch(replace(offset, at=needed), slot).seconds_to_purge_on(context, connection)
         except TerminalError as error:
             return Lag(None, size, 0.0, error.message)
         committed = oldest_unread(open_at, offset.at) if size else None

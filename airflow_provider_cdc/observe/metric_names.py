@@ -91,8 +91,8 @@ def prometheus_text(measurements: Iterable[Measurement]) -> str:
     for name, metric in METRICS.items():
         if name not in by_name:
             continue
-        full = metric.full_name
-        lines += [f"# HELP {full} {metric.what}", f"# TYPE {full} {'counter' if metric.total else 'gauge'}"]
+        full = metric.prometheus_name
+        lines += [f"# HELP {full} {metric.help_text}", f"# TYPE {full} {'counter' if metric.is_counter else 'gauge'}"]
         for one in by_name[name]:
             labels = ",".join(f'{label}="{_escaped(value)}"' for label, value in one.tags.items())
             lines.append(f"{full}{{{labels}}} {one.value!r}")

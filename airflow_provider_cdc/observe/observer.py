@@ -147,7 +147,7 @@ class Observer:
             view.epoch,
             lag_seconds=lag.seconds,
             lag_bytes=lag.bytes,
-            purge_hours=None if lag.purge_in is None else lag.purge_in / 3600,
+            purge_hours=None if lag.seconds_to_purge is None else lag.seconds_to_purge / 3600,
             changes=view.changes,
             batches=view.batches,
             unknown=lag.unknown,
@@ -179,9 +179,9 @@ class Observer:
                 plan.pipeline,
                 list(due.values()),
                 sizes={plan.tables[index].id: size.to_json() for index, size in sizes.items()},
-                compacted={plan.tables[index].id: compaction for index, compaction in compacted.items()},
-                applied={plan.tables[i].id: [counts[op] for op in "cud"] for i, counts in applied.items()},
-                all_of_them=is_first,
+                last_compactions={plan.tables[index].id: compaction for index, compaction in compacted.items()},
+                applied_counts={plan.tables[i].id: [counts[op] for op in "cud"] for i, counts in applied.items()},
+                delete_others=is_first,
             )
         except BaseException:
             with self._lock:
@@ -195,13 +195,13 @@ class Observer:
 
     def _table_state(self, view: Seen, index: int) -> TableStanding:
         plan, table = view.plan, view.plan.tables[index]
-        suspension, progress = plan.suspended_of(index), self._table_progress(plan).get(table.id)
-        state = replace(view.standing, gone=self._missing)
+        suspension, progress = plan.suspension_of(index), self._table_progress(plan).get(table.id)
+        state = replace(view.state, missing=self._missing)
         was_added = suspension is not None and suspension.kind == ADDED
         return TableStanding(
             *table.id,
             table_state(self._context, plan, index, state),
-            position=state.at if suspension is None else None if was_added else suspension.at,
+            position=state.position if suspension is None else None if was_added else suspension.at,
             since=None if suspension is None else datetime.fromisoformat(suspension.since),
             kind=suspension.kind if suspension else None,
             reason=suspension.message if suspension else None,
@@ -220,9 +220,9 @@ class Observer:
     def _definitions(self, view: Seen) -> list[list[Any]]:
         if self._definition_cache is None or self._definition_cache[0] is not view.plan:
             by_table_index = []
-            for definitions in view.plan.definitions_of(view.lineage):
+            for definitions in view.plan.definitions_for(view.timeline):
                 versions, before = [], None
-                for since, schema in definitions.steps:
+                for since, schema in definitions.versions:
                     changed = describe_change(before, schema).removeprefix("; ") if before else ""
                     versions.append(
                         {
@@ -259,11 +259,11 @@ def _seen(context: Context, store: Store, plan: Plan) -> Seen | None:
     stream = store.current_stream(plan.pipeline)
     if stream is not None and stream.state == "running":
         return None
-    plan = context.newest(plan)
+    plan = context.refresh_plan(plan)
     groups = {row.group_no: row.state for row in store.groups(plan.pipeline, plan.generation)}
     snapshot = store.snapshot(plan.pipeline, plan.generation)
-    complete, resume_point = snapshot is not None and snapshot.state == "done", context.sink.resume_point().stand()
-    offset, timeline = resume_point or (plan.p0, plan.lineage)
+    complete, resume_point = snapshot is not None and snapshot.state == "done", context.sink.resume_point().read_with_timeline()
+    offset, timeline = resume_point or (plan.p0, plan.timeline)
     at = str(offset.at) if resume_point else None
     pending_resnapshots = tables_waiting(context, plan)
     state = Standing(groups, complete, None if stream is None else False, at, None, pending_resnapshots, ())

@@ -53,7 +53,7 @@ class Lines:
 
     def progress(self, progress: ChunkProgress) -> None:
         """Write a line if enough has happened since the last."""
-        if self._throttle.worth(progress):
+        if self._throttle.should_show(progress):
             self.line(f"{progress.label}: {progress}")
 
 

@@ -38,11 +38,11 @@ def status(context: Context) -> dict[str, Any]:
         index of keys, requests to an object store, who supervises it, who has paused it, the end of its driver's log),
         ``null`` before the first.
     """
-    plan = context.need_plan()
-    store = context.store()
+    plan = context.require_plan()
+    store = context.open_state_database()
     try:
         open_tables = targets(context, plan)
-        complete = adopt_published(context, store, plan) and all(open_tables[i].exists() for i in plan.active)
+        complete = adopt_published(context, store, plan) and all(open_tables[i].exists() for i in plan.active_tables)
         rows = store.progress(plan.pipeline, plan.generation)
         snapshot = store.snapshot(plan.pipeline, plan.generation)
         seconds = None
@@ -76,7 +76,7 @@ def status(context: Context) -> dict[str, Any]:
             "generation": plan.generation,
             "start": plan.start,
             "tables": table_status(
-                context, plan, context.stand(plan)[1], {(row.database, row.table): row for row in rows}, state
+                context, plan, context.resume_state(plan)[1], {(row.database, row.table): row for row in rows}, state
             ),
             "suspended": [
                 {
@@ -85,7 +85,7 @@ def status(context: Context) -> dict[str, Any]:
                     "remedy": remedy_of(plan, suspension),
                 }
                 for suspension in missed(context, plan)
-                if suspension.table not in state.gone
+                if suspension.table not in state.missing
             ],
             "snapshot": {
                 "complete": complete,
@@ -106,8 +106,8 @@ def status(context: Context) -> dict[str, Any]:
                 for group, progress in groups
             ],
             "sink": [
-                {"table": schema.label, **table.size().to_json()}
-                for schema, table in ((plan.tables[i], open_tables[i]) for i in plan.active)
+                {"table": schema.label, **table.table_size().to_json()}
+                for schema, table in ((plan.tables[i], open_tables[i]) for i in plan.active_tables)
                 if isinstance(table, Measured) and table.exists()
             ],
             "offset": None if offset is None else offset.to_json(),
@@ -145,7 +145,7 @@ def status(context: Context) -> dict[str, Any]:
 def _look(context: Context, store: Store) -> tuple[StreamRow | None, bool]:
     """The newest run, and whether it goes on; as the bookkeeping has it, if that takes no signs of life now."""
     try:
-        return context.watcher.watch(store, context.pipeline.name)
+        return context.liveness.wait_until_known(store, context.pipeline.name)
     except TransientError:
         run = store.current_stream(context.pipeline.name)
         return run, run is not None and run.state == "running"

@@ -47,10 +47,10 @@ def table_status(
     :param timeline: that of the resume point.
     :param rows: what the snapshot has read, by table.
     """
-    definitions = plan.definitions_of(timeline)
+    definitions = plan.definitions_for(timeline)
     statuses = []
     for index, table in enumerate(plan.tables):
-        suspension, snapshot_progress = plan.suspended_of(index), rows.get(table.id)
+        suspension, snapshot_progress = plan.suspension_of(index), rows.get(table.id)
         state = table_state(context, plan, index, pipeline_state)
         was_added = suspension is not None and suspension.kind == ADDED
         statuses.append(
@@ -61,10 +61,10 @@ def table_status(
                 "chunks_total": snapshot_progress.chunks if snapshot_progress else 0,
                 "rows": snapshot_progress.rows if snapshot_progress else 0,
                 "corrected": snapshot_progress.corrected if snapshot_progress else 0,
-                "at": pipeline_state.at if suspension is None else None if was_added else suspension.at,
-                "lag_seconds": pipeline_state.lag_seconds if suspension is None and pipeline_state.at is not None else None,
+                "at": pipeline_state.position if suspension is None else None if was_added else suspension.at,
+                "lag_seconds": pipeline_state.lag_seconds if suspension is None and pipeline_state.position is not None else None,
                 "emptied": index in pipeline_state.emptied,
-                "revision": plan.revision(index),
+                "revision": plan.revision_of(index),
                 "definitions": [
                     {
                         "since": None if since is None else str(since),
@@ -72,7 +72,7 @@ def table_status(
                         "key": list(schema.key),
                         **({"kept": [column.name for column in schema.kept]} if schema.kept else {}),
                     }
-                    for since, schema in definitions[index].steps
+                    for since, schema in definitions[index].versions
                 ],
             }
         )
@@ -81,18 +81,18 @@ def table_status(
 
 def table_state(context: Context, plan: Plan, index: int, pipeline_state: Standing) -> State:
     """How one table stands, in one word."""
-    suspension = plan.suspended_of(index)
+    suspension = plan.suspension_of(index)
     if suspension is not None and not context.pipeline.captures(*plan.tables[index].id):
         return "removed"
-    if index in pipeline_state.read_again:
+    if index in pipeline_state.pending_resnapshots:
         return "rereading"
-    if index in pipeline_state.gone:
+    if index in pipeline_state.missing:
         return "dropped"
     if suspension is not None:
         return "waiting" if suspension.kind in (ADDED, REMOVED) else "suspended"
-    if pipeline_state.complete:
-        return "copied" if pipeline_state.streams is None else "streaming" if pipeline_state.streams else "stopped"
-    states = {pipeline_state.groups.get(number, "pending") for number in plan.groups_of(index)}
+    if pipeline_state.snapshot_complete:
+        return "copied" if pipeline_state.stream_running is None else "streaming" if pipeline_state.stream_running else "stopped"
+    states = {pipeline_state.group_states.get(number, "pending") for number in plan.groups_of(index)}
     if states <= {"done"}:
         return "copied"
     return "waiting" if states == {"pending"} else "snapshot"

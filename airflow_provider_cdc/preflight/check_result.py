@@ -48,7 +48,7 @@ def findings(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         for result in check():
             results.append(result)
     except CdcError as error:
-        results.append(Finding.of(error))
+        results.append(Finding.from_error(error))
     return results
 
 

@@ -40,7 +40,7 @@ def preflight(context: Context, *, spark: bool = True) -> list[Finding]:
     try:
         connection = connect(context.connect_args)
     except CdcError as error:
-        return [*results, Finding.of(error)]
+        return [*results, Finding.from_error(error)]
     with closing(connection):
         results += findings(lambda: check_server(context, connection))
         results += findings(lambda: check_server_ids(context, connection))
@@ -58,18 +58,18 @@ def require(context: Context, *, spark: bool = True) -> list[Finding]:
     results = preflight(context, spark=spark)
     for result in results:
         if result.level == "error":
-            raise result.error()
+            raise result.to_error()
     return [f for f in results if f.level == "warning"]
 
 
 def _sink(context: Context) -> Iterator[Finding]:
     folder = folder_of(context.pipeline.sink.path)
     if folder is None:
-        check_store(context.storage, context.layout.private)
-        state_location = "in a database" if context.store_url is not None else f"in {context.local.bookkeeping} of this host"
+        check_store(context.storage, context.layout.pipeline_folder)
+        state_location = "in a database" if context.state_url is not None else f"in {context.local_files.state_database} of this host"
         yield Finding("ok", f"sink {context.storage.location()} can be written; bookkeeping {state_location}")
-        if context.store_url is None:
-            yield from _room("the bookkeeping", _existing(context.local.bookkeeping))
+        if context.state_url is None:
+            yield from _room("the bookkeeping", _existing(context.local_files.state_database))
         return
     path, existing = Path(folder), _existing(Path(folder))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -107,22 +107,22 @@ def _room(subject: str, existing: Path) -> Iterator[Finding]:
 def _supported(context: Context) -> Iterator[Finding]:
     """What the sink cannot do of what the pipeline asks for; of tables, the check of each table says it."""
     if context.pipeline.stream.on_purged == "reread":
-        context.need(Feature.REREAD, "stream.on_purged is reread")
+        context.require_feature(Feature.RESNAPSHOT, "stream.on_purged is reread")
     if context.pipeline.sink.on_dropped != KEEP:
-        for feature in (Feature.REREAD, Feature.ALTER):
-            context.need(feature, "sink.on_dropped is not keep")
+        for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL):
+            context.require_feature(feature, "sink.on_dropped is not keep")
     yield from ()
 
 
 def _safety(context: Context) -> Iterator[Finding]:
     """What the settings of the connections leave open; nothing is connected to."""
-    pipeline, url = context.pipeline, context.store_url
+    pipeline, url = context.pipeline, context.state_url
     connections: dict[str, tuple[Any, Mapping[str, Any]]] = {
         f"source.conn_id {pipeline.source.conn_id}": (context.connect_args, context.connect_args)
     }
     if url is not None:
         connections[f"state.conn_id {pipeline.state.conn_id}"] = url, url.query
-    if context.access is not None and (risk := context.access.unsafe):
+    if context.access is not None and (risk := context.access.risk):
         yield Finding(
             "warning",
             f"sink.conn_id {pipeline.sink.conn_id}: {risk}",

@@ -21,9 +21,9 @@ from airflow_provider_cdc.runtime.run_context import Context
 def check_server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
     """Version and settings of the server, and whether its binlog has what is needed."""
     version = str(value(connection, "SELECT @@version"))
-    product, address = Product.of(version), where(context.connect_args)
-    mariadb = product.mariadb
-    if not product.readable:
+    product, address = Product.parse(version), where(context.connect_args)
+    mariadb = product.is_mariadb
+    if not product.is_supported:
         yield Finding(
             "error",
             f"server {address} is {product.name} {version}",
@@ -33,7 +33,7 @@ def check_server(context: Context, connection: Connection[Any]) -> Iterator[Find
     variables = pairs(connection, "SHOW GLOBAL VARIABLES")
     service = service_of(variables)
     at_service = f" of {service.name}" if service else ""
-    if product.tried and service is None:
+    if product.is_tested and service is None:
         yield Finding("ok", f"server {address} is {product.name} {version}")
     else:
         yield Finding(
@@ -43,10 +43,10 @@ def check_server(context: Context, connection: Connection[Any]) -> Iterator[Find
         )
 
     def change(setting: str) -> str:
-        return service.set.format(setting) if service else f"SET {'GLOBAL' if mariadb else 'PERSIST'} {setting}"
+        return service.setting_hint.format(setting) if service else f"SET {'GLOBAL' if mariadb else 'PERSIST'} {setting}"
 
     checks = (
-        ("log_bin", "ON", service.no_binlog if service else "Start the server with --log-bin"),
+        ("log_bin", "ON", service.enable_binlog_hint if service else "Start the server with --log-bin"),
         ("binlog_format", "ROW", change("binlog_format = 'ROW'")),
         ("binlog_row_image", "FULL", change("binlog_row_image = 'FULL'") + ", then reconnect the writers"),
         ("binlog_row_value_options", "", change("binlog_row_value_options = ''")),
@@ -63,12 +63,12 @@ def check_server(context: Context, connection: Connection[Any]) -> Iterator[Find
             f"{change(', '.join(f'{name} = 1' for name in DURABLE))}; or run `airflow-cdc verify` after a crash",
         )
     expire = int(variables.get("binlog_expire_logs_seconds", "0"))
-    if service and service.keeps:
+    if service and service.retention_hint:
         yield Finding(
             "warning",
             f"{service.name} removes binlogs as soon as it can, unless it is told otherwise, and not by "
             "binlog_expire_logs_seconds: the hours that `status` and `plan` show do not hold there",
-            f"{service.keeps} keeps them for a week; CALL mysql.rds_show_configuration shows what is set",
+            f"{service.retention_hint} keeps them for a week; CALL mysql.rds_show_configuration shows what is set",
         )
     elif 0 < expire < 86_400:
         yield Finding(
@@ -105,7 +105,7 @@ def _updates(connection: Connection[Any], variables: dict[str, str], mariadb: bo
     if variables.get("log_replica_updates", variables.get("log_slave_updates")) == "ON":
         return
     try:
-        if not rows(connection, product_of(connection).replica_status):
+        if not rows(connection, product_of(connection).replica_status_sql):
             return
     except NotReadyError:  # MariaDB asks for a grant that nothing else needs
         yield Finding(
@@ -126,7 +126,7 @@ def check_server_ids(context: Context, connection: Connection[Any]) -> Iterator[
     pipeline = context.pipeline
     pipeline_ids = {pipeline.server_id(slot): pipeline.replica_uuid(slot) for slot in range(slots.LAST + 1)}
     try:
-        listed = rows(connection, product_of(connection).replicas)
+        listed = rows(connection, product_of(connection).replicas_sql)
     except NotReadyError:
         if not is_mariadb(connection):
             raise NotReadyError(*lacks("REPLICATION SLAVE")) from None

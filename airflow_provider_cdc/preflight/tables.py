@@ -33,7 +33,7 @@ def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]
     try:
         matched = find_tables(connection, context.pipeline.captures)
     except CdcError as error:
-        return [Finding.of(error)]
+        return [Finding.from_error(error)]
     if not matched:
         patterns = ", ".join(context.pipeline.source.tables)
         return [
@@ -62,18 +62,18 @@ def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]
 def _suspended(context: Context) -> set[tuple[str, str]]:
     with suppress(OSError, CdcError):  # a finding of its own
         if (plan := context.load_plan()) is not None:
-            return {plan.tables[step.table].id for step in plan.suspended}
+            return {plan.tables[step.table].id for step in plan.suspensions}
     return set()
 
 
 def _together(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
     """Tables that would be copied to one place, also where case does not count in the names of folders."""
     paths, tables_by_folder = context.pipeline.sink.table_paths, dict[str, tuple[str, str]]()
-    paths.check((database, table) for database, table, _ in matched)
+    paths.check_distinct((database, table) for database, table, _ in matched)
     for database, table, _ in matched:
-        if odd_characters := escaped_in(paths.of(database, table)):
+        if odd_characters := escaped_in(paths.path_of(database, table)):
             yield Finding("warning", f"table {database}.{table}: its folder has {odd_characters!r} in its name", READERS)
-        other = tables_by_folder.setdefault(paths.of(database, table).casefold(), (database, table))
+        other = tables_by_folder.setdefault(paths.path_of(database, table).casefold(), (database, table))
         if other != (database, table):
             yield Finding(
                 "warning",
@@ -198,18 +198,18 @@ def _changed_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
                 "Exclude it in source.exclude if it is not to be copied",
             )
     reaction = "reads the table again" if context.pipeline.stream.on_table_error == SUSPEND else "stops at that"
-    for reason in context.other_columns(plan).values():
+    for reason in context.find_changed_columns(plan).values():
         yield Finding(
             "warning", f"{reason}: the next run of the stream {reaction}", "Undo the change if that is not what you want"
         )
 
 
 def _table(context: Context, connection: Connection[Any], database: str, table: str, engine: str) -> Iterator[Finding]:
-    schema: TableSchema = read_schema(connection, database, table, engine, context.pipeline.keeps)
-    context.pipeline.sink.deletions.of(schema)
+    schema: TableSchema = read_schema(connection, database, table, engine, context.pipeline.copies_column)
+    context.pipeline.sink.delete_policy.mode_of(schema)
     with suppress(OSError):  # a sink that cannot be looked into is a finding of its own
         if (target := context.sink.table(schema)).exists():
-            if isinstance(target, Adopting) and target.adopts(context.pipeline.name):
+            if isinstance(target, Adopting) and target.will_adopt(context.pipeline.name):
                 yield Finding(
                     "warning",
                     f"the {target.name} was made by something else, and is adopted: all of its rows are replaced",
@@ -220,7 +220,7 @@ def _table(context: Context, connection: Connection[Any], database: str, table: 
                 target.markers()  # a table that cannot be written any more says why
     # Every column: with a right on some of them the others would not even be listed.
     granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
-    left_out_count = sum(1 for c in schema.columns if c.name in schema.left_out and not c.hidden)
+    left_out_count = sum(1 for c in schema.columns if c.name in schema.excluded and not c.is_hidden)
     if generated := _generated(connection, schema):
         yield Finding(
             "warning",
@@ -229,11 +229,11 @@ def _table(context: Context, connection: Connection[Any], database: str, table: 
             "Leave them out with source.exclude_columns; a table without updates can be copied with them",
         )
     left_out = f" ({left_out_count} more are left out)" if left_out_count else ""
-    summary = f"table {schema.label}: {len(schema.copied)} columns{left_out}"
+    summary = f"table {schema.label}: {len(schema.copied_columns)} columns{left_out}"
     if schema.key:
         yield Finding("ok", f"{summary}, key ({', '.join(schema.key)})")
         return
-    context.need(Feature.KEYLESS, f"table {schema.label} has no usable key")
+    context.require_feature(Feature.KEYLESS, f"table {schema.label} has no usable key")
     yield Finding(
         "warning",
         f"{summary}, no usable key{why_no_key(connection, schema)}: it is read whole, in one go that cannot be resumed "
@@ -253,4 +253,4 @@ def _generated(connection: Connection[Any], table: TableSchema) -> list[str]:
         f"AND table_schema = {text_literal(table.database)} AND table_name = {text_literal(table.name)} "
         "ORDER BY ordinal_position",
     )
-    return [str(name) for (name,) in listed if name not in table.left_out]
+    return [str(name) for (name,) in listed if name not in table.excluded]

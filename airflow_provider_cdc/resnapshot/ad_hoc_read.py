@@ -45,9 +45,9 @@ def read_aside(
     :raises TransientError: if not all of it was read.
     """
     read_number = draw_number(context, plan, scope, index)
-    grouped = tuple(replace(chunk, no=no, group=read_number) for no, chunk in enumerate(chunks))
+    grouped = tuple(replace(chunk, number=no, group=read_number) for no, chunk in enumerate(chunks))
     group = Group(context, replace(reading_plan, chunks=grouped), read_number)
-    write_json(context.storage, context.layout.share(plan.generation, read_number), group.plan.to_json())
+    write_json(context.storage, context.layout.group_plan(plan.generation, read_number), group.plan.to_json())
     manifests: list[dict[str, Any]] = []
     if chunks:
         missing, label = range(len(slices(grouped))), plan.tables[index].label
@@ -67,8 +67,8 @@ def read_aside(
         1,
         high,
         since,
-        timeline.newest,
-        plan.revision(index),
+        timeline.newest_segment,
+        plan.revision_of(index),
         step_ids(plan, index),
         None if by_request is None else by_request.id,
         None if by_request is None else by_request.by,

@@ -19,7 +19,7 @@ def can_stay(context: Context, plan: Plan, index: int, schema: TableSchema) -> b
     :param schema: the definition with which it does.
     """
     before = plan.tables[index]
-    if is_to_go(context, plan, plan.suspended_of(index)):
+    if is_to_go(context, plan, plan.suspension_of(index)):
         return False
     return cannot_keep(before.sink_schema, before.key, schema.sink_schema, schema.key) is None
 
@@ -33,7 +33,7 @@ def loss_of(
     :param slices: its rows, when they are read.
     """
     before, target = plan.tables[index], context.sink.table(schema)
-    if is_to_go(context, plan, plan.suspended_of(index)) or (loss := target.loss(before, slices)) is None:
+    if is_to_go(context, plan, plan.suspension_of(index)) or (loss := target.overwrite_loss(before, slices)) is None:
         return None
     return NotReadyError(
         f"{before.label} is not read again: {loss}",

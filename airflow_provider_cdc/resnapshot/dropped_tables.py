@@ -31,7 +31,7 @@ def dropped_marker(plan: Plan) -> str:
 
 def is_to_go(context: Context, plan: Plan, suspension: Suspended | None) -> bool:
     """Whether the rows of a suspended table go, if the source does not have the table any more."""
-    return suspension is not None and suspension.dropped and context.pipeline.sink.drops(*plan.tables[suspension.table].id)
+    return suspension is not None and suspension.dropped and context.pipeline.sink.empties_dropped_table(*plan.tables[suspension.table].id)
 
 
 def is_emptied(context: Context, plan: Plan, index: int) -> bool:
@@ -39,7 +39,7 @@ def is_emptied(context: Context, plan: Plan, index: int) -> bool:
 
     :raises TerminalError: if there is another table in its place.
     """
-    suspension = plan.suspended_of(index)
+    suspension = plan.suspension_of(index)
     if suspension is None or not suspension.dropped:
         return False
     return (context.sink.table(plan.tables[index]).markers().get(dropped_marker(plan)) or 0) > suspension.revision
@@ -48,7 +48,7 @@ def is_emptied(context: Context, plan: Plan, index: int) -> bool:
 def emptied(context: Context, plan: Plan) -> list[int]:
     """Tables whose copies were emptied, without those that have another table in their place."""
     indexes = []
-    for suspension in plan.suspended:
+    for suspension in plan.suspensions:
         with suppress(TerminalError, NotReadyError):
             if is_emptied(context, plan, suspension.table):
                 indexes.append(suspension.table)
@@ -64,18 +64,18 @@ def empty_copy(context: Context, store: Store, plan: Plan, applier: Applier, ind
     :returns: whether the copy is empty.
     :raises FencedError: if a newer epoch has taken over.
     """
-    suspension, table = plan.suspended_of(index), plan.tables[index]
+    suspension, table = plan.suspension_of(index), plan.tables[index]
     if suspension is None or not is_to_go(context, plan, suspension):
         return False  # it was read again meanwhile
     try:
-        for feature in (Feature.REREAD, Feature.ALTER):
-            context.need(feature, f"sink.on_dropped is drop for table {table.label}")
+        for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL):
+            context.require_feature(feature, f"sink.on_dropped is drop for table {table.label}")
         with of_table(table):
             target = context.sink.table(table)
             if target.exists() and target.markers().get(generation_fence(plan, index).name) is None:
                 raise TerminalError(f"the {target.name} is not the one that was written before")
             failpoint("drop.before_commit")
-            done = target.exchange([], {dropped_marker(plan): suspension.revision + 1}, applier.fence)
+            done = target.overwrite([], {dropped_marker(plan): suspension.revision + 1}, applier.fence)
             failpoint("drop.after_commit")
     except FencedError:
         raise
@@ -94,4 +94,4 @@ def _tell(
 ) -> None:
     context.reporter.line(text)
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, kind, text, table=table, remedy=remedy)
+        store.add_event(plan.pipeline, kind, text, table=table, remedy=remedy)

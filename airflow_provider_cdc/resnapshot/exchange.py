@@ -88,7 +88,7 @@ def exchange(
         return _refused(context, store, plan, staged, Refusal("an older version has read it"), "a table")
     label = plan.tables[index].label
     if (message := _is_in(context, plan, applier, staged, index)) is not None:
-        return _done(context, store, plan, staged, message, again=True)
+        return _done(context, store, plan, staged, message, maybe_recorded=True)
     try:
         rejection = _look(context, plan, applier, staged, index)
         if rejection is None and staged.scope == RANGES and not applier.has_passed_snapshot(index):
@@ -127,7 +127,7 @@ def _share(context: Context, plan: Plan, staged: Staged) -> tuple[str, Plan]:
 
     :raises TerminalError: if it is missing.
     """
-    name = context.layout.share(plan.generation, staged.group)
+    name = context.layout.group_plan(plan.generation, staged.group)
     if (stored := read_json(context.storage, name)) is None:
         raise TerminalError(f"the plan {context.storage.location(name)} of what was read again is missing")
     return name, Plan.from_json(stored).with_zero_dates(context.pipeline.source.zero_dates)
@@ -138,11 +138,11 @@ def _look(context: Context, plan: Plan, applier: Applier, staged: Staged, index:
     target, captured = context.sink.table(plan.tables[index]), context.pipeline.captures(*plan.tables[index].id)
     with _usable():
         numbers = read_numbers(plan, index, target.markers() if target.exists() else {})
-        rejection = refusal(staged, index, plan, applier.lineage, numbers, captured=captured)
+        rejection = refusal(staged, index, plan, applier.timeline, numbers, captured=captured)
         if rejection is not None:
             return rejection
         with closing(connect(context.connect_args)) as connection:
-            reason = gone(connection, staged.since, context.opener(slots.REPLAY))
+            reason = gone(connection, staged.start, context.binlog_opener(slots.REPLAY))
     return None if reason is None else Refusal(reason)
 
 
@@ -150,7 +150,7 @@ def _is_in(context: Context, plan: Plan, applier: Applier, staged: Staged, index
     """A line about rows that are in the copy already: a run died before it could say so."""
     label = plan.tables[index].label
     if staged.scope == TABLE:
-        steps = (step for step in plan.steps if isinstance(step, Rejoined) and step.table == index)
+        steps = (step for step in plan.amendments if isinstance(step, Rejoined) and step.table == index)
         rejoin = next((step for step in steps if step.group == staged.group), None)
         return None if rejoin is None else _rejoined(label, applier, rejoin)
     with suppress(*UNUSABLE):
@@ -160,11 +160,11 @@ def _is_in(context: Context, plan: Plan, applier: Applier, staged: Staged, index
 
 
 def _rejoined(label: str, applier: Applier, rejoin: Rejoined) -> str:
-    return f"{label} was read again, and is part of the stream from {applier.lineage.position(rejoin.seq)} on"
+    return f"{label} was read again, and is part of the stream from {applier.timeline.position(rejoin.seq)} on"
 
 
 def _replaced(label: str, applier: Applier) -> str:
-    return f"{label} was read again in part, and its rows were exchanged at {applier.at.at}"
+    return f"{label} was read again in part, and its rows were exchanged at {applier.offset.offset}"
 
 
 def _exchange_ranges(
@@ -182,25 +182,25 @@ def _rejoin(
     context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged, index: int
 ) -> Exchange:
     """Let a table rejoin at the resume point."""
-    revision = plan.revision(index) + 1
+    revision = plan.revision_of(index) + 1
     with _usable():
         generation_fence(plan, index, revision)  # there is such a revision
         plan_file, reading_plan = _share(context, plan, staged)
-        files = _brought(Group(context, reading_plan, staged.group), staged, index, applier, replace(job, share=plan_file))
+        files = _brought(Group(context, reading_plan, staged.group), staged, index, applier, replace(job, plan_file=plan_file))
         loss = loss_of(context, plan, index, reading_plan.tables[index], files)
     if loss is not None:
         rejection, label = Refusal(loss.message), plan.tables[index].label
-        return _refused(context, store, plan, staged, rejection, label, loss.remedy)._replace(again=False)
+        return _refused(context, store, plan, staged, rejection, label, loss.remedy)._replace(can_retry=False)
     # When it is written down that the table rejoins, nothing else will do.
-    applier.confirm()  # what is written down is not fenced
-    known_xa = [text for text in applier.at.xa if parse_entry(text)[1] is not None]
+    applier.check_fence()  # what is written down is not fenced
+    known_xa = [text for text in applier.offset.open_xa if parse_entry(text)[1] is not None]
     # Of the others nobody knows whether they have rows of this table: when they end, that is looked up.
-    applier.go_on(replace(applier.at, xa=tuple(known_xa)))
+    applier.replace_offset(replace(applier.offset, open_xa=tuple(known_xa)))
     target = context.sink.table(reading_plan.tables[index])
     if not target.exists() or _is_adopted(target, plan):  # it was added, or somebody has removed it
         target.create(plan.pipeline)
         target.raise_fence(generation_fence(plan, index))
-    seq = applier.lineage.seq(applier.at.at)
+    seq = applier.timeline.seq(applier.offset.offset)
     slices = tuple(file.to_json() for file in files)
     keeps = can_stay(context, plan, index, reading_plan.tables[index])
     rejoin = Rejoined(index, revision, seq, reading_plan.tables[index], slices, staged.group, keeps)
@@ -209,14 +209,14 @@ def _rejoin(
     if not write_json_once(context.storage, name, rejoin.to_json()):
         raise TransientError(f"another process lets table {plan.tables[index].label} rejoin", "Run again")
     failpoint("rejoin.after_write")
-    renewed = context.need_plan()
+    renewed = context.require_plan()
     finish_table(context, renewed, index, applier.fence)
     message = _rejoined(plan.tables[index].label, applier, rejoin)
     return _done(context, store, renewed, staged, message, describe_change(plan.tables[index], rejoin.schema))
 
 
 def _is_adopted(target: SinkTable, plan: Plan) -> bool:
-    return isinstance(target, Adopting) and target.adopts(plan.pipeline)
+    return isinstance(target, Adopting) and target.will_adopt(plan.pipeline)
 
 
 def _done(
@@ -231,9 +231,9 @@ def _done(
     assert staged.table is not None
     label, kind = plan.tables[staged.table].label, "table_rejoined" if staged.scope == TABLE else "part_reread"
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        before = store.events(plan.pipeline, 100, [kind]) if maybe_recorded else []
+        before = store.last_events(plan.pipeline, 100, [kind]) if maybe_recorded else []
         if not any(event.table == label and event.detail.startswith(message) for event in before):
-            store.event(plan.pipeline, kind, message + column_changes, table=label, by=staged.by)
+            store.add_event(plan.pipeline, kind, message + column_changes, table=label, by=staged.requested_by)
     context.reporter.line(message + column_changes)
     end(context, plan, staged, Outcome(True, message + column_changes))
     return Exchange(True, message + column_changes, plan)
@@ -251,10 +251,10 @@ def _refused(
         context.reporter.line(message)
         end(context, plan, staged, Outcome(True, message))
         return Exchange(True, message, plan)
-    detail = f"{label} was read again{part}, and the rows cannot be exchanged: {rejection.why}"
+    detail = f"{label} was read again{part}, and the rows cannot be exchanged: {rejection.reason}"
     with suppress(CdcError, SQLAlchemyError):  # the line says it, too
         table = None if staged.table is None else label
-        store.event(plan.pipeline, "reread_dropped", detail, table=table, remedy=remedy, by=staged.by)
+        store.add_event(plan.pipeline, "reread_dropped", detail, table=table, remedy=remedy, by=staged.requested_by)
     message = f"{detail}. {remedy}"
     context.reporter.line(message)
     end(context, plan, staged, Outcome(False, message))
@@ -263,23 +263,23 @@ def _refused(
 
 def _brought(group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob) -> list[DataFile]:
     """The slices as of the resume point. Those that nothing has changed since stay as they are."""
-    table, target, timeline = group.plan.tables[index], group.context.sink.table(group.plan.tables[index]), job.lineage
-    entries = group.manifest(staged.attempt)
+    table, target, timeline = group.plan.tables[index], group.context.sink.table(group.plan.tables[index]), job.timeline
+    entries = group.read_manifest(staged.attempt)
     staged_files = [DataFile(**entry["file"]) for entry in entries]
     for file in staged_files:
-        if not target.staged(file):
+        if not target.is_staged(file):
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
     chunks = group.plan.chunks
     high_seqs = [0] * len(chunks)
     for entry in entries:
         for chunk in entry["chunks"]:
             high_seqs[chunk["no"]] = timeline.seq(watermarks_of(chunk)[1])
-    changes, emptied = changes_since(group, staged, index, applier.at, job)
+    changes, emptied = changes_since(group, staged, index, applier.offset, job)
     if not table.key:
         with found_rows(table, timeline):
             return recounted(group, staged, index, staged_files[0], high_seqs[0], changes, emptied)
     with closing(connect(group.context.connect_args)) as connection:
-        start = timeline.seq(staged.since.at)
+        start = timeline.seq(staged.start.at)
         changes = uncovered(connection, table, chunks, high_seqs, start, last_changes(changes, table.key))
         owner_numbers = owners(connection, table, chunks, keys_of(table, changes))
     files = []

@@ -89,7 +89,7 @@ def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run:
     :param run: runs the slices.
     :returns: and raises what :func:`resnapshot_where` does.
     """
-    label = context.need_plan().tables[index].label
+    label = context.require_plan().tables[index].label
     group, staged = _read(context, index, ranges, run)
     description = f"{label} was read again in part"
     if is_published(group, store, staged, description):
@@ -118,7 +118,7 @@ def _read(
     except CdcError as error:
         if not altered_meanwhile(error):
             raise
-        label = context.need_plan().tables[index].label
+        label = context.require_plan().tables[index].label
         message = f"{label} was altered while it was read: {error.message}"
         raise TransientError(message, "Run again when the stream has followed that", table=label) from error
 
@@ -126,10 +126,10 @@ def _read(
 def _staged(
     context: Context, index: int, ranges: Ranges, run: Runner, by_request: RequestRow | None
 ) -> tuple[Group, Staged]:
-    plan = context.need_plan()
+    plan = context.require_plan()
     label = plan.tables[index].label
-    context.need(Feature.REREAD, f"a part of table {label} is to be read again")
-    _, timeline = context.stand(plan)
+    context.require_feature(Feature.RESNAPSHOT, f"a part of table {label} is to be read again")
+    _, timeline = context.resume_state(plan)
 
     def cut(connection: Connection[Any], current: TableSchema) -> list[Chunk]:
         _check(context, plan, index, current)
@@ -141,9 +141,9 @@ def _staged(
             plan.tables[index],
             index,
             timeline.server,
-            keeps=context.pipeline.keeps,
-            cut=cut,
-            open_at=context.opener(slots.PLAN),
+            keeps=context.pipeline.copies_column,
+            cut_chunks=cut,
+            open_at=context.binlog_opener(slots.PLAN),
         )
     return read_aside(context, plan, plan, RANGES, index, chunks, since, timeline, run, by_request)
 
@@ -157,12 +157,12 @@ def _check(context: Context, plan: Plan, index: int, current: TableSchema) -> No
     """
     table = plan.tables[index]
     whole_remedy = f"Read it as a whole: airflow-cdc resnapshot --table {table.label}"
-    if plan.suspended_of(index) is not None:
+    if plan.suspension_of(index) is not None:
         raise NotReadyError(f"{table.label} is suspended, and has no place in the stream", whole_remedy, table=table.label)
     if not table.key:
         raise NotReadyError(f"{table.label} has no usable key", whole_remedy, table=table.label)
     try:
-        conformed = context.policy.shaped(table, current)
+        conformed = context.schema_policy.decide_definition(table, current)
     except NotFollowed as error:
         raise NotReadyError(f"{table.label}: {error}", whole_remedy, table=table.label) from None
     if conformed.fingerprint() != table.fingerprint():

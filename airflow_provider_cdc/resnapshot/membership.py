@@ -46,7 +46,7 @@ def newcomers(context: Context, plan: Plan) -> Iterator[TableSchema | NotReadyEr
                 continue
             try:
                 _check_name(context, database, name, existing)
-                schema = read_schema(connection, database, name, engine, context.pipeline.keeps)
+                schema = read_schema(connection, database, name, engine, context.pipeline.copies_column)
                 _check(context, [*known, schema.id], schema)
             except NotReadyError as error:
                 error.table = f"{database}.{name}"
@@ -78,12 +78,12 @@ def _check(context: Context, ids: list[tuple[str, str]], table: TableSchema) -> 
     :raises NotReadyError: if the sink cannot have the table, or has one that the pipeline did not make.
     """
     label, sink = table.label, context.pipeline.sink
-    for feature in (Feature.REREAD, Feature.ALTER, *(() if table.key else (Feature.KEYLESS,))):
-        context.need(feature, f"table {label} is to be added")
-    sink.table_paths.check(ids)
-    sink.deletions.of(table)
+    for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL, *(() if table.key else (Feature.KEYLESS,))):
+        context.require_feature(feature, f"table {label} is to be added")
+    sink.table_paths.check_distinct(ids)
+    sink.delete_policy.mode_of(table)
     target = context.sink.table(table)
-    if target.exists() and not (isinstance(target, Adopting) and target.adopts(context.pipeline.name)):
+    if target.exists() and not (isinstance(target, Adopting) and target.will_adopt(context.pipeline.name)):
         raise NotReadyError(
             f"there is a {target.name}, which this pipeline has not made",
             "Remove it, or exclude the table in source.exclude",
@@ -127,15 +127,15 @@ def add(context: Context, store: Store, plan: Plan, table: TableSchema) -> Plan:
     message = f"table {table.label} was added: it is read, and then part of the stream"
     context.reporter.line(message)
     _tell(store, plan, "table_added", message, table.label)
-    return plan.amended([addition.to_json()])
+    return plan.with_amendments([addition.to_json()])
 
 
 def removals(context: Context, plan: Plan) -> list[Suspended]:
     """What suspends the tables that the pipeline captures no more. Nothing is written down yet."""
-    removed = [index for index in plan.active if not context.pipeline.captures(*plan.tables[index].id)]
+    removed = [index for index in plan.active_tables if not context.pipeline.captures(*plan.tables[index].id)]
     return [suspended_here(context, plan, index, REMOVED, "it was removed from the pipeline") for index in removed]
 
 
 def _tell(store: Store, plan: Plan, kind: str, text: str, table: str | None, remedy: str | None = None) -> None:
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, kind, text, table=table, remedy=remedy)
+        store.add_event(plan.pipeline, kind, text, table=table, remedy=remedy)

@@ -51,24 +51,24 @@ def _begin_again(context: Context, store: Store) -> None:
     if plan is None:
         return
     resume_point = context.sink.resume_point()
-    resume_point.forget_older(plan.generation)
+    resume_point.forget_older_generation(plan.generation)
     if context.pipeline.stream.on_purged != "reread":
         return
-    offset, timeline = context.stand(plan)
+    offset, timeline = context.resume_state(plan)
     with closing(connect(context.connect_args)) as connection:
         renamed = identity(connection) == offset.server and are_renamed(connection, offset.at)
         try:
             if renamed and _has_passed_snapshot(context, plan, timeline.seq(offset.at)):
-                take_over(connection, context.opener(slots.PLAN), offset)
+                take_over(connection, context.binlog_opener(slots.PLAN), offset)
             else:
-                resume(connection, offset, context.opener(slots.PLAN))
+                resume(connection, offset, context.binlog_opener(slots.PLAN))
             return
         except PurgedError as error:
             reason = error.message
         except CdcError:
             return  # the stream says what is wrong
-    context.need(Feature.REREAD, "stream.on_purged is reread")
-    context.watcher.refuse(store, name)
+    context.require_feature(Feature.RESNAPSHOT, "stream.on_purged is reread")
+    context.liveness.refuse_if_running(store, name)
     existing: list[Fenced] = [table for table in (*targets(context, plan), resume_point) if table.exists()]
     fence = epoch_fence(name, highest_epoch(name, [table.markers() for table in existing]) + 1)
     for table in existing:  # a stream that was taken for lost cannot write any more
@@ -77,13 +77,13 @@ def _begin_again(context: Context, store: Store) -> None:
     new_plan = context.new_plan(plan.generation + 1)
     same_server(new_plan.p0.server, timeline.server)
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
-    old_tables, policy = {table.id: table for table in plan.tables}, context.policy
-    definitions = (policy.shaped(old_tables[new.id], new, asked=True) if new.id in old_tables else new for new in new_plan.tables)
+    old_tables, policy = {table.id: table for table in plan.tables}, context.schema_policy
+    definitions = (policy.decide_definition(old_tables[new.id], new, asked=True) if new.id in old_tables else new for new in new_plan.tables)
     # Where a run died the tables may be ahead of the resume point.
     read_seq = max([timeline.seq(offset.at), *(table.markers().get(stream_marker(name)) or 0 for table in existing)])
     if renamed:
-        timeline = timeline.then(new_plan.p0.server, new_plan.p0.at.file, read_seq)
-    new_plan = replace(new_plan, lineage=timeline, definitions=tuple(map(Definitions.of, definitions)))
+        timeline = timeline.with_segment(new_plan.p0.server, new_plan.p0.at.file, read_seq)
+    new_plan = replace(new_plan, timeline=timeline, definitions=tuple(map(Definitions.from_single, definitions)))
     if timeline.seq(new_plan.p0.at) < read_seq:
         raise OtherHistoryError(
             f"the binlog of the server ends at {new_plan.p0.at}, and was read up to {timeline.position(read_seq)}"
@@ -93,13 +93,13 @@ def _begin_again(context: Context, store: Store) -> None:
     failpoint("next_snapshot.after_plan")
     write_json(context.storage, layout.plan, read_json(context.storage, plan_file))
     failpoint("next_snapshot.after_switch")
-    resume_point.forget_older(new_plan.generation)
+    resume_point.forget_older_generation(new_plan.generation)
     missing = sorted({t.label for t in plan.tables} - {t.label for t in new_plan.tables})
     context.reporter.line(f"{reason}: all tables are read again (snapshot {new_plan.generation})")
     if missing:
         context.reporter.line(f"not read again, because the source no longer has them: {', '.join(missing)}")
     with suppress(CdcError, SQLAlchemyError):  # for people only
-        store.event(name, "reread", reason)
+        store.add_event(name, "reread", reason)
 
 
 def _has_passed_snapshot(context: Context, plan: Plan, seq: int) -> bool:

@@ -31,34 +31,34 @@ def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None
     :raises NotReadyError: if no pattern matches a table.
     :raises TransientError: if the stream ends meanwhile.
     """
-    before = context.need_plan()
+    before = context.require_plan()
     with closing(connect(context.connect_args)) as connection:
         if not find_tables(connection, context.pipeline.captures):
             raise NotReadyError(
                 f"pipeline {before.pipeline} would copy no table: no pattern of source.tables matches one",
                 "Correct source.tables and source.exclude",
             )
-    run, is_running = context.watcher.watch(store, before.pipeline)
+    run, is_running = context.liveness.wait_until_known(store, before.pipeline)
     if run is None or not is_running:
         return None
-    source, name = context.pipeline.source, context.layout.reload(before.generation)
+    source, name = context.pipeline.source, context.layout.reload_request(before.generation)
     write_json(context.storage, name, {"tables": source.tables, "exclude": source.exclude})
     while context.storage.size(name) is not None:
-        now, is_running = context.watcher.watch(store, before.pipeline)
+        now, is_running = context.liveness.wait_until_known(store, before.pipeline)
         if not is_running or now is None or now.epoch != run.epoch:
             raise TransientError(f"epoch {run.epoch} of the stream has ended before it took the tables in", "Run again")
         time.sleep(_POLL_SECONDS)
     digests = fingerprint(context.pipeline)
     store.note_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADED})
-    after = context.need_plan()
+    after = context.require_plan()
     known = {table.id for table in before.tables}
     added = [table.label for table in after.tables if table.id not in known]
-    removed = [before.tables[i].label for i in before.active if not context.pipeline.captures(*before.tables[i].id)]
+    removed = [before.tables[i].label for i in before.active_tables if not context.pipeline.captures(*before.tables[i].id)]
     return added, removed
 
 
 def reloaded(context: Context, plan: Plan) -> Pipeline:
     """The pipeline with the patterns that were asked for."""
-    requested = read_json(context.storage, context.layout.reload(plan.generation))
+    requested = read_json(context.storage, context.layout.reload_request(plan.generation))
     source = replace(context.pipeline.source, tables=tuple(requested["tables"]), exclude=tuple(requested["exclude"]))
     return replace(context.pipeline, source=source)

@@ -40,14 +40,14 @@ def draw_number(context: Context, plan: Plan, scope: str, table: int | None = No
     """
     number = max(drawn_numbers(context, plan.generation), default=FIRST_READING - 1) + 1
     read = {"scope": scope, "table": table, "group": group}
-    while not write_json_once(context.storage, context.layout.reading(plan.generation, number), read):
+    while not write_json_once(context.storage, context.layout.resnapshot(plan.generation, number), read):
         number += 1
     return number
 
 
 def drawn_numbers(context: Context, generation: int) -> list[int]:
     """Numbers of the readings of a snapshot that are known, in order: those whose files were not removed since."""
-    names = (name for name, _ in context.storage.list(context.layout.readings(generation)))
+    names = (name for name, _ in context.storage.list(context.layout.resnapshots_folder(generation)))
     return sorted(int(name.rpartition("/")[2].removesuffix(".json")) for name in names)
 
 
@@ -81,12 +81,12 @@ def request(context: Context, plan: Plan, staged: Staged) -> None:
 
 
 def _name(context: Context, plan: Plan, staged: Staged) -> str:
-    return f"{context.layout.staged(plan.generation)}/{staged.group}-{staged.attempt}.json"
+    return f"{context.layout.staged_reads_folder(plan.generation)}/{staged.group}-{staged.attempt}.json"
 
 
 def requests(context: Context, plan: Plan) -> list[str]:
     """Names of the files that ask the stream for something: to publish attempts, or to reload its tables."""
-    listed = context.storage.list(context.layout.staged(plan.generation))
+    listed = context.storage.list(context.layout.staged_reads_folder(plan.generation))
     return [name for name, _ in listed if name.endswith(".json")]
 
 
@@ -99,7 +99,7 @@ def waiting(context: Context, plan: Plan, names: Iterable[str] | None = None) ->
     for name in _attempts(context, plan, requests(context, plan) if names is None else names):
         value = read_json(context.storage, name)
         if value is not None:  # else it has just been published
-            staged = Staged.from_json(value, plan.lineage.newest)
+            staged = Staged.from_json(value, plan.timeline.newest_segment)
             if staged.group not in newest or newest[staged.group].attempt < staged.attempt:
                 newest[staged.group] = staged
     return [newest[number] for number in sorted(newest)]
@@ -120,7 +120,7 @@ def forget(context: Context, plan: Plan, group: int, attempt: int) -> None:
 
 def _attempts(context: Context, plan: Plan, names: Iterable[str]) -> list[str]:
     """Of the requests those that name an attempt to be published."""
-    return [name for name in names if name != context.layout.reload(plan.generation)]
+    return [name for name in names if name != context.layout.reload_request(plan.generation)]
 
 
 def end(context: Context, plan: Plan, staged: Staged, outcome: Outcome) -> None:
@@ -129,8 +129,8 @@ def end(context: Context, plan: Plan, staged: Staged, outcome: Outcome) -> None:
     """
     assert staged.scope != GROUP  # whose outcome the markers of its tables tell
     failpoint("reread.before_outcome")
-    name = context.layout.outcome(plan.generation, staged.group)
-    write_json(context.storage, name, {"done": outcome.done, "said": outcome.said})
+    name = context.layout.resnapshot_outcome(plan.generation, staged.group)
+    write_json(context.storage, name, {"done": outcome.published, "said": outcome.message})
     failpoint("reread.after_outcome")
     forget(context, plan, staged.group, staged.attempt)
 
@@ -140,5 +140,5 @@ def outcome_of(context: Context, generation: int, number: int) -> Outcome | None
 
     :param number: the reading's number.
     """
-    stored = read_json(context.storage, context.layout.outcome(generation, number))
+    stored = read_json(context.storage, context.layout.resnapshot_outcome(generation, number))
     return None if stored is None else Outcome(stored["done"], stored["said"])

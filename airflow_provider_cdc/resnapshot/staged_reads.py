@@ -92,12 +92,12 @@ def unfit(group: Group, staged: Staged, timeline: Lineage, open_at: OpenAt) -> s
         current, captured = plan.tables[index], group.context.pipeline.captures(*plan.tables[index].id)
         rejection = refusal(staged, index, plan, timeline, read_numbers(plan, index, target.markers()), captured=captured)
         if rejection is not None:
-            return f"{rejection.why} (table {current.label})"
-        before = plan.definitions_of(timeline)[index].at(staged.since.at)
+            return f"{rejection.reason} (table {current.label})"
+        before = plan.definitions_for(timeline)[index].at(staged.start.at)
         if before is not None and before.fingerprint() != current.fingerprint():
             return f"{current.label} was altered since it was read"
     with closing(connect(group.context.connect_args)) as connection:
-        return gone(connection, staged.since, open_at)
+        return gone(connection, staged.start, open_at)
 
 
 def settle(group: Group, store: Store, staged: Staged) -> bool:
@@ -107,16 +107,16 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
     :raises TransientError: if the stream could not publish it, and another try may do better.
     :raises TerminalError: if an older re-snapshot of a whole table has taken its place.
     """
-    manifests = group.manifest(staged.attempt)
+    manifests = group.read_manifest(staged.attempt)
     for index in group.tables:
         _publish_alone(group, staged, index, manifests)
 
     def outcome() -> Outcome | None:
         is_pending = any(pending_read.group == staged.group for pending_read in waiting(group.context, group.plan))
-        published = (group.published() or 0) >= staged.attempt  # looked at behind that: the request goes last
+        published = (group.published_attempt() or 0) >= staged.attempt  # looked at behind that: the request goes last
         if is_pending and not published:
             return None
-        if overwritten := overwritten_by_older(group.context.newest(group.plan), staged, {m["table"] for m in manifests}):
+        if overwritten := overwritten_by_older(group.context.refresh_plan(group.plan), staged, {m["table"] for m in manifests}):
             raise TerminalError(f"{_said(staged)}, {_lost(overwritten)}", _whole(overwritten))
         return Outcome(published, "what was published stays")
 
@@ -140,15 +140,15 @@ def is_taken(group: Group, store: Store, staged: Staged, outcome: Callable[[], O
             return False
         if watch is None or watch.epoch != run.epoch:
             watch = Watch(run.epoch)
-            context.reporter.line(f"{description}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high}")
-        if watch.see(run, time.monotonic()) is not None:
+            context.reporter.line(f"{description}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high_watermark}")
+        if watch.observe(run, time.monotonic()) is not None:
             return False
         if run.paused_by is not None and not was_paused:
             context.reporter.line(f"the stream is paused ({run.paused_by} asked for it): airflow-cdc resume")
         was_paused = run.paused_by is not None
         time.sleep(_POLL_SECONDS)
-    if not result.done:
-        raise TransientError(f"{description}, and cannot be published: {result.said}", "Run again: it is then read once more")
+    if not result.published:
+        raise TransientError(f"{description}, and cannot be published: {result.message}", "Run again: it is then read once more")
     return True
 
 
@@ -194,24 +194,24 @@ def publish_staged(
         return
     try:
         with moved():
-            tables_behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
+            tables_behind = [i for i, attempt in group.published_by_table().items() if attempt < staged.attempt]
             # If none is, a run died when it had done it.
-            reason = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY)) if tables_behind else None
+            reason = unfit(group, staged, applier.timeline, context.binlog_opener(slots.REPLAY)) if tables_behind else None
             for index in tables_behind if reason is None else ():
                 publish_table(group, staged, index, applier, job, group_markers(group, staged))
     except FencedError:
         raise
     except UNUSABLE as error:  # the stream itself has lost nothing
         reason = reason_of(error)
-    applier.hold(coverage(context, plan, applier.tables) or [])
+    applier.set_coverage(coverage(context, plan, applier.tables) or [])
     if reason is not None:
         _drop(group, store, staged, reason)
         return
     if tables_behind:
-        context.reporter.line(f"{_said(staged)}: published at {applier.at.at}")
+        context.reporter.line(f"{_said(staged)}: published at {applier.offset.offset}")
     _note_older(group, store, staged)
     with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
-        group.adopt(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
+        group.mirror_published(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
         forget(context, plan, staged.group, staged.attempt)
 
 
@@ -219,7 +219,7 @@ def is_ripe(staged: Staged, applier: Applier) -> bool:
     """Whether the stream is far enough to look at what is staged: at the highest high watermark, or at another server,
     where that means nothing.
     """
-    return staged.lineage != applier.lineage.newest or staged.high <= applier.at.at
+    return staged.timeline != applier.timeline.newest_segment or staged.high_watermark <= applier.offset.offset
 
 
 def reason_of(error: Exception) -> str:
@@ -234,8 +234,8 @@ def overwritten_by_older(plan: Plan, staged: Staged, read_tables: Collection[int
     :param plan: as it is now.
     :param read_tables: indexes of the tables whose rows were read.
     """
-    tables = sorted({chunk.table for chunk in plan.left if chunk.group == staged.group and chunk.table in read_tables})
-    rejoins = {index: plan.rejoined_of(index) for index in tables}
+    tables = sorted({chunk.table for chunk in plan.superseded_chunks if chunk.group == staged.group and chunk.table in read_tables})
+    rejoins = {index: plan.rejoin_of(index) for index in tables}
     return [plan.tables[i].label for i, rejoin in rejoins.items() if rejoin is not None and (rejoin.group or 0) < staged.number]
 
 
@@ -249,16 +249,16 @@ def _whole(tables: Sequence[str]) -> str:
 
 def _note_older(group: Group, store: Store, staged: Staged) -> None:
     """Report the tables whose rows, as they were read, are not in the copy."""
-    if all(chunk.group != staged.group for chunk in group.plan.left):
+    if all(chunk.group != staged.group for chunk in group.plan.superseded_chunks):
         return
     try:
-        read_tables = {m["table"] for m in group.manifest(staged.attempt)}
+        read_tables = {m["table"] for m in group.read_manifest(staged.attempt)}
     except UNUSABLE:
         return
     if overwritten := overwritten_by_older(group.plan, staged, read_tables):
         detail = f"{_said(staged)}, {_lost(overwritten)}"
         with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-            store.event(group.plan.pipeline, "reread_dropped", detail, remedy=_whole(overwritten))
+            store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy=_whole(overwritten))
         group.context.reporter.line(f"{detail}. {_whole(overwritten)}")
 
 
@@ -266,7 +266,7 @@ def _drop(group: Group, store: Store, staged: Staged, reason: str) -> None:
     """Give a request up: what was published stays."""
     detail = f"{_said(staged)}, and cannot be published: {reason}; what was published stays"
     with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-        store.event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it once more")
+        store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it once more")
     forget(group.context, group.plan, staged.group, staged.attempt)
     group.context.reporter.line(f"{detail}. Clear its task to read it once more")
 
@@ -283,13 +283,13 @@ def publish_table(
     :param markers: say that it is published, and go into the same commit.
     """
     plan, target = group.plan, applier.tables[index]
-    manifests = [m for m in group.manifest(staged.attempt) if m["table"] == index]
+    manifests = [m for m in group.read_manifest(staged.attempt) if m["table"] == index]
     for file in (DataFile(**m["file"]) for m in manifests):
-        if not target.staged(file):
+        if not target.is_staged(file):
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
     # A run that was killed before it wrote the resume point may have left the table further than that.
-    seq = max(applier.lineage.seq(applier.at.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
-    files = _replayed(group, staged, index, manifests, replace(applier.at, at=applier.lineage.position(seq)), job)
+    seq = max(applier.timeline.seq(applier.offset.offset), target.markers().get(stream_marker(plan.pipeline)) or 0)
+    files = _replayed(group, staged, index, manifests, replace(applier.offset, at=applier.timeline.position(seq)), job)
     with _replaced(group, staged, index, files) as change:
 
         def decide(standing: Markers) -> Replaced | None:
@@ -306,15 +306,15 @@ def _replayed(
     """The staged files of one table as of ``end``. Files that nothing has changed since stay as they are."""
     table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
-    numbers = {chunk.no: i for i, chunk in enumerate(chunks)}
+    numbers = {chunk.number: i for i, chunk in enumerate(chunks)}
     high_seqs = [0] * len(chunks)
     for entry in manifests:
         for chunk in entry["chunks"]:
-            high_seqs[numbers[chunk["no"]]] = job.lineage.seq(watermarks_of(chunk)[1])
+            high_seqs[numbers[chunk["no"]]] = job.timeline.seq(watermarks_of(chunk)[1])
     changes, emptied = changes_since(group, staged, index, end, job)
     if not table.key:
         (entry,) = manifests
-        with found_rows(table, job.lineage):
+        with found_rows(table, job.timeline):
             return recounted(group, staged, index, DataFile(**entry["file"]), high_seqs[0], changes, emptied)
     # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
     changes = last_changes(changes, table.key)
@@ -341,7 +341,7 @@ def recounted(
 ) -> list[DataFile]:
     """The staged file of a table without a key, after the changes behind its high watermark."""
     table = group.plan.tables[index]
-    change, since = net(after(changes, high_seq), [c.name for c in table.copied]), emptied if emptied > high_seq else 0
+    change, since = net(after(changes, high_seq), [c.name for c in table.copied_columns]), emptied if emptied > high_seq else 0
     if not change and not since:
         return [file]
     target = group.tables[index]
@@ -356,19 +356,19 @@ def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: St
     """Changes of one table up to ``end`` that its staged chunks may lack, in binlog order, behind the last TRUNCATE;
     and the ``_cdc_seq`` of that (0 if there is none).
     """
-    table, start = group.plan.tables[index], staged.since
+    table, start = group.plan.tables[index], staged.start
     changes, emptied = table.sink_schema.empty_table(), 0
     if end.at <= start.at:
         return changes, emptied
     # Not the reader of the batches: the next batch may be being read at this moment.
-    reader = group.context.pipeline.replica(slots.REPLAY)
+    reader = group.context.pipeline.replica_ids(slots.REPLAY)
     name = f"reread-{group.number}-{staged.attempt}"
-    staging = job.sink.staging()
-    manifest = replace(job, readers=(reader,), only=index).stage(start, replace(end, xa=()), name)
+    staging = job.sink.change_staging()
+    manifest = replace(job, reader_replicas=(reader,), only_table=index).stage_range(start, replace(end, open_xa=()), name)
     for entry in manifest["tables"]:
         if entry["table"] == index:
             emptied = entry["emptied"] or 0
-            changes = staging.read(table, entry["staged"])
+            changes = staging.read_changes(table, entry["staged"])
     for number, staged_name in manifest["staged"]:
         staging.discard(group.plan.tables[number], [staged_name])
     return changes, emptied
@@ -380,7 +380,7 @@ def _replaced(group: Group, staged: Staged, index: int, files: Sequence[DataFile
     table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
     span = None
-    if table.integer_key is not None:
+    if table.integer_key_column is not None:
         span = int(chunks[0].lower[0]), int(chunks[-1].upper[0])
     with closing(connect(group.context.connect_args)) as connection:
 

@@ -20,7 +20,7 @@ def remove_superseded_steps(storage: Storage, layout: Layout, plan: Plan) -> Non
 
     :param storage: that of the sink.
     """
-    file_names = [step_name(layout, plan.generation, step) for step in plan.steps if _is_superseded(plan, step)]
+    file_names = [step_name(layout, plan.generation, step) for step in plan.amendments if _is_superseded(plan, step)]
     if file_names:
         storage.delete(*file_names)
 
@@ -35,7 +35,7 @@ def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None
 
     :param table: index of the table in the plan.
     """
-    rejoin_numbers = sorted(step.group or 0 for step in plan.steps if isinstance(step, Rejoined) and step.table == table)
+    rejoin_numbers = sorted(step.group or 0 for step in plan.amendments if isinstance(step, Rejoined) and step.table == table)
     if len(rejoin_numbers) < 2:
         return
     storage, layout, generation = context.storage, context.layout, plan.generation
@@ -43,15 +43,15 @@ def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None
     for number in drawn_numbers(context, generation):
         if number >= rejoin_numbers[-2] or number in pending:
             continue
-        record = read_json(storage, layout.reading(generation, number))
+        record = read_json(storage, layout.resnapshot(generation, number))
         # One without a manifest is not read to its end: its tasks may still be at it.
-        is_over = storage.size(layout.attempt(generation, number, 1)) is not None
+        is_over = storage.size(layout.attempt_manifest(generation, number, 1)) is not None
         if record is not None and record["table"] == table and is_over:
             context.sink.table(plan.tables[table]).clear_staged(f"{generation}/{number}")
-            storage.clear(layout.group(generation, number))
-            storage.delete(layout.reading(generation, number))
+            storage.delete_folder(layout.group_folder(generation, number))
+            storage.delete(layout.resnapshot(generation, number))
 
 
 def _is_superseded(plan: Plan, amendment: Step) -> bool:
     """Whether two revisions have followed that of a step. What adds a table to the plan is needed for good."""
-    return amendment.revision < plan.revision(amendment.table) - 1 and not plan.is_addition(amendment)
+    return amendment.revision < plan.revision_of(amendment.table) - 1 and not plan.is_addition(amendment)

@@ -54,7 +54,7 @@ def concerned(context: Context, plan: Plan, error: CdcError) -> int | None:
         return None
     if isinstance(error, DdlError) and not stream.follows_ddl:
         return None
-    return next((i for i in plan.active if plan.tables[i].label == error.table), None)
+    return next((i for i in plan.active_tables if plan.tables[i].label == error.table), None)
 
 
 def suspend_table(context: Context, store: Store, plan: Plan, applier: Applier, index: int, error: CdcError) -> Plan:
@@ -64,9 +64,9 @@ def suspend_table(context: Context, store: Store, plan: Plan, applier: Applier, 
     :returns: the plan without it.
     :raises FencedError: if a newer epoch has taken over.
     """
-    applier.confirm()  # what is written down is not fenced
+    applier.check_fence()  # what is written down is not fenced
     write_down(context, store, plan, [_because(context, plan, index, error)])
-    return context.need_plan()
+    return context.require_plan()
 
 
 def suspend_as_asked(
@@ -79,7 +79,7 @@ def suspend_as_asked(
     :raises NotReadyError: if it is suspended already, for another reason.
     :raises FencedError: if a newer epoch has taken over.
     """
-    label, suspension = plan.tables[index].label, plan.suspended_of(index)
+    label, suspension = plan.tables[index].label, plan.suspension_of(index)
     if suspension is not None and suspension.kind != ASKED:
         raise NotReadyError(
             f"table {label} is suspended already, at {suspension.at}: {suspension.message}",
@@ -87,10 +87,10 @@ def suspend_as_asked(
             table=label,
         )
     if suspension is None:
-        applier.confirm()  # what is written down is not fenced
+        applier.check_fence()  # what is written down is not fenced
         suspension = suspended_here(context, plan, index, ASKED, f"{by} asked for it")
         write_down(context, store, plan, [suspension], by=by)
-        plan = context.need_plan()
+        plan = context.require_plan()
     return plan, f"table {label} is suspended at {suspension.at}: {suspension.message}. {remedy_of(plan, suspension)}"
 
 
@@ -102,10 +102,10 @@ def unusable(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> dict[
     :raises TerminalError: if no table has a copy: that is a disk or a bucket, and no table's own trouble.
     """
     errors: dict[int, TerminalError] = {}
-    offset, timeline = context.stand(plan)
+    offset, timeline = context.resume_state(plan)
     if timeline.seq(offset.at) <= plan.p0_seq:
         return errors
-    for index in plan.active:
+    for index in plan.active_tables:
         try:
             with of_table(plan.tables[index]):
                 target = tables[index]
@@ -115,7 +115,7 @@ def unusable(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> dict[
                     raise TerminalError(f"the {target.name} {problem}", "Put it back, or start with a fresh sink.path")
         except TerminalError as error:
             errors[index] = error
-    if errors and len(errors) == len(plan.active):
+    if errors and len(errors) == len(plan.active_tables):
         raise next(iter(errors.values()))
     return errors
 
@@ -130,7 +130,7 @@ def without(context: Context, plan: Plan, errors: Mapping[int, CdcError]) -> Pla
         if concerned(context, plan, error) != index:
             raise error
     suspensions = [_because(context, plan, index, error) for index, error in errors.items()]
-    return plan.amended(step.to_json() for step in suspensions)
+    return plan.with_amendments(step.to_json() for step in suspensions)
 
 
 def _because(context: Context, plan: Plan, index: int, error: CdcError) -> Suspended:
@@ -149,8 +149,8 @@ def suspended_here(
     schema: TableSchema | None = None,
 ) -> Suspended:
     """What suspends a table at the resume point; parameters as of :class:`Suspended`."""
-    offset, timeline = context.stand(plan)
-    revision = 0 if schema is not None else plan.revision(index)
+    offset, timeline = context.resume_state(plan)
+    revision = 0 if schema is not None else plan.revision_of(index)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Suspended(index, revision, timeline.seq(offset.at), str(offset.at), now, kind, message, remedy, schema)
 
@@ -175,7 +175,7 @@ def write_down(
         context.reporter.line(f"{message}. {remedy_of(plan, suspension)}".removesuffix(". "))
         with suppress(CdcError, SQLAlchemyError):  # this is for people
             kind = "table_removed" if suspension.kind == REMOVED else "table_suspended"
-            store.event(plan.pipeline, kind, message, table=label, remedy=remedy_of(plan, suspension), by=by)
+            store.add_event(plan.pipeline, kind, message, table=label, remedy=remedy_of(plan, suspension), by=by)
 
 
 def remedy_of(plan: Plan, suspension: Suspended) -> str:
@@ -192,7 +192,7 @@ def remedy_of(plan: Plan, suspension: Suspended) -> str:
 
 def missed(context: Context, plan: Plan) -> list[Suspended]:
     """What has suspended tables that the pipeline is to copy: not those that were removed from it."""
-    return [step for step in plan.suspended if context.pipeline.captures(*plan.tables[step.table].id)]
+    return [step for step in plan.suspensions if context.pipeline.captures(*plan.tables[step.table].id)]
 
 
 def suspended_as_asked(context: Context, plan: Plan) -> list[Suspended]:
@@ -242,12 +242,12 @@ def check_none_suspended(context: Context, plan: Plan) -> None:
     """
     missing = known_to_be_gone(context, plan)  # nothing can be done about those
     suspensions = [step for step in missed(context, plan) if step.table not in missing and step.kind != ASKED]
-    if not suspensions and not plan.active and not suspended_as_asked(context, plan):
+    if not suspensions and not plan.active_tables and not suspended_as_asked(context, plan):
         raise NotReadyError(
             f"pipeline {plan.pipeline} copies no table any more: no pattern of source.tables matches one",
             "Correct source.tables and source.exclude",
         )
-    if not suspensions or (plan.active and not context.pipeline.stream.fail_on_suspended):
+    if not suspensions or (plan.active_tables and not context.pipeline.stream.fail_on_suspended):
         return
     first = suspensions[0]
     label = plan.tables[first.table].label

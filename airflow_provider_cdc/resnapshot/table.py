@@ -54,7 +54,7 @@ def resnapshot(context: Context, store: Store, label: str, run: Runner) -> str:
         copied.
     :raises TransientError: if it is altered all the time, or the stream could not exchange the rows.
     """
-    group, staged = read_table(context, asked_for(context, label), run, asked=True)
+    group, staged = read_table(context, asked_for(context, label), run, requested_by_user=True)
     if is_published(group, store, staged, f"{label} was read again"):
         return "rejoined"
     context.reporter.line(f"{label} was read again; no stream runs: the next one takes it in")
@@ -67,7 +67,7 @@ def asked_for(context: Context, label: str) -> int:
     :param label: ``database.table``.
     :raises NotReadyError: if the pipeline has no such table, or its snapshot is not complete.
     """
-    plan = context.need_plan()
+    plan = context.require_plan()
     index = index_of(context, plan, label)
     if coverage(context, plan, targets(context, plan)) is None:
         raise NotReadyError(
@@ -102,12 +102,12 @@ def read_table(
     :raises NotReadyError: if the table cannot be copied, or the sink cannot exchange it.
     :raises TransientError: if it is altered all the time.
     """
-    label = context.need_plan().tables[index].label
-    for feature in (Feature.REREAD, Feature.ALTER):
-        context.need(feature, f"table {label} is to be read again")
+    label = context.require_plan().tables[index].label
+    for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL):
+        context.require_feature(feature, f"table {label} is to be read again")
     for is_last in (*[False] * (_TRIES - 1), True):
         try:
-            return _read(context, context.need_plan(), index, run, requested_by_user, by_request)
+            return _read(context, context.require_plan(), index, run, requested_by_user, by_request)
         except CdcError as error:
             if not altered_meanwhile(error):
                 raise
@@ -127,26 +127,26 @@ def _read(
 ) -> tuple[Group, Staged]:
     """Plan the table by itself, read it, and ask for it to be exchanged."""
     index_of(context, plan, plan.tables[index].label)
-    generation_fence(plan, index, plan.revision(index) + 1)  # there is a next revision
-    _, timeline = context.stand(plan)
-    open_at = context.opener(slots.PLAN)
+    generation_fence(plan, index, plan.revision_of(index) + 1)  # there is a next revision
+    _, timeline = context.resume_state(plan)
+    open_at = context.binlog_opener(slots.PLAN)
     with closing(connect(context.connect_args)) as connection:
         since, schema, chunks = plan_again(
             connection,
             plan.tables[index],
             index,
             timeline.server,
-            keeps=context.pipeline.keeps,
-            cut=lambda connection, table: plan_table(connection, index, table, context.pipeline.snapshot.chunk_rows),
+            keeps=context.pipeline.copies_column,
+            cut_chunks=lambda connection, table: plan_table(connection, index, table, context.pipeline.snapshot.chunk_rows),
             open_at=open_at,
         )
     schema = _shaped(context, plan, index, schema, requested_by_user)
     context.sink.table(schema)  # what it cannot have is refused before anything is read
-    context.pipeline.sink.deletions.of(schema)
+    context.pipeline.sink.delete_policy.mode_of(schema)
     if (loss := loss_of(context, plan, index, schema)) is not None:
         raise loss
-    rejoin = Rejoined(index, plan.revision(index) + 1, timeline.seq(since.at), schema)
-    reading_plan = replace(plan, steps=(*plan.steps, rejoin))
+    rejoin = Rejoined(index, plan.revision_of(index) + 1, timeline.seq(since.at), schema)
+    reading_plan = replace(plan, amendments=(*plan.amendments, rejoin))
     return read_aside(context, plan, reading_plan, TABLE, index, chunks, since, timeline, run, by_request)
 
 
@@ -155,11 +155,11 @@ def _shaped(context: Context, plan: Plan, index: int, current: TableSchema, requ
 
     :raises NotReadyError: if the pipeline's ``stream.schema_changes`` does not allow it.
     """
-    suspension, before = plan.suspended_of(index), plan.tables[index]
+    suspension, before = plan.suspension_of(index), plan.tables[index]
     if suspension is not None and suspension.kind == ADDED:  # there is no copy yet
         return current
     try:
-        return context.policy.shaped(before, current, read_again=True, asked=requested_by_user)
+        return context.schema_policy.decide_definition(before, current, read_again=True, asked=requested_by_user)
     except NotFollowed as error:
         raise NotReadyError(
             f"{before.label}: {error}", f"To take it over: airflow-cdc resnapshot --table {before.label}"

@@ -101,10 +101,10 @@ class Rereading:
         What a run before this one has read for the request is not read again: that waits, and the stream takes it in.
         Only the stream's driver calls this, so nothing is taken in between the look and the note.
         """
-        pending = waiting(self._context, self._context.need_plan())
+        pending = waiting(self._context, self._context.require_plan())
         with self._lock:
             self._requests[index] = request
-            if all(staged.request != request.id for staged in pending):
+            if all(staged.request_id != request.id for staged in pending):
                 self._request_queue.append(index)
 
     def enqueue_suspended(self, plan: Plan) -> None:
@@ -139,11 +139,11 @@ class Rereading:
     def on_request_outcome(self, index: int, request: int, result: Exchange) -> None:
         """Hear what has become of what was read for a request: rows of no use any more are read once more."""
         is_known = index in self._requests and self._requests[index].id == request
-        if is_known and not result.done and result.again and self._request_tries[request] < _TRIES:
+        if is_known and not result.published and result.can_retry and self._request_tries[request] < _TRIES:
             with self._lock:
                 self._request_queue.append(index)
-        elif is_known or result.done:  # else this run does not know of it yet, and reads it then
-            self._inbox.end(request, "done" if result.done else "refused", result.said)
+        elif is_known or result.published:  # else this run does not know of it yet, and reads it then
+            self._inbox.end_request(request, "done" if result.published else "refused", result.message)
             self._request_tries.pop(request, None)
             with self._lock:
                 self._requests.pop(index if is_known else -1, None)
@@ -173,7 +173,7 @@ class Rereading:
         if index not in self._given_up:
             with suppress(CdcError, SQLAlchemyError):  # the line says it, too
                 remedy = f"Read it again: airflow-cdc resnapshot --table {label}"
-                self._store.event(self._context.pipeline.name, "reread_given_up", message, table=label, remedy=remedy)
+                self._store.add_event(self._context.pipeline.name, "reread_given_up", message, table=label, remedy=remedy)
         with self._lock:
             self._given_up.add(index)
             self._pending.discard(index)
@@ -204,7 +204,7 @@ class Rereading:
         """Look for tables that were created, and for those that are there again."""
         context = self._context
         try:
-            plan = context.need_plan()
+            plan = context.require_plan()
             new_tables = list(newcomers(context, plan))
             returned = self._missing - gone(context, plan) if self._missing else set()
             returned &= {step.table for step in missed(context, plan)}  # not what somebody has read again meanwhile
@@ -231,11 +231,11 @@ class Rereading:
         context = self._context
         label = str(index)
         try:
-            plan = context.need_plan()
+            plan = context.require_plan()
             label = plan.tables[index].label
             if any(staged.scope == TABLE and staged.table == index for staged in waiting(context, plan)):
                 return  # somebody has read it already
-            suspension = plan.suspended_of(index)
+            suspension = plan.suspension_of(index)
             if self._handle_missing(plan, index, suspension):
                 return
             if suspension is None:  # it has rejoined meanwhile
@@ -267,10 +267,10 @@ class Rereading:
             return
         self._request_tries[request.id] += 1
         try:
-            plan = context.need_plan()
+            plan = context.require_plan()
             run = self._choose_runner(self._table_bytes(plan, index))
             if request.condition is None:
-                read_table(context, index, run, asked=True, by_request=request)
+                read_table(context, index, run, requested_by_user=True, by_request=request)
             else:
                 read_where(context, index, request.condition, run, request)
             return
@@ -287,7 +287,7 @@ class Rereading:
                     self._request_queue.append(index)
             return
         context.reporter.line(f"{what}: {reason}")
-        self._inbox.end(request.id, "refused", reason)
+        self._inbox.end_request(request.id, "refused", reason)
         with self._lock:
             self._requests.pop(index, None)
 

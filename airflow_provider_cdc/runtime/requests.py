@@ -49,7 +49,7 @@ class Inbox:
 
         :raises TransientError: if the bookkeeping is away; what was not taken up is heard again.
         """
-        epoch_row = reply.run
+        epoch_row = reply.epoch_row
         self.paused_by = (epoch_row.paused_by or "") if epoch_row.desired_state == "pause" else None
         for name in paused_by(""):
             self._epoch_details.pop(name, None)

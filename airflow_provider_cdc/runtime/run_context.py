@@ -95,7 +95,7 @@ class Context:
         master, conf = spark_settings(find_connection(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
         access = access_of(find_connection(pipeline.sink.conn_id)) if pipeline.sink.conn_id else None
         if access is not None:
-            access.check_for(pipeline.sink.path)
+            access.check_path(pipeline.sink.path)
         return cls(pipeline, args, url, reporter or Quiet(), (master, {**conf, **spark.conf}), access=access)
 
     @property
@@ -111,14 +111,14 @@ class Context:
     @property
     def local_files(self) -> LocalFiles:
         """What is kept on this host."""
-        return LocalFiles.of(self.pipeline.sink.path, self.pipeline.name)
+        return LocalFiles.for_pipeline(self.pipeline.sink.path, self.pipeline.name)
 
     @property
     def sink(self) -> Sink:
         """The sink; its module is loaded now."""
         settings = self.pipeline.sink
         access = {"access": self.access} if self.access is not None else {}
-        return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.settings, **access)
+        return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.sink_arguments, **access)
 
     def require_feature(self, feature: Feature, needed_by: str) -> None:
         """Refuse what the sink does not support.
@@ -143,8 +143,8 @@ class Context:
         if self.state_url is not None:
             return Store.open(self.state_url, migrate=migrate)
         if migrate:
-            self.local_files.make()
-        return Store.open(f"sqlite:///{self.local_files.bookkeeping}", migrate=migrate)
+            self.local_files.create_folder()
+        return Store.open(f"sqlite:///{self.local_files.state_database}", migrate=migrate)
 
     def load_plan(self) -> Plan | None:
         """The plan in the sink, which is the one that counts; ``None`` if there is none yet.
@@ -157,7 +157,7 @@ class Context:
         plan = stored_plan.with_zero_dates(self.pipeline.source.zero_dates)
         if plan.patterns[2:] != tuple(self.pipeline.source.patterns.values())[2:]:
             changed_columns = self.find_changed_columns(plan)
-            if changed_columns and self.sink.resume_point().stand() is None:
+            if changed_columns and self.sink.resume_point().read_with_timeline() is None:
                 raise NotReadyError(
                     next(iter(changed_columns.values())),
                     "Before the stream has begun nothing reads a table again: undo the change until then, or start "
@@ -185,22 +185,22 @@ class Context:
     def schema_policy(self) -> SchemaPolicy:
         """What copies take over of the changes of their tables' definitions."""
         stream = self.pipeline.stream
-        return SchemaPolicy.of(stream.schema_changes, stream.include_schema_changes, stream.exclude_schema_changes)
+        return SchemaPolicy.from_settings(stream.schema_changes, stream.include_schema_changes, stream.exclude_schema_changes)
 
     def find_changed_columns(self, plan: Plan) -> dict[int, str]:
         """Tables whose copies have other columns than the lists of the pipeline say, by index, and what differs. A
         stream reads them again.
         """
         changed = {}
-        for index in plan.active:
+        for index in plan.active_tables:
             table = plan.tables[index]
             if not self.pipeline.captures(*table.id):
                 continue
             for column in table.columns:
-                is_excluded = not self.pipeline.keeps(*table.id, column.name)
-                if column.name in (*table.key, *table.ignored) or column.hidden:
+                is_excluded = not self.pipeline.copies_column(*table.id, column.name)
+                if column.name in (*table.key, *table.auto_excluded) or column.is_hidden:
                     continue
-                if is_excluded != (column.name in table.left_out):
+                if is_excluded != (column.name in table.excluded):
                     changed[index] = (
                         f"the lists of columns in source leave {'' if is_excluded else 'no more '}out {column.name} of "
                         f"{table.label}, which {'has' if is_excluded else 'lacks'} it in its copy"
@@ -209,14 +209,14 @@ class Context:
 
     def resume_state(self, plan: Plan) -> tuple[Offset, Lineage]:
         """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
-        return self.sink.resume_point().stand() or (plan.p0, plan.lineage)
+        return self.sink.resume_point().read_with_timeline() or (plan.p0, plan.timeline)
 
     def refresh_plan(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again, or a DDL followed, since it was read."""
         layout, generation = self.layout, plan.generation
-        known_files = {step_name(layout, generation, step) for step in plan.steps}
+        known_files = {step_name(layout, generation, step) for step in plan.amendments}
         for table in range(len(plan.definitions)):
-            known_files |= {layout.amendment(generation, table, number + 1) for number in range(plan.revision(table))}
+            known_files |= {layout.amendment(generation, table, number + 1) for number in range(plan.revision_of(table))}
         # Fewer are there when some were removed that nothing goes by any more.
         return plan if known_files.issuperset(amendments_of(self.storage, layout, generation)) else self.require_plan()
 
@@ -238,7 +238,7 @@ class Context:
 
         :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
         """
-        return partial(open_to_end, self.connect_args, *self.pipeline.replica(slot))
+        return partial(open_to_end, self.connect_args, *self.pipeline.replica_ids(slot))
 
     def new_plan(self, generation: int) -> Plan:
         """Plan from the source as it is now; nothing is written."""
@@ -246,7 +246,7 @@ class Context:
         open_at = self.binlog_opener(slots.PLAN)
         plan_options: dict[str, Any] = {
             "patterns": tuple(pipeline.source.patterns.values()),
-            "keeps": pipeline.keeps,
+            "keeps": pipeline.copies_column,
             "generation": generation,
             "open_at": open_at,
         }
@@ -258,9 +258,9 @@ class Context:
                 plan_options |= {"chunk_rows": settings.chunk_rows, "group_rows": settings.group_rows}
                 plan = make_plan(connection, pipeline.name, pipeline.captures, **plan_options)
             paths = pipeline.sink.table_paths
-            paths.check(table.id for table in plan.tables)
+            paths.check_distinct(table.id for table in plan.tables)
             for table in plan.tables:
-                pipeline.sink.deletions.of(table)  # what it cannot be for the table is refused
+                pipeline.sink.delete_policy.mode_of(table)  # what it cannot be for the table is refused
             plan = replace(plan, table_path=paths.template, lower_case=paths.lower_case)
             return replace(plan, p0=with_beginning(plan.p0, open_at))
 
@@ -274,7 +274,7 @@ class Context:
                 if not table.key:
                     self.require_feature(Feature.KEYLESS, f"table {table.label} has no usable key")
             self._refuse_lost_plan(plan)
-            self.storage.make_private(self.layout.private)  # it holds bounds of keys
+            self.storage.make_private(self.layout.pipeline_folder)  # it holds bounds of keys
             if not write_json_once(self.storage, self.layout.plan, plan.to_json()):
                 return self.ensure_plan(state_database)  # another process was faster: its plan counts
             summary = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
@@ -290,7 +290,7 @@ class Context:
             target = self.sink.table(table)
             # Looked for again: a process that began at the same time may have written it, and made the table then.
             if target.exists() and self.storage.read(self.layout.plan) is None:
-                if isinstance(target, Adopting) and target.adopts(plan.pipeline):
+                if isinstance(target, Adopting) and target.will_adopt(plan.pipeline):
                     continue
                 raise NotReadyError(
                     f"there is a {target.name}, but no plan at {self.storage.location(self.layout.plan)}",
@@ -304,7 +304,7 @@ def record_plan(state_database: Store, plan: Plan, chunk_rows: int) -> bool:
 
     :returns: whether it was not there before.
     """
-    state_database.register(plan.pipeline, plan.p0.server)
+    state_database.register_pipeline(plan.pipeline, plan.p0.server)
     if state_database.plan(plan.pipeline, plan.generation) is not None:
         return False
     names = [list(t.id) for t in plan.tables]
@@ -312,7 +312,7 @@ def record_plan(state_database: Store, plan: Plan, chunk_rows: int) -> bool:
     state_database.write_plan(
         plan.pipeline,
         plan.generation,
-        {"p0": plan.p0.to_json(), "lineage": plan.lineage.to_json()},
+        {"p0": plan.p0.to_json(), "lineage": plan.timeline.to_json()},
         [
             {
                 "database": t.database,
@@ -329,7 +329,7 @@ def record_plan(state_database: Store, plan: Plan, chunk_rows: int) -> bool:
         ],
         (
             {
-                "chunk_no": c.no,
+                "chunk_no": c.number,
                 "group_no": c.group,
                 "database": names[c.table][0],
                 "table_name": names[c.table][1],
@@ -339,8 +339,8 @@ def record_plan(state_database: Store, plan: Plan, chunk_rows: int) -> bool:
             for c in plan.chunks
         ),
     )
-    timeline = plan.lineage
+    timeline = plan.timeline
     from airflow_provider_cdc.state import Segment
 
-    state_database.set_lineage(plan.pipeline, [Segment(timeline.server, timeline.start_file, plan.p0.at.position, timeline.base)])
+    state_database.set_timeline(plan.pipeline, [Segment(timeline.server, timeline.start_file, plan.p0.at.position, timeline.first_ordinal)])
     return True

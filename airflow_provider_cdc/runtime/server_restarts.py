@@ -34,13 +34,13 @@ def note_restart(context: Context, state_database: Store) -> None:
         variables = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
         since = datetime.fromtimestamp(round(clock - uptime), UTC)
         detail, name = f"{server} has run since {since.isoformat()}", context.pipeline.name
-        previous = next((m for event in state_database.events(name, 1, _KINDS) if (m := _DETAIL.match(event.detail))), None)
+        previous = next((m for event in state_database.last_events(name, 1, _KINDS) if (m := _DETAIL.match(event.detail))), None)
         if previous is None or previous[1] != server:
-            state_database.event(name, "server", detail)
+            state_database.add_event(name, "server", detail)
         elif abs(datetime.fromisoformat(previous[2]) - since) > _SLACK:
             detail += f", and before since {previous[2]}: it was restarted"
             if unsafe_settings := [f"{name}={variables[name]}" for name in DURABLE if variables[name] != "1"]:
                 detail += f" with {', '.join(unsafe_settings)}; if it crashed, it may lack what the copy holds"
             detail += "; `airflow-cdc verify` compares them"
-            state_database.event(name, "restart", detail, remedy="`airflow-cdc verify` compares source and copy")
+            state_database.add_event(name, "restart", detail, remedy="`airflow-cdc verify` compares source and copy")
             context.reporter.line(detail)

@@ -58,6 +58,6 @@ class Held:
 def portions(table: Readable) -> tuple[Sequence[Portion], Markers]:
     """Portions of the newest version of a table, and its markers."""
     if isinstance(table, Scannable):
-        return table.scan()
+        return table.plan_scan()
     rows, markers = table.read()
     return [Held(rows)], markers

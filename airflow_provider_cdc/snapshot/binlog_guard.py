@@ -82,25 +82,25 @@ class PurgeWatch:
             and self._oldest_file not in files
             and (began := self._file_began(context, files[0])) is not None
         ):
-            observed = configured.seen(clock, began)
-            self._early_ages += [observed.observed] if observed.observed is not None else []
+            observed = configured.with_observed_purge(clock, began)
+            self._early_ages += [observed.observed_seconds] if observed.observed is not None else []
         self._oldest_file = files[0]
         # Somebody may purge by hand, once. What happens again is how this server is run.
-        self.retention = Retention(configured.expire, min(self._early_ages) if len(self._early_ages) > 1 else None)
+        self.retention = Retention(configured.expire_seconds, min(self._early_ages) if len(self._early_ages) > 1 else None)
         following = files.index(self._position.file) + 1
         if self._file_ended is None and following < len(files):
             self._file_ended = self._file_began(context, files[following])
-        return self.retention.purge_in(clock, self._file_ended)
+        return self.retention.seconds_to_purge(clock, self._file_ended)
 
     def _file_began(self, context: Context, file: str) -> float | None:
         with suppress(CdcError):  # then the file counts as in use: in doubt a snapshot goes on
-            return file_began(context.opener(self._slot), file)
+            return file_began(context.binlog_opener(self._slot), file)
         return None
 
     def retention_text(self) -> str:
         """How long the server keeps its binlogs, for people."""
-        is_observed = self.retention.observed is not None and self.retention.observed == self.retention.kept
-        return kept_text(self.retention.kept) + (", as was seen" if is_observed else "")
+        is_observed = self.retention.observed_seconds is not None and self.retention.observed_seconds == self.retention.keep_seconds
+        return kept_text(self.retention.keep_seconds) + (", as was seen" if is_observed else "")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def forecast(
     seconds = estimate(count, size, settings.parallelism, settings.max_rows_per_second, settings.max_bytes_per_second)
     if plan is None:
         return Forecast(count, size, seconds, expire_seconds(connection))
-    return Forecast(count, size, seconds, PurgeWatch(plan.p0, slots.guard(0)).look(context))
+    return Forecast(count, size, seconds, PurgeWatch(plan.p0, slots.guard(0)).seconds_to_purge(context))
 
 
 @dataclass
@@ -195,14 +195,14 @@ class RetentionGuard:
         """
         state = self._state
         try:
-            seconds_left = state.watch.look(self._context)
+            seconds_left = state.watch.seconds_to_purge(self._context)
         except TerminalError as error:
             raise TerminalError(f"{error.message}; so far: {self._progress()[0]}", error.remedy) from None
         except (TransientError, NotReadyError):
             return  # the readers find out by themselves
-        if seconds_left is None or time.monotonic() - state.estimated < LOOK_SECONDS / 2:
+        if seconds_left is None or time.monotonic() - state.estimated_at < LOOK_SECONDS / 2:
             return
-        state.estimated = time.monotonic()
+        state.estimated_at = time.monotonic()
         progress, eta = self._progress()
         urgency = verdict(seconds_left, eta)
         if eta is None or urgency == "fine":
@@ -210,7 +210,7 @@ class RetentionGuard:
         file = self._plan.p0.at.file
         message = (
             f"the snapshot needs about {duration(eta)} more, and binlog file {file}, with which the stream has to "
-            f"begin, may be removed in {duration(seconds_left)} (binlogs are kept {state.watch.kept()}); "
+            f"begin, may be removed in {duration(seconds_left)} (binlogs are kept {state.watch.retention_text()}); "
             f"so far: {progress}"
         )
         if urgency == "lost":
@@ -233,7 +233,7 @@ class RetentionGuard:
         # Chunks of files that are not finished may have been read: they count as done.
         readers = self._context.pipeline.snapshot.parallelism * sum(row.state == "running" for row, _ in groups)
         chunks_left = progress.chunks_total - progress.chunks_done
-        return progress, progress.ahead(min(chunks_left, readers * CHUNKS_PER_FILE)).eta_seconds
+        return progress, progress.projected(min(chunks_left, readers * CHUNKS_PER_FILE)).eta_seconds
 
     def _loop(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
@@ -241,5 +241,5 @@ class RetentionGuard:
                 self.check()
             except TerminalError as error:
                 with suppress(OSError):
-                    self._notes.stop(error)
+                    self._notes.stop_readers(error)
                 return

@@ -51,11 +51,11 @@ class Claim:
         self.last_stale_attempt = 0
         if published_attempt is not None:
             # What an earlier try of the same request has read already counts; what was asked for before it does not.
-            self.last_stale_attempt = max(group.markers().values()) if row_before.state == "rereading" else attempt - 1
+            self.last_stale_attempt = max(group.published_by_table().values()) if row_before.state == "rereading" else attempt - 1
         self._seen_manifests: set[str] = set()
         self._began = time.monotonic()
-        self._progress = ChunkProgress(f"group {group.plan.label(group.chunks)}", 0, len(group.chunks), 0)
-        self._notes = group.notes(attempt)
+        self._progress = ChunkProgress(f"group {group.plan.group_label(group.chunks)}", 0, len(group.chunks), 0)
+        self._notes = group.signals(attempt)
         self._report_lock = threading.Lock()
         self._taken_over, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=carried(self._loop), name="group-claim", daemon=True)
@@ -99,7 +99,7 @@ class Claim:
     def report_progress(self) -> None:
         """Tell bookkeeping and reporter of the files that were finished since the last look."""
         with self._report_lock:
-            fresh = [finished for finished in self._group.finished_slices(self.attempt - 1) if finished[1] not in self._seen_manifests]
+            fresh = [finished for finished in self._group.list_finished_slices(self.attempt - 1) if finished[1] not in self._seen_manifests]
             self._seen_manifests.update(name for _, name in fresh)
             self._report((attempt, read_json(self._group.context.storage, name)) for attempt, name in fresh)
 
@@ -109,7 +109,7 @@ class Claim:
             chunks = chunk_rows(attempt, manifest)
             fresh += chunks
             self._count_chunks(chunks, attempt == self.attempt)
-        was_paused, paused = self._progress.paused, self._notes.paused()
+        was_paused, paused = self._progress.paused, self._notes.pause_reason()
         self._progress = replace(self._progress, seconds=time.monotonic() - self._began, paused=paused)
         reporter = self._group.context.reporter
         if paused and not was_paused:
@@ -157,7 +157,7 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
     pulse, waited_attempt, fetch_row = Pulse(LOST_SECONDS), 0, store.group
     while True:
         row = fetch_row(plan.pipeline, plan.generation, group.number)
-        published, being_read = group.published(), _is_read(row, pulse)
+        published, being_read = group.published_attempt(), _is_read(row, pulse)
         # What somebody else has finished in the meantime is as good as the own attempt would be.
         requested = _is_asked(group, row, requested_by) and not (waited_attempt and row.state == "done")
         if published is not None and not requested and not (being_read and row.state == "rereading"):
@@ -175,8 +175,8 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
             plan.pipeline,
             plan.generation,
             group.number,
-            seen=row.attempt,
-            at_least=group.newest_attempt(),
+            expected_attempt=row.attempt,
+            newest_in_sink=group.newest_attempt(),
             holder=_sign(holder),
             state="running" if published is None else "rereading",
         )
@@ -190,7 +190,7 @@ def reader(store: Store, plan: Plan) -> GroupRow | None:
     for number in [row.group_no for row in store.groups(plan.pipeline, plan.generation)]:
         pulse = Pulse(LOST_SECONDS)
         while _is_read(row := store.seen_group(plan.pipeline, plan.generation, number), pulse):
-            if pulse.see((row.attempt, row.heartbeat_at), time.monotonic()):
+            if pulse.observe((row.attempt, row.heartbeat_at), time.monotonic()):
                 row.holder = _name(row.holder)
                 return row
             time.sleep(_POLL_SECONDS)
@@ -199,7 +199,7 @@ def reader(store: Store, plan: Plan) -> GroupRow | None:
 
 def _is_asked(group: Group, row: GroupRow, requested_by: TaskRequest | None) -> bool:
     """Whether a group is to be read, or read to its end, although it is published."""
-    finished = None if requested_by is None else group.finished_before(requested_by)
+    finished = None if requested_by is None else group.is_finished_for(requested_by)
     # A try that died between its note and the bookkeeping has left the group as one that is being read again.
     return finished is False or (finished is True and row.state == "rereading")
 
@@ -208,7 +208,7 @@ def _is_read(row: GroupRow, pulse: Pulse) -> bool:
     """Whether a group is being read, as far as the looks so far can tell."""
     if row.state not in ("running", "rereading") or row.heartbeat_at is None or _died_here(row.holder or ""):
         return False
-    return pulse.see((row.attempt, row.heartbeat_at), time.monotonic()) is not False
+    return pulse.observe((row.attempt, row.heartbeat_at), time.monotonic()) is not False
 
 
 def _sign(holder: str) -> str:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[GroupRow, ChunkProgress]]:
     """How far each group is, by number. The rate is that of its newest attempt."""
     counts = {row.group_no: row for row in store.group_progress(plan.pipeline, plan.generation)}
-    labels = {number: plan.label(chunks) for number, chunks in plan.groups().items()}
+    labels = {number: plan.group_label(chunks) for number, chunks in plan.groups().items()}
     result, moment = [], datetime.now(UTC)
     for group in store.groups(plan.pipeline, plan.generation):
         count, interval = counts[group.group_no], _interval(group)
-        notes = Group(context, plan, group.group_no).notes(group.attempt)
+        notes = Group(context, plan, group.group_no).signals(group.attempt)
         progress = ChunkProgress(
             f"group {labels.get(group.group_no, group.group_no)}",
             count.done,
@@ -35,7 +35,7 @@ def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[Gro
             count.fresh_chunks if interval else 0,
             count.fresh_rows if interval else 0,
             interval[1] - interval[0] if interval else 0.0,
-            notes.paused() if _alive(group, moment) else None,
+            notes.pause_reason() if _alive(group, moment) else None,
         )
         result.append((group, progress))
     return result
@@ -119,7 +119,7 @@ def table_totals(context: Context, plan: Plan, groups: Iterable[int] | None = No
     files_by_table: dict[int, list[dict[str, Any]]] = {} if groups is not None else {i: [] for i in range(len(plan.tables))}
     for number in plan.groups() if groups is None else groups:
         group = Group(context, plan, number)
-        for entry in group.totals(group.markers()).files:
+        for entry in group.read_totals(group.published_by_table()).entries:
             files_by_table.setdefault(entry["table"], []).append(entry)
     return [_totals(plan, index, files_by_table[index]) for index in sorted(files_by_table)]
 

@@ -26,11 +26,11 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     :raises NotReadyError: if the table is gone, or cannot be copied any more.
     """
     index = next((i for i, t in enumerate(plan.tables) if t.label == error.table), None)
-    newest = context.need_plan()
+    newest = context.require_plan()
     if index is None or newest.generation != plan.generation:
         raise error
-    table, revision, policy = plan.tables[index], plan.revision(index), context.policy
-    if newest.revision(index) > revision:
+    table, revision, policy = plan.tables[index], plan.revision_of(index), context.schema_policy
+    if newest.revision_of(index) > revision:
         return
     markers = context.sink.table(table).markers()
     complete = coverage(context, newest, targets(context, newest)) is not None
@@ -43,10 +43,10 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
         raise TableAlteredError(
             f"{error.message}, when a part of it was published already", error.remedy, **error.facts
         )
-    context.need(Feature.REREAD, error.message)
+    context.require_feature(Feature.RESNAPSHOT, error.message)
     with closing(connect(context.connect_args)) as connection:
         amendment = make_amendment(
-            connection, plan, index, context.pipeline.keeps, lambda found: policy.shaped(table, found, asked=True)
+            connection, plan, index, context.pipeline.copies_column, lambda found: policy.decide_definition(table, found, asked=True)
         )
     name = context.layout.amendment(plan.generation, index, revision + 1)
     if write_json_once(context.storage, name, amendment):

@@ -105,8 +105,8 @@ def run_snapshot(
     """
     open_tables = targets(context, plan)
     for group in plan.groups():
-        run_group(context, store, plan, group, runner, holder="airflow-cdc", opened=open_tables, observe=observe)
-    adopt_published(context, store, context.newest(plan))
+        run_group(context, store, plan, group, runner, holder="airflow-cdc", open_tables=open_tables, observe=observe)
+    adopt_published(context, store, context.refresh_plan(plan))
 
 
 def run_group(
@@ -152,14 +152,14 @@ def run_group(
             if is_last:
                 raise
             replan_table(context, plan, error)
-            plan, open_tables = context.newest(plan), ()
+            plan, open_tables = context.refresh_plan(plan), ()
         except FencedError:
-            newest = context.newest(plan)
+            newest = context.refresh_plan(plan)
             if is_last or newest is plan:
                 raise
             plan, open_tables = newest, ()  # another process has planned a table again
         except TerminalError as error:
-            newest = context.newest(plan)
+            newest = context.refresh_plan(plan)
             if is_last or type(error) is not TerminalError or newest.tables == plan.tables:
                 raise
             plan, open_tables = newest, ()  # so the copy has other columns meanwhile, or the stream has followed a DDL
@@ -171,7 +171,7 @@ def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> Group
 
     :raises NotReadyError: if the group was never planned.
     """
-    chunks = plan.groups_left().get(group)
+    chunks = plan.superseded_groups().get(group)
     if chunks is None:
         raise NotReadyError(
             f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: the snapshot was planned again",
@@ -180,7 +180,7 @@ def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> Group
     note_taken_over(store, plan)
     tables = sorted({chunk.table for chunk in chunks})
     for index in tables:
-        suspension = plan.suspended_of(index)
+        suspension = plan.suspension_of(index)
         outcome = f"is suspended at {suspension.at}. {remedy_of(plan, suspension)}" if suspension else "was read again as a whole since"
         context.reporter.line(f"group {group}: nothing is left to read of {plan.tables[index].label}: it {outcome}")
     labels = tuple(plan.tables[index].label for index in tables)
@@ -189,7 +189,7 @@ def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> Group
 
 def note_taken_over(store: Store, plan: Plan) -> None:
     """Write down of which groups nothing is left to read."""
-    if left := plan.groups_left():
+    if left := plan.superseded_groups():
         rows = store.groups(plan.pipeline, plan.generation)
         if numbers := [row.group_no for row in rows if row.group_no in left and row.state != TAKEN_OVER]:
             store.groups_taken_over(plan.pipeline, plan.generation, numbers)
@@ -210,19 +210,19 @@ def _run(
         group_claim = claim(group, store, holder, requested_by)
         if group_claim is None:
             _adopt(group, store, requested_by)
-            outcome, attempt = "adopted", max(group.markers().values())
-            totals = group.totals(group.markers())
+            outcome, attempt = "adopted", max(group.published_by_table().values())
+            totals = group.read_totals(group.published_by_table())
         else:
             with group_claim:
-                outcome, attempt = _first(group, group_claim, runner) if group_claim.published is None else _again(group, store, group_claim, runner)
+                outcome, attempt = _first(group, group_claim, runner) if group_claim.published_attempt is None else _again(group, store, group_claim, runner)
                 totals = _finish(group, store, group_claim.attempt, requested_by)
                 if outcome == "replaced":
                     forget(group.context, plan, group.number, attempt)
             if outcome == "staged":
-                totals = group.totals(dict.fromkeys(group.tables, attempt))
+                totals = group.read_totals(dict.fromkeys(group.tables, attempt))
         store.finish_snapshot(plan.pipeline, plan.generation)
     observation.write(group.tables)
-    traffic = requests.to_json() if group.context.storage.remote else None
+    traffic = requests.to_json() if group.context.storage.is_remote else None
     if traffic is not None and group_claim is not None:
         store.group_asked(plan.pipeline, plan.generation, group.number, traffic)
         group.context.reporter.line(f"group {group.number} took {text_of(traffic)}")
@@ -260,31 +260,31 @@ def adopt_published(context: Context, store: Store, plan: Plan) -> bool:
         if row.state in ("pending", "running") and row.group_no in plan.groups():
             group = Group(context, plan, row.group_no, open_tables)
             # The manifest stands before the first commit: without one there is no need to look into the tables.
-            if group.has_manifest() and group.published() is not None:
-                group.adopt(store, row.attempt)
+            if group.has_complete_attempt() and group.published_attempt() is not None:
+                group.mirror_published(store, row.attempt)
     return store.finish_snapshot(plan.pipeline, plan.generation)
 
 
 def _first(group: Group, group_claim: Claim, runner: Runner) -> tuple[str, int]:
     """Read a group for the first time; how it ended, and the attempt that is published."""
-    manifests = _read(group, group_claim, runner, group.plan.p0, group.plan.lineage)
+    manifests = _read(group, group_claim, runner, group.plan.p0, group.plan.timeline)
     group.publish(group_claim.attempt, manifests)
-    published_attempt = max(group.markers().values())
+    published_attempt = max(group.published_by_table().values())
     return "published" if published_attempt == group_claim.attempt else "adopted", published_attempt
 
 
 def _again(group: Group, store: Store, group_claim: Claim, runner: Runner) -> tuple[str, int]:
     """Read a published group again, or go on with an earlier try of the same request."""
-    group.context.need(Feature.REREAD, f"group {group.number} is to be read again")
-    since, timeline = group.context.stand(group.plan)
+    group.context.require_feature(Feature.RESNAPSHOT, f"group {group.number} is to be read again")
+    since, timeline = group.context.resume_state(group.plan)
     try:
         staged = _asked(group, group_claim, timeline)
-        if staged is None and group_claim.before.state == "rereading" and (group_claim.published or 0) >= group_claim.before.attempt:
-            return "replaced", group_claim.published or 0  # the stream has published it, after that try was killed
+        if staged is None and group_claim.row_before.state == "rereading" and (group_claim.published_attempt or 0) >= group_claim.row_before.attempt:
+            return "replaced", group_claim.published_attempt or 0  # the stream has published it, after that try was killed
         if staged is None:
             number = draw_number(group.context, group.plan, GROUP, group=group.number)
             manifests = _read(group, group_claim, runner, since, timeline, number)
-            if group.context.stand(group.plan)[1].newest != timeline.newest:
+            if group.context.resume_state(group.plan)[1].newest_segment != timeline.newest:
                 raise TransientError(
                     f"the stream moved to another server while group {group.number} was read", "Run again"
                 )
@@ -303,7 +303,7 @@ def _again(group: Group, store: Store, group_claim: Claim, runner: Runner) -> tu
 
 def _asked(group: Group, group_claim: Claim, timeline: Lineage) -> Staged | None:
     """What an earlier try of the same request has staged, if that can still be published."""
-    if group_claim.before.state != "rereading":
+    if group_claim.row_before.state != "rereading":
         return None
     candidates = (s for s in waiting(group.context, group.plan) if s.group == group.number)
     open_at = opener(group.context, group.number, group_claim.attempt)
@@ -321,13 +321,13 @@ def _read(
     context, plan = group.context, group.plan
     wanted = range(len(group.slices))
     open_at = opener(context, group.number, group_claim.attempt)
-    finished = _replayable(context, plan, timeline, group.finished(group_claim.above), open_at)
-    group_claim.begin(finished.values())
+    finished = _replayable(context, plan, timeline, group.read_finished_slices(group_claim.last_stale_attempt), open_at)
+    group_claim.report_reused(finished.values())
     missing = [no for no in wanted if no not in finished]
-    write_json(context.storage, context.layout.share(plan.generation, group.number), plan.share(group.number).to_json())
+    write_json(context.storage, context.layout.group_plan(plan.generation, group.number), plan.for_group(group.number).to_json())
     job = job_of(group, group_claim.attempt, missing, since, timeline, read_number)
-    group_claim.look()
-    notes = group.notes(group_claim.attempt)
+    group_claim.report_progress()
+    notes = group.signals(group_claim.attempt)
     try:
         if missing:
             with RetentionGuard(context, group_claim.store, plan, group.number, notes):
@@ -335,12 +335,12 @@ def _read(
                     current().add(manifest.pop("asked"))
                     finished[manifest["slice"]] = group_claim.attempt, manifest
     finally:
-        notes.clear()
-    group_claim.look()
+        notes.remove_all()
+    group_claim.report_progress()
     unread = [no for no in wanted if no not in finished]
     if unread:
         raise TransientError(f"group {group.number} ended without its slices {unread[:5]}", "Run again")
-    group_claim.check()
+    group_claim.check_still_held()
     return [finished[no][1] for no in wanted]
 
 
@@ -348,7 +348,7 @@ def _replayable(context: Context, plan: Plan, timeline: Lineage, finished: Finis
     """The slices that were read where the stream is now, and whose binlog the server still has: from where it has to be
     replayed onto them up to their high watermarks, from which the stream has to go on.
     """
-    finished = {no: slice_read for no, slice_read in finished.items() if numbering(plan, slice_read[1]) == timeline.newest}
+    finished = {no: slice_read for no, slice_read in finished.items() if numbering(plan, slice_read[1]) == timeline.newest_segment}
     if not finished:
         return {}
     with closing(connect(context.connect_args)) as connection:
@@ -373,14 +373,14 @@ def _prepare(context: Context, plan: Plan, group_tables: Mapping[int, SinkTable]
     """
     is_resnapshot, adopt = plan.generation > 1, context.pipeline.sink.adopt
     open_tables = targets(context, plan)
-    tables_without_group = {i: open_tables[i] for i in plan.active if not plan.groups_of(i) and plan.rejoined_of(i) is None}
+    tables_without_group = {i: open_tables[i] for i in plan.active_tables if not plan.groups_of(i) and plan.rejoin_of(i) is None}
     empty = {i: t for i, t in tables_without_group.items() if is_resnapshot or adopt or not t.exists()}
     tables = {**group_tables, **empty}
     outdated = lagging(context, plan, tables)
     for index, target in tables.items():
         fence = generation_fence(plan, index)
         if (is_resnapshot or plan.definitions[index].revision) and target.exists():
-            target.begin_anew(plan.pipeline, fence, [group_marker(plan, g) for g in plan.groups_of(index)])
+            target.reset(plan.pipeline, fence, [group_marker(plan, g) for g in plan.groups_of(index)])
         if index not in outdated:  # it is there, and the next stream gives it its columns
             target.create(plan.pipeline)
         target.raise_fence(fence)
@@ -389,15 +389,15 @@ def _prepare(context: Context, plan: Plan, group_tables: Mapping[int, SinkTable]
 def _adopt(group: Group, store: Store, requested_by: TaskRequest | None) -> None:
     row = store.group(group.plan.pipeline, group.plan.generation, group.number)
     if row.state != "done":
-        group.adopt(store, row.attempt)
-    group.note_finished(requested_by)
+        group.mirror_published(store, row.attempt)
+    group.record_finished(requested_by)
 
 
 def _finish(group: Group, store: Store, attempt: int, requested_by: TaskRequest | None) -> Totals:
     """Write down that a claim has done its work; what the group holds is what the sink says."""
-    plan, totals = group.plan, group.totals(group.markers())
+    plan, totals = group.plan, group.read_totals(group.published_by_table())
     # Before the bookkeeping calls it done: a try that dies in between goes on, and does not begin anew.
-    group.note_finished(requested_by)
+    group.record_finished(requested_by)
     store.chunks_done(plan.pipeline, plan.generation, results(totals.chunks))
     failpoint("books.after_chunks")
     low, high = totals.min_lw.to_json(), totals.max_hw.to_json()

@@ -60,7 +60,7 @@ class Database:
         engine = make_engine(url)
         database = cls(engine)
         try:
-            database._set_up(migrate, create)
+            database._check_or_migrate(migrate, create)
         except exc.DBAPIError as error:
             database.close()
             if engine.dialect.name == "sqlite" and "locked" not in str(error.orig):
@@ -139,7 +139,7 @@ class Database:
 @contextmanager
 def _patient(url: URL) -> Iterator[Connection]:
     """A transaction whose statements may take as long as they like."""
-    engine = make_engine(url, patient=True)
+    engine = make_engine(url, for_migration=True)
     try:
         with engine.execution_options(cdc_write=True).begin() as connection:
             yield connection

@@ -123,7 +123,7 @@ class ObservationStore(Database):
                 values = _values(table_state)
                 values |= {name: sizes[table].get(name) for name in _SIZES} if table in sizes else {}
                 if (last_compaction := last_compactions.get(table)) is not None:
-                    values |= {"compacted_at": last_compaction.at, "compaction_seconds": last_compaction.seconds}
+                    values |= {"compacted_at": last_compaction.finished_at, "compaction_seconds": last_compaction.seconds}
                 if row is None:
                     row = TableStateRow(pipeline=pipeline, database=table[0], name=table[1], definitions=[])
                     row.inserts = row.updates = row.deletes = 0

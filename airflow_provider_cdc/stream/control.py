@@ -35,7 +35,7 @@ def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
     :raises NotReadyError: if the pipeline copies no such table, or the stream refuses.
     """
     name = context.pipeline.name
-    index_of(context, context.need_plan(), table)
+    index_of(context, context.require_plan(), table)
     request_id, seen_taken = store.ask(name, kind, table, by), False
     warn_at = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -46,7 +46,7 @@ def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
             if request.state == "done":
                 return request.outcome or ""
             raise NotReadyError(f"the stream has {request.state} it: {request.outcome}")
-        run, is_alive = context.watcher.look(store, name)
+        run, is_alive = context.liveness.check_once(store, name)
         if run is None or is_alive is False:
             return f"no stream is running: the next one sees to it (request {request_id})"
         if run.paused_by is not None and kind == REREAD:

@@ -107,13 +107,13 @@ class Epoch:
 
     def __post_init__(self) -> None:
         """Make the observer."""
-        self.observer = Observer(self.context, self.store, self.driver_view, self.maintenance.sizes, self.maintenance.compacted)
+        self.observer = Observer(self.context, self.store, self.driver_view, self.maintenance.take_sizes, self.maintenance.take_compactions)
 
     def driver_view(self) -> Seen:
         """What there is to see."""
-        offset = self.applier.at
+        offset = self.applier.offset
         state = Standing({}, True, self.is_running, str(offset.at), None, self.pending_tables, ())
-        return Seen(self.plan, offset, self.applier.lineage, state, self.number, self.batches, self.changes)
+        return Seen(self.plan, offset, self.applier.timeline, state, self.number, self.batches, self.changes)
 
     def apply_batch(self, manifest: dict[str, Any]) -> Applied:
         """Apply a batch and write it into the bookkeeping."""
@@ -133,19 +133,19 @@ class Epoch:
                 changes=applied.changes,
                 bytes=size,
                 seconds=time.monotonic() - began,
-                lag_p50_ms=applied.percentile(50),
-                lag_p95_ms=applied.percentile(95),
-                lag_max_ms=applied.percentile(100),
-                index=self.applier.index,
-                traffic=(requests.to_json(), self.request_counts.to_json()) if self.context.storage.remote else None,
+                lag_p50_ms=applied.lag_percentile(50),
+                lag_p95_ms=applied.lag_percentile(95),
+                lag_max_ms=applied.lag_percentile(100),
+                index_bytes_used=self.applier.index_bytes,
+                request_counts=(requests.to_json(), self.request_counts.to_json()) if self.context.storage.is_remote else None,
             )
         self.batches += 1
         self.changes += applied.changes
-        self.observer.applied(applied.operations)
+        self.observer.add_applied(applied.operations)
         self.before_ddl = end.before_ddl
         if applied.changes:
-            lag = f"lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
-            more = f"; {text_of(requests.to_json())}" if self.context.storage.remote else ""
+            lag = f"lag p95 {(applied.lag_percentile(95) or 0) / 1000:.1f} s"
+            more = f"; {text_of(requests.to_json())}" if self.context.storage.is_remote else ""
             self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}")
         self.publish_pending()
         return applied
@@ -180,7 +180,7 @@ class Epoch:
         """
         if self.ended_cleanly:
             with suppress(CdcError, OSError):  # likewise
-                self.applier.say_ended()
+                self.applier.raise_end_fence()
 
     def _wait_while_paused(self) -> bool:
         """Wait until somebody resumes it, and read nothing meanwhile.
@@ -189,13 +189,13 @@ class Epoch:
         """
         self.release_source()
         remedy = "To let it go on: airflow-cdc resume"
-        self.context.reporter.line(f"the stream is paused at {self.applier.at.at}: {self.pause_reason}. {remedy}")
+        self.context.reporter.line(f"the stream is paused at {self.applier.offset.offset}: {self.pause_reason}. {remedy}")
         while self.inbox.paused and not self.stop.is_set():
             self.handle_requests()
             time.sleep(_PAUSED_SECONDS)  # not Event.wait(): a signal that meets it would wait for itself
         self.needs_new_section = True
         if not self.stop.is_set():
-            self.context.reporter.line(f"the stream goes on at {self.applier.at.at}")
+            self.context.reporter.line(f"the stream goes on at {self.applier.offset.offset}")
         return not self.stop.is_set()
 
     def _run_section(self, run: Callable[[], None]) -> None:
@@ -224,24 +224,24 @@ class Epoch:
         if error.table is None:
             raise error
         with counting(self.request_counts):
-            self.plan = self.context.need_plan()  # it may be about a step that has just been written down
+            self.plan = self.context.require_plan()  # it may be about a step that has just been written down
             index = concerned(self.context, self.plan, error)
             if index is None:
                 raise error
             self.plan = suspend_table(self.context, self.store, self.plan, self.applier, index, error)
-            self.applier.go_on_without(self.plan)
-        self.resnapshot_worker.wanted(self.plan)
+            self.applier.use_plan(self.plan)
+        self.resnapshot_worker.enqueue_suspended(self.plan)
         self._begin_section()
 
     def _begin_section(self) -> None:
         self.job = replace(self.job, section=self.job.section + 1)
-        self.section_start, self.before_ddl, self.needs_new_section = self.applier.at, False, False
+        self.section_start, self.before_ddl, self.needs_new_section = self.applier.offset, False, False
         remove_superseded_steps(self.context.storage, self.context.layout, self.plan)
-        self.observer.look()
+        self.observer.wake()
 
     def handle_requests(self) -> None:
         """Carry out what people want of it. What they want of one table is done in that order."""
-        self._open_requests += self.inbox.take()
+        self._open_requests += self.inbox.take_new_requests()
         if self.before_ddl:  # which has to be followed as the plan is now
             return
         postponed, blocked_tables = [], set[str]()
@@ -255,20 +255,20 @@ class Epoch:
         """Carry out one request, or begin with it; if the table is not being read."""
         try:
             index = index_of(self.context, self.plan, request.table)
-            if self.resnapshot_worker.is_at(index):
+            if self.resnapshot_worker.is_working_on(index):
                 return False
             if request.kind != SUSPEND:
-                self.resnapshot_worker.serve(request, index)
+                self.resnapshot_worker.enqueue_request(request, index)
                 return True
             with counting(self.request_counts):
                 self.plan, message = suspend_as_asked(self.context, self.store, self.plan, self.applier, index, request.by)
-            self.applier.go_on_without(self.plan)
+            self.applier.use_plan(self.plan)
             self.needs_new_section = True
-            self.observer.look()
-            self.inbox.end(request.id, "done", message)
+            self.observer.wake()
+            self.inbox.end_request(request.id, "done", message)
         except NotReadyError as error:
             self.context.reporter.line(f"what {request.by} wants is refused: {error}")
-            self.inbox.end(request.id, "refused", str(error))
+            self.inbox.end_request(request.id, "refused", str(error))
         return True
 
     def publish_pending(self) -> None:
@@ -276,17 +276,17 @@ class Epoch:
         if self.inbox.paused:
             return
         self.handle_requests()
-        for table in self.resnapshot_worker.created():
+        for table in self.resnapshot_worker.take_created_tables():
             self._add_table(table)
-        for index in self.resnapshot_worker.dropped():
+        for index in self.resnapshot_worker.take_dropped_tables():
             self._empty_copy(index)
         now = time.monotonic()
-        if self.context.storage.remote and now < self._published_at + _LOOK_SECONDS and not self.is_over():
+        if self.context.storage.is_remote and now < self._published_at + _LOOK_SECONDS and not self.is_over():
             return
         self._published_at = now
         with counting(self.request_counts):
             names = requests(self.context, self.plan)
-            if self.context.layout.reload(self.plan.generation) in names and not self.before_ddl:
+            if self.context.layout.reload_request(self.plan.generation) in names and not self.before_ddl:
                 self._reload_tables()
             pending = waiting(self.context, self.plan, names)
             self.pending_tables = {staged_read.table for staged_read in pending if staged_read.scope == TABLE and staged_read.table is not None}
@@ -300,36 +300,36 @@ class Epoch:
     def _reload_tables(self) -> None:
         """Copy other tables from now on: the next section goes on without some, and others are added."""
         self.context.pipeline = reloaded(self.context, self.plan)
-        self.applier.confirm()  # what is written down is not fenced
+        self.applier.check_fence()  # what is written down is not fenced
         suspensions = removals(self.context, self.plan)
         if suspensions:
             write_down(self.context, self.store, self.plan, suspensions)
-            self.plan = self.context.need_plan()
-            self.applier.go_on_without(self.plan)
+            self.plan = self.context.require_plan()
+            self.applier.use_plan(self.plan)
             self.needs_new_section = True
         for table in addable(self.context, self.store, self.plan):
             self._add_table(table)
-        self.resnapshot_worker.wanted(self.plan)
-        self.context.storage.delete(self.context.layout.reload(self.plan.generation))
+        self.resnapshot_worker.enqueue_suspended(self.plan)
+        self.context.storage.delete(self.context.layout.reload_request(self.plan.generation))
 
     def _add_table(self, table: TableSchema) -> None:
         """Add a table that was created. Nothing of it is of concern to the section before it was read."""
         if table.id in {known.id for known in self.plan.tables}:
             return
         with counting(self.request_counts):
-            self.applier.confirm()  # what is written down is not fenced
+            self.applier.check_fence()  # what is written down is not fenced
             self.plan = add(self.context, self.store, self.plan, table)
-            self.applier.grow(self.plan, self.context.sink.table(table))
-            self.maintenance.grow(self.context.sink.table(table))
-        self.observer.look()
-        self.resnapshot_worker.wanted(self.plan)
+            self.applier.add_table(self.plan, self.context.sink.table(table))
+            self.maintenance.add_table(self.context.sink.table(table))
+        self.observer.wake()
+        self.resnapshot_worker.enqueue_suspended(self.plan)
 
     def _empty_copy(self, index: int) -> None:
         """Empty the copy of a table that was dropped. Nothing of it is of concern to the section."""
         with counting(self.request_counts):
             if empty_copy(self.context, self.store, self.plan, self.applier, index):
-                self.maintenance.emptied(index)
-        self.resnapshot_worker.done(index)
+                self.maintenance.mark_emptied(index)
+        self.resnapshot_worker.on_table_done(index)
 
     def _overwrite(self, staged: Staged) -> None:
         """Exchange what was read again of one table; the next section begins with a table that has rejoined."""
@@ -342,29 +342,29 @@ class Epoch:
             self._replace_table(index)
             remove_superseded_readings(self.context, self.plan, index)
             if (new_coverage := coverage(self.context, self.plan, self.applier.tables)) is not None:
-                self.applier.hold(new_coverage)
+                self.applier.set_coverage(new_coverage)
             self.needs_new_section = True
             with suppress(CdcError, SQLAlchemyError):  # this is for people; the next start does it, too
                 note_taken_over(self.store, self.plan)
         if staged.scope == TABLE:
             self.pending_tables.discard(index)
             # Whoever has read it: that it is not suspended any more, or still is, matters to the stream's own reading.
-            if self.plan.suspended_of(index) is None or not result.again:
-                self.resnapshot_worker.done(index)
+            if self.plan.suspension_of(index) is None or not result.can_retry:
+                self.resnapshot_worker.on_table_done(index)
             else:
-                self.resnapshot_worker.failed(index, self.plan.tables[index].label, result.said)
-        if staged.request is not None:
-            self.resnapshot_worker.ended(index, staged.request, result)
+                self.resnapshot_worker.on_table_failed(index, self.plan.tables[index].label, result.message)
+        if staged.request_id is not None:
+            self.resnapshot_worker.on_request_outcome(index, staged.request_id, result)
 
     def _replace_table(self, index: int) -> None:
         table = self.plan.tables[index]
-        self.applier.renew(self.plan, index, self.context.sink.table(table))
-        self.maintenance.renew(index, self.context.sink.table(table))
+        self.applier.replace_table(self.plan, index, self.context.sink.table(table))
+        self.maintenance.replace_table(index, self.context.sink.table(table))
 
     @property
     def caught_up(self) -> bool:
         """Whether a catch-up is done: tables that are read again are waited for."""
-        return self.target is not None and self.target <= self.applier.at.at and not self._busy
+        return self.target is not None and self.target <= self.applier.offset.offset and not self._busy
 
     @property
     def pause_reason(self) -> str:
@@ -374,7 +374,7 @@ class Epoch:
     @property
     def _busy(self) -> bool:
         """Whether something is being read again, or is still to be done for somebody."""
-        return self.resnapshot_worker.busy or bool(self._open_requests) or self.inbox.waiting
+        return self.resnapshot_worker.busy or bool(self._open_requests) or self.inbox.has_new_requests
 
     def is_over(self) -> bool:
         """Whether it is to end: asked to stop; or caught up, or without a table, and not paused. One without a table
@@ -382,7 +382,7 @@ class Epoch:
         """
         if self.stop.is_set():
             return True
-        nothing_left = not self.plan.active and not self._busy and not self.has_pending_tables
+        nothing_left = not self.plan.active_tables and not self._busy and not self.has_pending_tables
         nothing_left = nothing_left and not suspended_as_asked(self.context, self.plan)
         return (self.caught_up or nothing_left) and not self.inbox.paused
 

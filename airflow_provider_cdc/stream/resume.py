@@ -56,14 +56,14 @@ def find_place(
     with closing(connect(context.connect_args)) as connection:
         _check_logged(connection)
         with _told_what_to_do(context):
-            if is_elsewhere(connection, applier.at):
+            if is_elsewhere(connection, applier.offset):
                 plan = _fail_over(context, store, plan, applier, connection)
-            applier.go_on(resume(connection, applier.at, context.opener(slots.STREAM)))
+            applier.replace_offset(resume(connection, applier.offset, context.binlog_opener(slots.STREAM)))
         marks = [seq for table in coverage for seq in table.high_watermarks]
-        if applier.lineage.seq(applier.at.at) < max(marks, default=0):
+        if applier.timeline.seq(applier.offset.offset) < max(marks, default=0):
             _same_files(context, applier, coverage)
         binlog_position = binlog_end(connection)
-        end = applier.lineage.position(max([applier.lineage.seq(binlog_position), *marks]))
+        end = applier.timeline.position(max([applier.timeline.seq(binlog_position), *marks]))
         if binlog_position < end:
             raise OtherHistoryError(f"the binlog of the server ends at {binlog_position}, and the snapshot read up to {end}")
     return plan, end
@@ -86,10 +86,10 @@ def _check_logged(connection: Connection[Any]) -> None:
 
 def _same_files(context: Context, applier: Applier, coverage: Sequence[Coverage]) -> None:
     """The changes that chunks hold are told by positions: so those must be of the binlog that the server has today."""
-    at = applier.at
-    for base, file, began in sorted({known for table in coverage for known in table.files}):
-        if base == applier.lineage.base and began and at.at.file != file and at.at < Position(file, 0):
-            with_beginning(Offset(at.server, Position(file, 0), "", file_start_time=began), context.opener(slots.STREAM))
+    at = applier.offset
+    for base, file, began in sorted({known for table in coverage for known in table.binlog_files}):
+        if base == applier.timeline.first_ordinal and began and at.at.file != file and at.at < Position(file, 0):
+            with_beginning(Offset(at.server, Position(file, 0), "", file_start_time=began), context.binlog_opener(slots.STREAM))
 
 
 @contextmanager
@@ -112,41 +112,41 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
     :returns: the plan without those.
     :raises CdcError: if it cannot be done. Then no table was suspended.
     """
-    pipeline, old_offset = context.pipeline, applier.at
-    open_at = context.opener(slots.STREAM)
+    pipeline, old_offset = context.pipeline, applier.offset
+    open_at = context.binlog_opener(slots.STREAM)
     new_offset = take_over(connection, open_at, old_offset)
     channels = [] if new_offset.server == old_offset.server else filters(connection)
-    for table in map(plan.tables.__getitem__, plan.active):
+    for table in map(plan.tables.__getitem__, plan.active_tables):
         if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
             raise TerminalError(
                 f"the connection reaches server {identity(connection)} now, a replica that leaves out changes of "
                 f"{table.label} ({', '.join(sorted(missing))}), or was one",
                 f"{_OTHER}. If it has never left out anything with this filter, remove that, and run again",
             )
-    remaining_plan = without(context, plan, {**_redefined(context, connection, plan, new_offset.at), **applier.bound()})
-    applier.go_on_without(remaining_plan)
+    remaining_plan = without(context, plan, {**_redefined(context, connection, plan, new_offset.at), **applier.tables_bound_to_server()})
+    applier.use_plan(remaining_plan)
     try:
-        applier.check_passed()  # before anything is written down: who is sent back finds all tables there as they were
+        applier.check_snapshot_passed()  # before anything is written down: who is sent back finds all tables there as they were
     except TerminalError as error:
         if new_offset.server != old_offset.server:
             raise
         raise PurgedError(f"{error.message}, whose binlog files have got another name since", _OTHER) from None
-    if (interrupted_end := applier.ahead()) is not None:
+    if (interrupted_end := applier.interrupted_batch_end()) is not None:
         # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
-        take_over(connection, open_at, replace(interrupted_end, xa=()))
-    if new_suspensions := [step for step in remaining_plan.suspended if step not in plan.suspended]:
-        applier.confirm()  # what is written down is not fenced
+        take_over(connection, open_at, replace(interrupted_end, open_xa=()))
+    if new_suspensions := [step for step in remaining_plan.suspensions if step not in plan.suspensions]:
+        applier.check_fence()  # what is written down is not fenced
         write_down(context, store, plan, new_suspensions)
-    applier.move(new_offset)
-    segments = applier.lineage.segments
+    applier.move_to_server(new_offset)
+    segments = applier.timeline.segments
     with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
-        known_segments = store.lineage(pipeline.name)[: len(segments) - 1]
+        known_segments = store.timeline(pipeline.name)[: len(segments) - 1]
         newest_segment = segments[-1]
-        new_segment = Segment(newest_segment.server, newest_segment.start_file, applier.at.at.position, newest_segment.base)
-        store.set_lineage(pipeline.name, [*known_segments, new_segment])
-        store.event(pipeline.name, "failover", f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.at.at}")
+        new_segment = Segment(newest_segment.server, newest_segment.start_file, applier.offset.offset.position, newest_segment.first_ordinal)
+        store.set_timeline(pipeline.name, [*known_segments, new_segment])
+        store.add_event(pipeline.name, "failover", f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.offset.offset}")
     context.reporter.line(
-        f"continuing on server {applier.at.server}, {applier.at.at} (before: {old_offset.server}, {old_offset.at})"
+        f"continuing on server {applier.offset.server}, {applier.at.offset} (before: {old_offset.server}, {old_offset.at})"
     )
     return remaining_plan
 
@@ -154,7 +154,7 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
 def _redefined(context: Context, connection: Connection[Any], plan: Plan, at: Position) -> dict[int, TerminalError]:
     """Tables of which the server has other definitions than the DDL in its binlog behind a place leads to, by index."""
     errors: dict[int, TerminalError] = {}
-    for index in plan.active:
+    for index in plan.active_tables:
         table = plan.tables[index]
         if not _is(connection, table) and not _leads_there(context, connection, at, table):
             message = (
@@ -179,12 +179,12 @@ def _leads_there(context: Context, connection: Connection[Any], at: Position, ta
     if not context.pipeline.stream.follows_ddl:
         return False
     server, reached = flavour(connection), table
-    with closing(context.opener(slots.STREAM)(at)) as stream:
-        captured = by_table([Definitions.of(table)])
-        for item in read_transactions(stream, captured, stream.collations, tell_ddl=True):
-            if isinstance(item, Transaction) and item.altered and item.ddl is not None:
+    with closing(context.binlog_opener(slots.STREAM)(at)) as stream:
+        captured = by_table([Definitions.from_single(table)])
+        for item in read_transactions(stream, captured, stream.collations, yield_ddl=True):
+            if isinstance(item, Transaction) and item.altered_tables and item.ddl is not None:
                 try:
-                    change = alter(reached, item.ddl.text, item.ddl.database, item.ddl.session, server)
+                    change = alter(reached, item.ddl.sql, item.ddl.database, item.ddl.session, server)
                     reached = as_copied(context, reached, change).definition
                 except NotFollowed:
                     return True

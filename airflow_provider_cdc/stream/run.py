@@ -72,13 +72,13 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
 
 def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool, log: str | None, ui: str | None) -> Epoch:
     pipeline = context.pipeline
-    context.watcher.refuse(store, pipeline.name)
-    if context.storage.remote:  # what the store has done until now, another version of it, or a proxy, may not do
-        check_store(context.storage, context.layout.private)
-    recorded_plan = added(context, store, context.need_plan())
+    context.liveness.refuse_if_running(store, pipeline.name)
+    if context.storage.is_remote:  # what the store has done until now, another version of it, or a proxy, may not do
+        check_store(context.storage, context.layout.pipeline_folder)
+    recorded_plan = added(context, store, context.require_plan())
     tables = targets(context, recorded_plan)
-    context.storage.delete(context.layout.reload(recorded_plan.generation))  # it was for the epoch before
-    plan = recorded_plan.amended(step.to_json() for step in removals(context, recorded_plan))
+    context.storage.delete(context.layout.reload_request(recorded_plan.generation))  # it was for the epoch before
+    plan = recorded_plan.with_amendments(step.to_json() for step in removals(context, recorded_plan))
     plan = without(context, plan, unusable(context, plan, tables))
     snapshot_coverage = coverage(context, plan, tables)
     if snapshot_coverage is None:
@@ -92,44 +92,44 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
     resume_point.create()
     for line in told(context, recorded_plan):
         context.reporter.line(line)
-    markers_before = {index: tables[index].markers() for index in plan.active}
+    markers_before = {index: tables[index].markers() for index in plan.active_tables}
     highest = highest_epoch(pipeline.name, [*markers_before.values(), resume_point.markers()])
     details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details |= {"machine": machine() or None, "settings": fingerprint(pipeline)}
-    number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
+    number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.liveness.confirm_not_running, details=details)
     stop, inbox = threading.Event(), Inbox(store, details)
     try:
         # A failover reads binlog for as long as it takes.
-        with Heart(store, pipeline.name, number, details, stop, lambda: False, hear=inbox.hear):
+        with Heart(store, pipeline.name, number, details, stop, lambda: False, on_reply=inbox.receive_reply):
             fence = epoch_fence(pipeline.name, number)
             older_epochs_ended = claim_epoch(pipeline.name, resume_point, fence)
             column_errors = {
                 index: NotFollowedError(why, _OTHER_LISTS, table=plan.tables[index].label)
-                for index, why in context.other_columns(plan).items()
+                for index, why in context.find_changed_columns(plan).items()
             }
             plan = without(context, plan, {**column_errors, **finish(context, plan, fence)})
-            active_tables = {index: tables[index] for index in plan.active}
-            raise_fences(pipeline.name, fence, active_tables, markers_before, all_over=older_epochs_ended)
-            write_down(context, store, plan, [step for step in plan.suspended if step not in recorded_plan.suspended])
+            active_tables = {index: tables[index] for index in plan.active_tables}
+            raise_fences(pipeline.name, fence, active_tables, markers_before, older_epochs_ended=older_epochs_ended)
+            write_down(context, store, plan, [step for step in plan.suspensions if step not in recorded_plan.suspensions])
             snapshot_coverage = coverage(context, plan, tables) or snapshot_coverage  # up to the fence a group may have been read again
             maintenance = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
-            applier = Applier(context, plan, tables, snapshot_coverage, resume_point, number, maintenance.changed)
+            applier = Applier(context, plan, tables, snapshot_coverage, resume_point, number, maintenance.mark_changed)
             prefetch_worker = ReadingAhead(
-                [tables[index] for index in plan.active], pipeline.sink.index_bytes, context.reporter.line
+                [tables[index] for index in plan.active_tables], pipeline.sink.index_bytes, context.reporter.line
             )
             plan, end = find_place(context, store, plan, applier, snapshot_coverage)
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
     # Epochs before this one are over, or shut out: nothing of theirs is needed any more.
-    context.local.clear_checkpoints()
-    context.sink.staging().clear(plan.tables, number)
+    context.local_files.clear_checkpoints()
+    context.sink.change_staging().clear_older_epochs(plan.tables, number)
     remove_superseded_steps(context.storage, context.layout, plan)
     job = StreamJob(
         connect_args=dict(context.connect_args),
-        planner_replica=pipeline.replica(slots.STREAM),
-        reader_replicas=tuple(map(pipeline.replica, slots.batch_readers(pipeline.stream.parallelism))),
-        timeline=applier.lineage,
+        planner_replica=pipeline.replica_ids(slots.STREAM),
+        reader_replicas=tuple(map(pipeline.replica_ids, slots.batch_readers(pipeline.stream.parallelism))),
+        timeline=applier.timeline,
         sink=context.sink,
         storage=context.storage,
         pipeline=pipeline.name,
@@ -137,7 +137,7 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
         max_batch_bytes=pipeline.stream.max_batch_bytes,
         max_batch_rows=pipeline.stream.max_batch_rows,
         zero_dates=pipeline.source.zero_dates,
-        deletes=pipeline.sink.deletions,
+        deletes=pipeline.sink.delete_policy,
         follows_ddl=pipeline.stream.follows_ddl,
     )
     target = end if catch_up else None
@@ -148,7 +148,7 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
         plan,
         number,
         job,
-        applier.at,
+        applier.offset,
         applier,
         target,
         details,
@@ -159,27 +159,27 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
         inbox,
         stop,
     )
-    resnapshot_worker.wanted(plan)
+    resnapshot_worker.enqueue_suspended(plan)
     return epoch
 
 
 def run_in_process(epoch: Epoch) -> None:
     """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
-    with counting(epoch.asked), _Life(epoch):
-        epoch.drive(lambda: _run_section(epoch))
+    with counting(epoch.request_counts), _Life(epoch):
+        epoch.run_sections(lambda: _run_section(epoch))
         check_none_suspended(epoch.context, epoch.plan)
 
 
 def _run_section(epoch: Epoch) -> None:
-    at = epoch.start
+    at = epoch.section_start
     with closing(epoch.job.make_planner()) as planner:
-        while not epoch.section_over():
-            ends = [at, *epoch.job.pieces(planner, at)]
+        while not epoch.is_section_over():
+            ends = [at, *epoch.job.find_range_ends(planner, at)]
             if ends[-1] == at:
-                epoch.publish()
+                epoch.publish_pending()
                 time.sleep(0.05)
                 continue
-            epoch.apply(together([epoch.job.stage(*batch_range, "0", i) for i, batch_range in enumerate(pairwise(ends))]))
+            epoch.apply_batch(together([epoch.job.stage_range(*batch_range, "0", i) for i, batch_range in enumerate(pairwise(ends))]))
             at = ends[-1]
 
 
@@ -193,23 +193,23 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
     from airflow_provider_cdc.spark.session import told_of_waiting
     from airflow_provider_cdc.stream.spark_query import StreamQuery
 
-    epoch.upkeep.run = run_compactions(spark)
-    epoch.rereading.run = run_slices_on_spark(spark, epoch.context.reporter.line)
+    epoch.maintenance.runner = run_compactions(spark)
+    epoch.resnapshot_worker.runner = run_slices_on_spark(spark, epoch.context.reporter.line)
     query = StreamQuery(
         spark,
-        lambda manifests: epoch.apply(together(manifests)),
-        each_second=epoch.publish,
-        over=epoch.section_over,
+        lambda manifests: epoch.apply_batch(together(manifests)),
+        on_tick=epoch.publish_pending,
+        is_section_over=epoch.is_section_over,
     )
-    epoch.idle, epoch.rest = query.idle, query.rest
+    epoch.is_idle, epoch.release_source = query.is_idle, query.pause
 
     def run_section() -> None:
-        checkpoint = epoch.context.local.checkpoint(epoch.number, epoch.job.section)
-        query.run(epoch.job, epoch.start, checkpoint=checkpoint, seconds=epoch.context.pipeline.stream.trigger_seconds)
+        checkpoint = epoch.context.local_files.checkpoint_folder(epoch.number, epoch.job.section)
+        query.run_section(epoch.job, epoch.section_start, checkpoint=checkpoint, seconds=epoch.context.pipeline.stream.trigger_seconds)
 
     with _Life(epoch), told_of_waiting(spark, epoch.context.reporter.line):
         with query:
-            epoch.drive(run_section)
+            epoch.run_sections(run_section)
         check_none_suspended(epoch.context, epoch.plan)
 
 
@@ -225,43 +225,43 @@ class _Life:
             epoch.details,
             epoch.stop,
             self._has_progressed,
-            epoch.lease,
-            epoch.inbox.hear,
+            epoch.lease_seconds,
+            epoch.inbox.receive_reply,
         )
 
     def __enter__(self) -> None:
         self._heartbeat.__enter__()
         if not self._epoch.context.pipeline.sink.compaction:
-            self._epoch.upkeep.run = None
-        self._epoch.upkeep.__enter__()
-        self._epoch.ahead.__enter__()
-        self._epoch.rereading.__enter__()
+            self._epoch.maintenance.runner = None
+        self._epoch.maintenance.__enter__()
+        self._epoch.prefetch_worker.__enter__()
+        self._epoch.resnapshot_worker.__enter__()
         self._epoch.observer.__enter__()
-        self._epoch.observer.look()
+        self._epoch.observer.wake()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         epoch = self._epoch
-        epoch.rereading.__exit__()
-        epoch.ahead.__exit__()
+        epoch.resnapshot_worker.__exit__()
+        epoch.prefetch_worker.__exit__()
         epoch.observer.__exit__()
-        epoch.going = False
-        with counting(epoch.asked):
-            epoch.upkeep.__exit__()
-            epoch.say_ended()
+        epoch.is_running = False
+        with counting(epoch.request_counts):
+            epoch.maintenance.__exit__()
+            epoch.mark_ended()
             epoch.observer.write()
         self._heartbeat.__exit__()
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
             epoch.store.end_stream(
                 epoch.plan.pipeline,
                 epoch.number,
-                "failed" if error else "caught_up" if epoch.reached else "stopped",
+                "failed" if error else "caught_up" if epoch.caught_up else "stopped",
                 str(error) if error else None,
                 kind_of(error) if isinstance(error, CdcError) else type(error).__name__ if error else None,
-                epoch.asked.to_json() if epoch.context.storage.remote else None,
+                epoch.request_counts.to_json() if epoch.context.storage.is_remote else None,
             )
 
     def _has_progressed(self) -> bool:
         """A batch that takes long shows as progress that stands still; waiting for changes, or a pause, does not."""
         epoch = self._epoch
-        moved, self._batches = epoch.batches > self._batches or epoch.idle() or epoch.inbox.paused, epoch.batches
+        moved, self._batches = epoch.batches > self._batches or epoch.is_idle() or epoch.inbox.paused, epoch.batches
         return moved

@@ -169,20 +169,20 @@ class BinlogReader(DataSourceStreamReader):
         """End of the next batch of a section, if there is one."""
         job = replace(self._job, section=section_start.section)
         if self._planner is None:
-            self._planner, requests = job.open_planner()
+            self._planner, requests = job.make_counted_planner()
             self._planning_requests.append(requests)
         if not self._wait_for_batch(self._planner, section_start.offset):
             return None
-        self._range_ends = [section_start.offset, *job.pieces(self._planner, section_start.offset)]
+        self._range_ends = [section_start.offset, *job.find_range_ends(self._planner, section_start.offset)]
         return SectionOffset(section_start.section, self._range_ends[-1])
 
     def _wait_for_batch(self, planner: BatchPlanner, begin: Offset) -> bool:
         """Wait, but not for long, until a batch may begin, and there is something for it."""
         now = time.monotonic()
         until = now + _WAIT_SECONDS
-        if not planner.full:  # of a backlog there is no need to wait for more
+        if not planner.has_backlog:  # of a backlog there is no need to wait for more
             time.sleep(max(0.0, min(self._next_start, until) - now))
-            if until < self._next_start or not planner.wait(begin, until - time.monotonic()):
+            if until < self._next_start or not planner.wait_for_changes(begin, until - time.monotonic()):
                 return False
         self._next_start = time.monotonic() + self._seconds
         return True
@@ -215,7 +215,7 @@ class BinlogReader(DataSourceStreamReader):
         with _packed():
             job = replace(self._job, section=partition.section)
             try:
-                return job.stage(partition.start, partition.end, attempt, partition.reader, partition.asked)
+                return job.stage_range(partition.start, partition.end, attempt, partition.reader_index, partition.requests)
             except CdcError as error:
                 if not _of_one_table(error):
                     raise

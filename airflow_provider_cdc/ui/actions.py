@@ -63,21 +63,21 @@ def do(user: GetUserDep, shown: ShownDep, act: str, action_request: Asked) -> di
     with _session() as session:
         target = Case(shown, session, **action_request.model_dump(exclude={"dry_run"}))
         try:
-            preview = ACTS[act].plan(target)
+            preview = ACTS[act].preview(target)
         except Impossible as impossible:
             if action_request.dry_run:
                 return {"says": None, "why_not": str(impossible)}
             raise HTTPException(409, str(impossible)) from None
         missing_right = _lacks(user, preview)
         if action_request.dry_run:
-            return {"says": preview.says, "why_not": missing_right, "asks": preview.asks}
+            return {"says": preview.description, "why_not": missing_right, "asks": preview.missing_input}
         if missing_right:
             raise HTTPException(403, missing_right)
-        if preview.asks:
-            raise HTTPException(409, f"{preview.asks} is missing")
+        if preview.missing_input:
+            raise HTTPException(409, f"{preview.missing_input} is missing")
         _audit(session, preview, by, f"cdc_{act}", pipeline=target.name, **_about(action_request))
         try:
-            done = preview.do(by)
+            done = preview.execute(by)
         except _refusals() as error:
             raise HTTPException(409, str(error)) from None
         if not done:
@@ -94,7 +94,7 @@ def offers(user: Any, shown: Shown) -> list[dict[str, Any]]:
         target = Case(shown, session)
         for name in offered(target):
             try:
-                why = _lacks(user, ACTS[name].plan(target))
+                why = _lacks(user, ACTS[name].preview(target))
             except Impossible as impossible:
                 why = str(impossible)
             entries.append({"act": name, "label": ACTS[name].label, "why_not": why})
@@ -106,15 +106,15 @@ def retriable(shown: Shown) -> list[int]:
     from airflow_provider_cdc.ui import instances
 
     with _session() as session:
-        tasks = Case(shown, session).tasks("CdcSnapshotOperator")
+        tasks = Case(shown, session).tasks_of_kind("CdcSnapshotOperator")
         return sorted({group for task in tasks for group in instances.failed_groups(session, task)})
 
 
 def _lacks(user: Any, preview: Plan) -> str | None:
     """What a user must not do, in words; nothing if all is well."""
-    if (may_trigger if preview.triggers else may_edit)(user, preview.dags):
+    if (may_trigger if preview.starts_run else may_edit)(user, preview.dags):
         return None
-    return f"It takes the right to start runs of {preview.dags[0]}" if preview.triggers else _missing(preview.dags)
+    return f"It takes the right to start runs of {preview.dags[0]}" if preview.starts_run else _missing(preview.dags)
 
 
 def _missing(dags: tuple[str, ...]) -> str:

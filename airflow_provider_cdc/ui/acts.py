@@ -44,12 +44,12 @@ class Case:
     @property
     def name(self) -> str:
         """Name of the pipeline."""
-        return self.shown.found.name
+        return self.shown.overview.name
 
     @cached_property
     def reader(self) -> Reader:
         """Its bookkeeping."""
-        return self.shown.book.reader()
+        return self.shown.database.open_reader()
 
     @cached_property
     def stream_run(self) -> StreamRow | None:
@@ -63,12 +63,12 @@ class Case:
 
     def tasks_of_kind(self, kind: str, *, repair: bool = False) -> list[Declared]:
         """The pipeline's tasks of one kind."""
-        return [one for one in self.shown.declared if one.kind == kind and one.repair == repair]
+        return [one for one in self.shown.tasks if one.operator_name == kind and one.repair == repair]
 
     @property
     def stream_dags(self) -> tuple[str, ...]:
         """The DAGs with the stream, or else all: who may edit tasks of one of them may ask the stream for something."""
-        return tuple(dict.fromkeys(one.dag for one in self.tasks_of_kind(STREAM))) or self.shown.dags
+        return tuple(dict.fromkeys(one.dag_id for one in self.tasks_of_kind(STREAM))) or self.shown.dags
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ class Act:
 
 def offered(target: Case) -> list[str]:
     """The acts that concern the pipeline as a whole and fit its state, possible or not."""
-    paused = target.run is not None and target.run.paused_by is not None
-    pause_actions = ["resume"] if paused else ["pause"] if target.runs else []
-    return [*pause_actions, "stop" if target.runs else "start", "verify", "repair"]
+    paused = target.stream_run is not None and target.stream_run.paused_by is not None
+    pause_actions = ["resume"] if paused else ["pause"] if target.stream_is_running else []
+    return [*pause_actions, "stop" if target.stream_is_running else "start", "verify", "repair"]
 
 
 # By clearing a task
@@ -121,19 +121,19 @@ def offered(target: Case) -> list[str]:
 def _retry(target: Case) -> Plan:
     if target.group is None:
         raise Impossible("No chunk group is named")
-    snapshot = target.shown.found.snapshot
+    snapshot = target.shown.overview.snapshot
     groups = target.reader.groups(target.name, snapshot[0]) if snapshot else []
     group_row = next((group for group in groups if group.group_no == target.group), None)
     if group_row is None:
         raise Impossible(f"There is no chunk group {target.group}")
     if group_row.state == "done":
         raise Impossible(f"Group {target.group} is published: read its tables, or some of their keys, again instead")
-    tasks = target.tasks(SNAPSHOT)
+    tasks = target.tasks_of_kind(SNAPSHOT)
     if not tasks:
         raise Impossible(f"No DAG reads it. {_command('snapshot', target)} reads what is missing")
     instances_of_group = [one for task in tasks if (one := instances.of_group(target.session, task, target.group)) is not None]
     if not instances_of_group:
-        dags = ", ".join(dict.fromkeys(task.dag for task in tasks))
+        dags = ", ".join(dict.fromkeys(task.dag_id for task in tasks))
         raise Impossible(f"No run has a task for it: start a run of {dags}, which reads what is missing")
     instance = max(instances_of_group, key=lambda one: one.dag_run.id)
     what = f"group {target.group} is read again: {_called(instance)} was cleared"
@@ -141,8 +141,8 @@ def _retry(target: Case) -> Plan:
 
 
 def _start(target: Case) -> Plan:
-    tasks = target.tasks(STREAM)
-    if target.runs and target.shown.book.lives(target.shown.found) is not False:
+    tasks = target.tasks_of_kind(STREAM)
+    if target.stream_is_running and target.shown.database.is_stream_alive(target.shown.overview) is not False:
         raise Impossible("The stream runs")
     if not tasks:
         raise Impossible(f"No DAG has its stream. {_command('stream', target)} starts it, on a host of your choice")
@@ -150,14 +150,14 @@ def _start(target: Case) -> Plan:
         raise Impossible(f"{_called(busy)} is {_state(busy)}: it starts the stream, or looks after it")
     instance = _first(instances.newest_ended, target, tasks)
     if instance is None:
-        dags = ", ".join(dict.fromkeys(task.dag for task in tasks))
+        dags = ", ".join(dict.fromkeys(task.dag_id for task in tasks))
         raise Impossible(f"The task of the stream has never run: start a run of {dags}")
     what = f"the stream is started: {_called(instance)} was cleared"
     return _cleared(target, instance, "The stream goes on from where it has stopped", "stream_start", what)
 
 
 def _verify(target: Case, *, repair: bool = False) -> Plan:
-    tasks = target.tasks(_VERIFY, repair=repair)
+    tasks = target.tasks_of_kind(_VERIFY, repair=repair)
     arguments = ", repair=True" if repair else ""
     if not target.shown.dags:
         raise Impossible(f"The pipeline has no DAG. Run {_command('verify' + (' --repair' if repair else ''), target)}")
@@ -167,7 +167,7 @@ def _verify(target: Case, *, repair: bool = False) -> Plan:
             f"its own, or run {_command('verify' + (' --repair' if repair else ''), target)}"
         )
     # One that comes after a stream may wait for ever.
-    if busy := _first(lambda of, task: instances.at_work(of, task, waits=not task.beside_stream), target, tasks):
+    if busy := _first(lambda of, task: instances.at_work(of, task, include_waiting=not task.dag_has_stream), target, tasks):
         raise Impossible(f"{_called(busy)} is {_state(busy)}: see there")
     description = "Source and copy are compared, table by table" + (
         "; rows that differ are read again and exchanged" if repair else ". Nothing is written"
@@ -176,10 +176,10 @@ def _verify(target: Case, *, repair: bool = False) -> Plan:
     if instance is not None:
         kind, what = "repair" if repair else "verify", f"source and copy are compared: {_called(instance)} was cleared"
         return _cleared(target, instance, description, kind, what)
-    dag = next((task.dag for task in tasks if not task.beside_stream), None)
+    dag = next((task.dag_id for task in tasks if not task.dag_has_stream), None)
     if dag is None:
         raise Impossible(
-            f"The task has never run, and DAG {tasks[0].dag} holds a stream as well, which a new run would begin: put "
+            f"The task has never run, and DAG {tasks[0].dag_id} holds a stream as well, which a new run would begin: put "
             f"the comparison into a DAG of its own, or run {_command('verify', target)}"
         )
     obstacle, delay = instances.hindrance(target.session, dag)
@@ -213,7 +213,7 @@ def _cleared(target: Case, instance: Any, description: str, kind: str, event_tex
 
 
 def _stop(target: Case) -> Plan:
-    if not target.runs:
+    if not target.stream_is_running:
         raise Impossible("No stream runs, or it was asked to stop already")
     says = (
         "The stream ends after the transaction that it is at. The task that looks after it succeeds, and the stream "
@@ -223,7 +223,7 @@ def _stop(target: Case) -> Plan:
 
 
 def _pause(target: Case) -> Plan:
-    if not target.runs:
+    if not target.stream_is_running:
         raise Impossible("No stream runs")
     says = (
         "The stream stays where it is and reads nothing more until it is resumed, also if it is started anew. Tables "
@@ -233,7 +233,7 @@ def _pause(target: Case) -> Plan:
 
 
 def _resume(target: Case) -> Plan:
-    if target.run is None or target.run.paused_by is None:
+    if target.stream_run is None or target.stream_run.paused_by is None:
         raise Impossible("The stream is not paused")
     return Plan("The stream goes on", lambda by: target.reader.resume(target.name, by), target.stream_dags)
 
@@ -269,12 +269,12 @@ def _reread_keys(target: Case) -> Plan:
             raise Impossible(str(error)) from None
     missing_input = None if condition else f"A condition on {', '.join(key)}"
     says = f"The rows of {target.table} whose keys are as the condition says are read again, while the stream goes on"
-    return _asked(target, "reread", says, condition or None, asks=missing_input)
+    return _asked(target, "reread", says, condition or None, missing_input=missing_input)
 
 
 def _asked(target: Case, kind: str, description: str, condition: str | None = None, missing_input: str | None = None) -> Plan:
     table = str(target.table)
-    delay = None if target.runs else "No stream runs now: the next one does it"
+    delay = None if target.stream_is_running else "No stream runs now: the next one does it"
     wanted = "suspend it" if kind == "suspend" else "read some of its keys again" if condition else "read it again"
     return Plan(
         _lines(description, delay),

@@ -71,12 +71,12 @@ def static(name: str) -> FileResponse:
 @router.get("/api/pipelines")
 def pipelines(sources: PlaceDep, rights: RightsDep) -> dict[str, Any]:
     """Every pipeline that the user may see, the worst first, and the databases that cannot be read."""
-    shown, troubles = sources.books.look()
-    lines = [views.pipeline_line(one, rights.dags) for one in shown if rights.sees(one.dags)]
-    unknown = [one for one in sources.dags.all() if not one.name and one.dag in rights.dags]
+    shown, troubles = sources.databases.read_all()
+    lines = [views.pipeline_line(one, rights.dags) for one in shown if rights.can_see(one.dags)]
+    unknown = [one for one in sources.declared_tasks.list_all() if not one.name and one.dag in rights.dags]
     return {
         "pipelines": views.in_order(lines),
-        "troubles": [_told(one, rights) for one in troubles if rights.sees(one.dags)],
+        "troubles": [_told(one, rights) for one in troubles if rights.can_see(one.dags)],
         "unknown": [{"dag": one.dag, "task": one.task} for one in unknown],
     }
 
@@ -88,26 +88,26 @@ def where(
     """The pipelines of a DAG, of a run of it, or of one of its tasks."""
     if dag_id not in rights.dags:
         raise HTTPException(404, "There is no such DAG")
-    dags = sources.dags
-    declared = dags.of_run(dag_id, run_id) if run_id else [one for one in dags.all() if one.dag == dag_id]
+    dags = sources.declared_tasks
+    declared = dags.list_of_run(dag_id, run_id) if run_id else [one for one in dags.list_all() if one.dag == dag_id]
     wanted = [one for one in declared if task_id in (None, "", one.task)]
     names = {one.name for one in wanted}
-    shown = [one for one in sources.books.look()[0] if one.found.name in names and dag_id in one.dags]
+    shown = [one for one in sources.databases.read_all()[0] if one.found.name in names and dag_id in one.dags]
     return {"tasks": len(wanted), "pipelines": [views.pipeline_line(one, rights.dags) for one in shown]}
 
 
 @router.get("/api/pipelines/{book}/{name}")
 def pipeline(user: GetUserDep, rights: RightsDep, shown: ShownDep) -> dict[str, Any]:
     """One pipeline, and what the user may do with it."""
-    reader, may_act = shown.book.reader(), may_edit(user, shown.dags)
+    reader, may_act = shown.database.open_reader(), may_edit(user, shown.dags)
     view = views.pipeline_view(reader, shown, rights.dags)
-    snapshot_incomplete = shown.found.snapshot is not None and shown.found.snapshot[1] != "done"
+    snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot[1] != "done"
     retriable = set(actions.retriable(shown)) if may_act and snapshot_incomplete else set()
     for group in view["groups_list"]:
         group["retry"] = may_act and (
             group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable)
         )
-    view["requests"] = views.requests_view(reader, shown.found.name, may_act)
+    view["requests"] = views.requests_view(reader, shown.overview.name, may_act)
     return {**view, "may_act": may_act, "offers": actions.offers(user, shown) if may_act else []}
 
 
@@ -115,13 +115,13 @@ def pipeline(user: GetUserDep, rights: RightsDep, shown: ShownDep) -> dict[str, 
 def chunks(shown: ShownDep, generation: int, groups: Numbers = None) -> dict[str, Any]:
     """The map of chunks, or some groups of it."""
     wanted = None if groups is None else [int(number) for number in groups.split(",")]
-    return views.chunks_view(shown.book.reader(), shown, generation, wanted)
+    return views.chunks_view(shown.database.open_reader(), shown, generation, wanted)
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks/{no}")
 def chunk(shown: ShownDep, no: int, generation: int) -> dict[str, Any]:
     """One chunk."""
-    rows = shown.book.reader().chunk(shown.found.name, generation, no)
+    rows = shown.database.open_reader().chunk(shown.overview.name, generation, no)
     if rows is None:
         raise HTTPException(404, "There is no such chunk")
     return views.chunk_view(*rows)
@@ -130,7 +130,7 @@ def chunk(shown: ShownDep, no: int, generation: int) -> dict[str, Any]:
 @router.get("/api/pipelines/{book}/{name}/lag")
 def lag(shown: ShownDep, minutes: Annotated[int, Query(ge=5, le=7 * 24 * 60)] = 60) -> dict[str, Any]:
     """The lag over time."""
-    return views.lag_view(shown.book.reader(), shown.found.name, minutes, datetime.now(UTC))
+    return views.lag_view(shown.database.open_reader(), shown.overview.name, minutes, datetime.now(UTC))
 
 
 def _file(name: str) -> FileResponse:

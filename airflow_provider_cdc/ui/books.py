@@ -76,7 +76,7 @@ class Book:
         with self._lock:
             if time.monotonic() >= self._queried_at + FRESH_SECONDS:
                 try:
-                    self._overview = reader.overview()
+                    self._overview = reader.read_overview()
                 except TransientError as error:
                     self._error = error
                     raise
@@ -90,13 +90,13 @@ class Book:
 
         No clocks of two hosts are compared: what counts is how long the heartbeat has stood still on this one's.
         """
-        if overview.stream is None:
+        if overview.newest_epoch is None:
             return False
-        return self._is_beating((overview.name, "stream"), (overview.stream.epoch, overview.stream.heartbeat_at))
+        return self._is_beating((overview.name, "stream"), (overview.newest_epoch.epoch, overview.newest_epoch.heartbeat_at))
 
     def lost_groups(self, overview: Overview) -> frozenset[int]:
         """Chunk groups that were begun and that nobody reads any more: their readers have given up, or died."""
-        held_groups = () if overview.groups is None else overview.groups.held
+        held_groups = () if overview.chunk_groups is None else overview.chunk_groups.held
         return frozenset(
             one.group_no
             for one in held_groups
@@ -112,11 +112,11 @@ class Book:
         counts = (row.inserts, row.updates, row.deletes)
         with self._lock:
             rate = self._rates.setdefault((row.pipeline, row.database, row.name), Rate())
-            return rate.see(row.updated_at, counts, time.monotonic())
+            return rate.update(row.updated_at, counts, time.monotonic())
 
     def _is_beating(self, owner: tuple[object, ...], beat: object) -> bool | None:
         with self._lock:
-            return self._pulses.setdefault(owner, Pulse()).see(beat, time.monotonic())
+            return self._pulses.setdefault(owner, Pulse()).observe(beat, time.monotonic())
 
     def close(self) -> None:
         """Give back its connections."""
@@ -147,7 +147,7 @@ class Shown:
     @property
     def dags(self) -> tuple[str, ...]:
         """Ids of its DAGs; none if it was made by the command line."""
-        return tuple(dict.fromkeys(one.dag for one in self.tasks))
+        return tuple(dict.fromkeys(one.dag_id for one in self.tasks))
 
 
 class Books:
@@ -177,7 +177,7 @@ class Books:
         with self._lock:
             for key, (database, _) in wanted.items():
                 if key not in self._pending:
-                    self._pending[key] = self._pool.submit(database.overview)
+                    self._pending[key] = self._pool.submit(database.read_overview)
             queries = {key: self._pending[key] for key in wanted}
         wait(queries.values(), timeout=WAIT_SECONDS)
         shown: list[Shown] = []
@@ -192,7 +192,7 @@ class Books:
             else:
                 names: dict[str, list[Declared]] = {}
                 for one in declared:
-                    names.setdefault(one.name, []).append(one)
+                    names.setdefault(one.pipeline_name, []).append(one)
                 shown += [Shown(database, row, tuple(names.get(row.name, ()))) for row in overviews]
             finally:
                 with self._lock:
@@ -208,8 +208,8 @@ class Books:
         database, declared = self._wanted_databases()[0].get(key, (None, []))
         if database is None:
             return None
-        row = next((row for row in database.overview() if row.name == name), None)
-        return row and Shown(database, row, tuple(one for one in declared if one.name == name))
+        row = next((row for row in database.read_overview() if row.name == name), None)
+        return row and Shown(database, row, tuple(one for one in declared if one.pipeline_name == name))
 
     def close(self) -> None:
         """Give back all connections."""
@@ -221,8 +221,8 @@ class Books:
         """The databases by key, each with the pipelines that DAGs keep in it."""
         places: dict[str, list[Declared]] = {place: [] for place in self._configured()}
         for one in self._declared():
-            if one.name:
-                places.setdefault(str(one.conn_id or one.file), []).append(one)
+            if one.pipeline_name:
+                places.setdefault(str(one.conn_id or one.state_file), []).append(one)
         wanted: dict[str, tuple[Book, list[Declared]]] = {}
         troubles: list[Trouble] = []
         for place, declared in places.items():
@@ -259,7 +259,7 @@ def _trouble(label: str, error: CdcError, declared: Iterable[Declared]) -> Troub
             "Nothing has run yet, or the file is on another host than this API server: then give the pipeline a "
             "bookkeeping database of its own (state.conn_id)"
         )
-    return Trouble(label, error.message, remedy, tuple(dict.fromkeys(one.dag for one in declared)))
+    return Trouble(label, error.message, remedy, tuple(dict.fromkeys(one.dag_id for one in declared)))
 
 
 def settings(text: Any) -> list[str]:

@@ -147,10 +147,10 @@ def _all(session: Any, dag: str, tasks: Sequence[_Task], run: str | None = None)
 
     :param run: what they said in this run.
     """
-    dag_has_stream = any(task.kind == STREAM for task in tasks)
+    dag_has_stream = any(task.operator_name == STREAM for task in tasks)
     for task in tasks:
-        pipeline_facts = _parsed(task.pipeline) or _parsed(_rendered(session, dag, task.task, run)) or ("", None, None)
-        yield Declared(dag, task.task, *pipeline_facts, task.kind, task.repair, dag_has_stream, task.groups)
+        pipeline_facts = _parsed(task.pipeline) or _parsed(_rendered(session, dag, task.task_id, run)) or ("", None, None)
+        yield Declared(dag, task.task_id, *pipeline_facts, task.operator_name, task.repair, dag_has_stream, task.groups)
 
 
 def _parsed(value: Any) -> tuple[str, str | None, str | None] | None:
@@ -163,7 +163,7 @@ def _parsed(value: Any) -> tuple[str, str | None, str | None] | None:
         return None
     if pipeline.state.conn_id:
         return pipeline.name, pipeline.state.conn_id, None
-    return pipeline.name, None, str(LocalFiles.of(pipeline.sink.path, pipeline.name).bookkeeping)
+    return pipeline.name, None, str(LocalFiles.for_pipeline(pipeline.sink.path, pipeline.name).state_database)
 
 
 def _rendered(session: Any, dag: str, task: str, run: str | None) -> Any:

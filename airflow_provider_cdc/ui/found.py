@@ -43,7 +43,7 @@ class Place:
 
                 from airflow_provider_cdc.airflow.hooks.connections import resolve
 
-                self._databases = Books(declared_tasks.all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve)
+                self._databases = Books(declared_tasks.list_all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve)
             return self._databases
 
 
@@ -57,8 +57,8 @@ PlaceDep = Annotated[Place, Depends(_place)]
 
 def _found(sources: PlaceDep, rights: RightsDep, book: BookKey, name: Name) -> Shown:
     """The pipeline of a route. One that the user may not see is not told from one that does not exist."""
-    shown = sources.books.find(book, name)
-    if shown is None or not rights.sees(shown.dags):
+    shown = sources.databases.find_pipeline(book, name)
+    if shown is None or not rights.can_see(shown.dags):
         raise HTTPException(404, "There is no such pipeline")
     return shown
 

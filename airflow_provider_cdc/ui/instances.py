@@ -69,7 +69,7 @@ def _by_run(session: Any, task: Declared) -> Iterator[dict[int, Any]]:
     from airflow.models.taskinstance import TaskInstance as Instance
     from sqlalchemy import select
 
-    query = select(DagRun.run_id).where(DagRun.dag_id == task.dag).order_by(DagRun.id.desc()).limit(_RUNS)
+    query = select(DagRun.run_id).where(DagRun.dag_id == task.dag_id).order_by(DagRun.id.desc()).limit(_RUNS)
     mapped = not (isinstance(task.groups, tuple) and len(task.groups) == 1)
     for run in session.scalars(query).all():
         instances_by_index = {one.map_index: one for one in session.scalars(_instances(task).where(Instance.run_id == run))}
@@ -86,7 +86,7 @@ def _held(session: Any, task: Declared, instances: Mapping[int, Any]) -> dict[in
     run = next(iter(instances.values())).run_id
     groups: Any = task.groups
     if isinstance(groups, str):
-        xcom_filter = XComModel.dag_id == task.dag, XComModel.task_id == groups, XComModel.run_id == run
+        xcom_filter = XComModel.dag_id == task.dag_id, XComModel.task_id == groups, XComModel.run_id == run
         row = session.scalars(select(XComModel).where(*xcom_filter, XComModel.key == "return_value").limit(1)).first()
         groups = None if row is None else XComModel.deserialize_value(row)
     group_by_index = {}
@@ -94,7 +94,7 @@ def _held(session: Any, task: Declared, instances: Mapping[int, Any]) -> dict[in
         group_by_index = {index: _number(group) for index, group in enumerate(groups)}
         if len(groups) == 1:
             group_by_index[-1] = group_by_index[0]
-    rendered_filter = Rendered.dag_id == task.dag, Rendered.task_id == task.task, Rendered.run_id == run
+    rendered_filter = Rendered.dag_id == task.dag_id, Rendered.task_id == task.task_id, Rendered.run_id == run
     for index, fields in session.execute(select(Rendered.map_index, Rendered.rendered_fields).where(*rendered_filter)):
         number = _number(fields.get("group")) if isinstance(fields, Mapping) else None
         group_by_index |= {} if number is None else {index: number}
@@ -115,7 +115,7 @@ def _instances(task: Declared) -> Any:
     from sqlalchemy import select
 
     same = (DagRun.dag_id == Instance.dag_id) & (DagRun.run_id == Instance.run_id)
-    task_filter = Instance.dag_id == task.dag, Instance.task_id == task.task
+    task_filter = Instance.dag_id == task.dag_id, Instance.task_id == task.task_id
     return select(Instance).join(DagRun, same).where(*task_filter)
 
 

@@ -32,22 +32,22 @@ def pipeline_line(shown: Shown, readable: Collection[str]) -> dict[str, Any]:
 
     :param readable: DAGs that the user may read; others are not named.
     """
-    overview, is_alive = shown.found, shown.book.lives(shown.found)
+    overview, is_alive = shown.overview, shown.database.is_stream_alive(shown.overview)
     phase = phase_of(overview, is_alive)
-    lost = shown.book.lost(overview)
+    lost = shown.database.lost_groups(overview)
     level, reason, error = _trouble(overview, phase, len(lost))
-    groups, event, sample = overview.groups, overview.event, overview.sample
+    groups, event, sample = overview.chunk_groups, overview.last_event, overview.last_sample
     return {
-        "book": shown.book.key,
+        "book": shown.database.key,
         "name": overview.name,
-        "where": shown.book.label,
+        "where": shown.database.label,
         "dags": sorted(set(shown.dags).intersection(readable)),
         "phase": phase,
         "level": level,
         "says": reason,
         "error": error,
-        "tables": sum(overview.states.values()) or overview.tables,
-        "states": dict(overview.states),
+        "tables": sum(overview.table_state_counts.values()) or overview.tables,
+        "states": dict(overview.table_state_counts),
         "groups": None
         if groups is None
         else {"total": groups.total, "done": groups.done, "held": len(groups.held), "failed": len(lost)},
@@ -56,7 +56,7 @@ def pipeline_line(shown: Shown, readable: Collection[str]) -> dict[str, Any]:
         "purge_hours": None if sample is None else sample.purge_hours,
         "lag_unknown": None if sample is None else sample.unknown,
         "sampled_at": None if sample is None else iso(sample.at),
-        "changes_per_second": None if overview.pace is None else round(overview.pace.changes_per_second, 1),
+        "changes_per_second": None if overview.throughput is None else round(overview.pace.changes_per_second, 1),
         "event": None if event is None else event_line(event),
     }
 
@@ -68,9 +68,9 @@ def in_order(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def phase_of(overview: Overview, is_alive: bool | None) -> str:
     """``planning``, ``snapshot``, ``handover``, ``streaming``, ``lost``, ``failed``, ``caught_up`` or ``stopped``."""
-    if overview.stream is not None and (overview.stream.state != "running" or overview.snapshot is None):
-        return overview.stream.state
-    if overview.stream is not None:
+    if overview.newest_epoch is not None and (overview.newest_epoch.state != "running" or overview.snapshot is None):
+        return overview.newest_epoch.state
+    if overview.newest_epoch is not None:
         return "lost" if is_alive is False else "streaming"
     if overview.snapshot is None:
         return "planning"
@@ -79,24 +79,24 @@ def phase_of(overview: Overview, is_alive: bool | None) -> str:
 
 def _lag(overview: Overview) -> float | None:
     """How far the stream is behind: as last asked of the source, or as of the newest batches."""
-    candidates = [overview.sample.lag_seconds if overview.sample is not None else None]
-    candidates.append(None if overview.pace is None else _seconds(overview.pace.lag_p95_ms))
+    candidates = [overview.last_sample.lag_seconds if overview.last_sample is not None else None]
+    candidates.append(None if overview.throughput is None else _seconds(overview.throughput.lag_p95_ms))
     known = [lag for lag in candidates if lag is not None]
     return max(known, default=None)
 
 
 def _trouble(overview: Overview, phase: str, lost: int) -> tuple[str, str, str | None]:
     """Level, why, and the error if there is one."""
-    stream = overview.stream
+    stream = overview.newest_epoch
     if phase == "failed" and stream is not None:
         return FAILED, "the stream has failed", stream.error
     if phase == "lost":
         return FAILED, "the stream gives no sign of life", None
     if lost:
         return FAILED, f"{_many(lost, 'chunk group')} without a reader: see the log of the task", None
-    if suspended := overview.states.get("suspended", 0):
+    if suspended := overview.table_state_counts.get("suspended", 0):
         return FAILED, f"{_many(suspended, 'table')} suspended", None
-    hours = None if overview.sample is None else overview.sample.purge_hours
+    hours = None if overview.last_sample is None else overview.last_sample.purge_hours
     if phase in ("streaming", "snapshot", "handover") and hours is not None and hours < PURGING:
         return WARNING, f"the source keeps what is needed for {hours:.1f} h", None
     lag = _lag(overview) if phase == "streaming" else None
@@ -117,18 +117,18 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 def pipeline_view(reader: Reader, shown: Shown, readable: Collection[str]) -> dict[str, Any]:
     """All about a pipeline but its map of chunks and its charts."""
-    name = shown.found.name
+    name = shown.overview.name
     times = reader.snapshot_times(name)
     generation = 0 if times is None else times[0]
     groups = reader.groups(name, generation)
-    runs = reader.streams(name, _RUNS)
-    pace = reader.pace(runs[0]) if runs else None
-    lineage = reader.lineage_head(name)
-    line, lost = pipeline_line(shown, readable), shown.book.lost(shown.found)
+    runs = reader.newest_epochs(name, _RUNS)
+    pace = reader.throughput(runs[0]) if runs else None
+    lineage = reader.newest_timeline_segment(name)
+    line, lost = pipeline_line(shown, readable), shown.database.lost_groups(shown.overview)
     return {
         **line,
-        "tasks": [{"dag": one.dag, "task": one.task} for one in shown.declared if one.dag in readable],
-        "server": shown.found.server,
+        "tasks": [{"dag": one.dag_id, "task": one.task_id} for one in shown.tasks if one.dag in readable],
+        "server": shown.overview.server,
         "lineage": lineage and {"server": lineage.server, "file": lineage.start_file, "at": lineage.start_position},
         "generation": generation,
         "snapshot": None if times is None else _snapshot(times, groups),
@@ -185,7 +185,7 @@ def _group(group: GroupRow, lost: Collection[int]) -> dict[str, Any]:
 
 def _tables(reader: Reader, shown: Shown, generation: int, phase: str) -> list[dict[str, Any]]:
     """Tables by name: what the snapshot has read of each, and how it stands, if a driver has said so."""
-    name = shown.found.name
+    name = shown.overview.name
     progress = {(row.database, row.table): row for row in reader.progress(name, generation)}
     state_rows = {(row.database, row.name): row for row in reader.table_states(name)}
     planned = {(database, table): rows for database, table, rows in reader.table_names(name, generation)}
@@ -196,7 +196,7 @@ def _tables(reader: Reader, shown: Shown, generation: int, phase: str) -> list[d
         state = ("streaming" if phase == "streaming" else "copied") if complete else "snapshot"
         values = {column: getattr(read, column, 0) for column in ("chunks", "done", "rows", "bytes", "corrected")}
         line = {"database": key[0], "table": key[1], "state": state, "rows_estimate": planned.get(key), **values}
-        lines.append(line if state_row is None else line | _standing(state_row, shown.book.rates(state_row)))
+        lines.append(line if state_row is None else line | _standing(state_row, shown.database.change_rates(state_row)))
     return lines
 
 
@@ -314,11 +314,11 @@ def _mark(value: Any) -> str | None:
 
 def chunks_view(reader: Reader, shown: Shown, generation: int, groups: Collection[int] | None) -> dict[str, Any]:
     """The map of chunks, or that part of it that stands in some groups."""
-    name = shown.found.name
-    runs = reader.chunk_runs(name, generation, groups, shown.book.lost(shown.found))
+    name = shown.overview.name
+    runs = reader.chunk_state_runs(name, generation, groups, shown.database.lost_groups(shown.overview))
     answer: dict[str, Any] = {"generation": generation, "states": CHUNK_STATES, "runs": runs}
     if groups is None:
-        answer["tables"] = reader.chunk_tables(name, generation)
+        answer["tables"] = reader.chunk_ranges_by_table(name, generation)
     return answer
 
 

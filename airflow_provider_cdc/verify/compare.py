@@ -107,9 +107,9 @@ class Comparing:
 
     def __post_init__(self) -> None:
         self.table = self.plan.tables[self.index]
-        names = tuple(c.name for c in self.table.copied)
+        names = tuple(c.name for c in self.table.copied_columns)
         self.row_hasher = Told(names, self.table.key, (secrets.randbits(64), secrets.randbits(64)))
-        self.keeps_deleted = self.context.pipeline.sink.deletions.of(self.table) == IGNORE
+        self.keeps_deleted = self.context.pipeline.sink.delete_policy.mode_of(self.table) == IGNORE
 
     def compare(self) -> TableComparison:
         """The verdict.
@@ -124,21 +124,21 @@ class Comparing:
             if is_limited:
                 break
             portion_diff, chunks, at = self._retry_while_changing(partial(self._compare_rows, bucket_mask))
-            diff.join(portion_diff)
+            diff.merge(portion_diff)
         examples = tuple(text for kind in diff.counts for text in diff.examples.get(kind, ()))
         verdict = TableComparison(
             self.table.label,
-            int(source.rows.sum()),
+            int(source.row_counts.sum()),
             diff.counts[MISSING],
             diff.counts[EXTRA],
             diff.counts[DIFFERENT],
             at,
             examples,
-            diff.kept,
+            diff.allowed_extra,
             at_least=is_limited,
-            columns=diff.columns,
+            columns=diff.differing_columns,
         )
-        return self._locate_differences(verdict, diff, chunks, at) if diff.keys else verdict
+        return self._locate_differences(verdict, diff, chunks, at) if diff.differing_keys else verdict
 
     # ------------------------------------------------------------ the two ways to look
 
@@ -148,59 +148,59 @@ class Comparing:
             source, sink = sides.source.sums, sides.sink.sums
             differing = None
             try:
-                for window in sides.lacking(True):
-                    if window.emptied:
-                        source = self._truncate_source_sums(sides, window.emptied, source)
-                        sink = sink if self.keeps_deleted or window.emptied <= sides.held else Sums()
+                for window in sides.read_missing_changes(True):
+                    if window.truncate_seq:
+                        source = self._truncate_source_sums(sides, window.truncate_seq, source)
+                        sink = sink if self.keeps_deleted or window.truncate_seq <= sides.copy_seq else Sums()
                     newer = self._changes_source_lacks(sides, window.changes)
-                    self.row_hasher.summed(newer, source, _weights(newer))
-                    newer = after(window.changes, sides.held)
-                    self.row_hasher.summed(newer, sink, self._sink_weights(newer))
+                    self.row_hasher.add_to_sums(newer, source, _weights(newer))
+                    newer = after(window.changes, sides.copy_seq)
+                    self.row_hasher.add_to_sums(newer, sink, self._sink_weights(newer))
             except TerminalError:  # perhaps only since old rows are not whole: to look exactly, their keys are enough
                 differing = np.arange(BUCKETS)
-            return source, sink, source.differing(sink) if differing is None else differing, sides.common
+            return source, sink, source.differing_buckets(sink) if differing is None else differing, sides.common_position
 
     def _compare_rows(self, bucket_mask: bytes) -> tuple[Unequal, list[Chunk], Position]:
         """What differs among the rows of some buckets, and the chunks in which the source was read."""
         key, schema = self.table.key, self.table.sink_schema
         with self._read_sides(bucket_mask) as both_sides:
             truncated_at, parts = 0, list[pa.Table]()
-            for window in both_sides.lacking(False):
-                if window.emptied:
-                    truncated_at, parts = window.emptied, []
-                parts.append(both_sides.source.picked(window.changes))
+            for window in both_sides.read_missing_changes(False):
+                if window.truncate_seq:
+                    truncated_at, parts = window.truncate_seq, []
+                parts.append(both_sides.source.filter_rows(window.changes))
                 if key and not self.keeps_deleted:
                     parts = [last_changes(pa.concat_tables(parts), key)]
             changes = pa.concat_tables([schema.empty_table(), *parts])
             source = pa.concat_tables([schema.empty_table(), *both_sides.source.rows])
             source = source.filter(pc.greater_equal(source[SEQ], truncated_at))
             copied = pa.schema([schema.field(name) for name in self.row_hasher.columns])
-            copy_truncated = truncated_at > both_sides.held and not self.keeps_deleted
+            copy_truncated = truncated_at > both_sides.copy_seq and not self.keeps_deleted
             sink = pa.concat_tables([copied.empty_table(), *([] if copy_truncated else both_sides.sink.rows)])
             newer = self._changes_source_lacks(both_sides, last_changes(changes, key) if key else changes)
-            missing_in_copy = after(changes, both_sides.held)
+            missing_in_copy = after(changes, both_sides.copy_seq)
             if key:
                 sink = apply_changes(sink, upserts(missing_in_copy) if self.keeps_deleted else missing_in_copy, key)
                 source = apply_changes(source, newer, key)
-                diff = by_key(self.table, source, sink, most=TOLD, keeps=self.keeps_deleted)
+                diff = by_key(self.table, source, sink, max_keys=TOLD, allow_extra=self.keeps_deleted)
             else:
                 sides = ((source, newer), (sink, missing_in_copy))
                 diff = by_count(self.table, [(rows, changes, weights(changes)) for rows, changes in sides])
-            return diff, both_sides.chunks, both_sides.common
+            return diff, both_sides.chunks, both_sides.common_position
 
     @contextmanager
     def _read_sides(self, bucket_mask: bytes | None) -> Iterator[_Pass]:
         """Read both sides: sum them, or pick the rows of some buckets."""
         plan, table, context = self.plan, self.table, self.context
         # The resume point first, the version after it: no change at or before E can be missing from the version.
-        progress, timeline = context.stand(plan)
-        if progress.held:  # the copy is not that of any one place yet
+        progress, timeline = context.resume_state(plan)
+        if progress.already_applied:  # the copy is not that of any one place yet
             raise TransientError(
                 f"the stream moved to server {progress.server} and has not yet passed everything that it had applied "
                 "before",
                 "Let it catch up, then run again",
             )
-        source = Source(context, table, plan.definitions_of(timeline)[self.index], timeline, self.limits)
+        source = Source(context, table, plan.definitions_for(timeline)[self.index], timeline, self.limits)
         with closing(connect(context.connect_args)) as connection:
             if definition(connection, table) != table.fingerprint():
                 raise TransientError(
@@ -215,20 +215,20 @@ class Comparing:
             copy_seq = applied_seq if table.key else max(applied_seq, _covered(context, plan, self.index, markers))
             sink_rows = Gathering(self.row_hasher, bucket_mask)
             for collected in self.runner([Scan(share, self.row_hasher, bucket_mask) for share in shares(files, _TASKS)]):
-                sink_rows.join(collected)
-            progress = resume(connection, progress, context.opener(slots.VERIFY))
+                sink_rows.merge(collected)
+            progress = resume(connection, progress, context.binlog_opener(slots.VERIFY))
             p0 = low_watermark(connection, timeline.server).at
             chunks = plan_table(connection, self.index, table, context.pipeline.snapshot.chunk_rows)
-            source_rows, high = source.read(chunks, lambda: Gathering(self.row_hasher, bucket_mask))
+            source_rows, high = source.read_chunks(chunks, lambda: Gathering(self.row_hasher, bucket_mask))
             common_position = max([p0, timeline.position(applied_seq), *high])
             low = min(p0, timeline.position(applied_seq))
 
-            def lacking(before_images: bool) -> Iterator[Window]:
+            def read_missing_changes(before_images: bool) -> Iterator[Window]:
                 open_at = partial(source.open_at, slots.VERIFY)
-                captured = by_table([source.definitions(both=before_images)])
-                prepared = read_prepared(progress.xa, open_at, captured) if low == progress.at else {}
-                with closing(source.windows(connection, slots.VERIFY, both=before_images)) as log:
-                    yield from log.pieces(low, common_position, prepared)
+                captured = by_table([source.definitions(before_images=before_images)])
+                prepared = read_prepared(progress.open_xa, open_at, captured) if low == progress.at else {}
+                with closing(source.open_window_reader(connection, slots.VERIFY, both=before_images)) as log:
+                    yield from log.read_parts(low, common_position, prepared)
 
             marks = [timeline.seq(at) for at in high]
             yield _Pass(timeline, copy_seq, sink_rows, source_rows, chunks, timeline.seq(p0), marks, common_position, connection, read_missing_changes)
@@ -250,15 +250,15 @@ class Comparing:
     def _changes_source_lacks(self, sides: _Pass, changes: pa.Table) -> pa.Table:
         """The changes that the source's rows lack."""
         if not self.table.key:
-            return after(changes, sides.high[0])
-        changes = after(changes, min([sides.p0, *sides.high]))
-        return uncovered(sides.connection, self.table, sides.chunks, sides.high, sides.p0, changes)
+            return after(changes, sides.high_seqs[0])
+        changes = after(changes, min([sides.low_seq, *sides.high_seqs]))
+        return uncovered(sides.connection, self.table, sides.chunks, sides.high_seqs, sides.low_seq, changes)
 
     def _truncate_source_sums(self, sides: _Pass, seq: int, source: Sums) -> Sums:
         """What a TRUNCATE leaves of the source's sums."""
-        if not sides.high or seq <= min(sides.high):
+        if not sides.high_seqs or seq <= min(sides.high_seqs):
             return source
-        if seq > max(sides.high):
+        if seq > max(sides.high_seqs):
             return Sums()
         raise _AgainError  # some chunks were read before it, and others behind it
 
@@ -266,7 +266,7 @@ class Comparing:
         """How often changes count for the copy's rows. Where those that are deleted stay, only what replaces them."""
         result = _weights(changes)
         if self.keeps_deleted:
-            buckets, before = self.row_hasher.hashes_of_key(changes), result < 0
+            buckets, before = self.row_hasher.key_hashes(changes), result < 0
             followed = np.zeros(len(result), bool)
             followed[:-1] = before[:-1] & ~before[1:] & (buckets[:-1] == buckets[1:])
             result[before & ~followed] = 0
@@ -277,25 +277,25 @@ class Comparing:
         context, plan, table = self.context, self.plan, self.table
         listed = [
             Difference(kind, key, columns)
-            for kind, keys, of in diff.keys
+            for kind, keys, of in diff.differing_keys
             for key, columns in zip(keys_of(table, keys), of, strict=True)
         ][:TOLD]
-        timeline = context.stand(plan)[1]
-        source = Source(context, table, plan.definitions_of(timeline)[self.index], timeline, self.limits)
+        timeline = context.resume_state(plan)[1]
+        source = Source(context, table, plan.definitions_for(timeline)[self.index], timeline, self.limits)
         with closing(connect(context.connect_args)) as connection:
             owner_numbers = owners(connection, table, chunks, [d.key for d in listed])
-            touched_by_key, searched_from = last_touched(source, connection, pa.concat_tables([k for _, k, _ in diff.keys]), at)
+            touched_by_key, searched_from = last_touched(source, connection, pa.concat_tables([k for _, k, _ in diff.differing_keys]), at)
         numbers = sorted({number for number in owner_numbers if number >= 0})
-        ranges = tuple(replace(chunks[number], no=i, group=0) for i, number in enumerate(numbers))
-        differences = tuple(replace(d, touched=touched_by_key.get(d.key)) for d in listed)
+        ranges = tuple(replace(chunks[number], number=i, group=0) for i, number in enumerate(numbers))
+        differences = tuple(replace(d, last_change=touched_by_key.get(d.key)) for d in listed)
         return replace(verdict, differences=differences, ranges=ranges, searched=searched_from)
 
 
 def _in_portions(source: Sums, sink: Sums, buckets: Any) -> Iterator[bytes]:
     """Buckets in portions whose rows can be held: a bit for each of them."""
-    rows = np.maximum(np.maximum(source.rows, sink.rows)[buckets], 0)
-    counted = max(1, int(np.abs(source.rows).sum()), int(np.abs(sink.rows).sum()))
-    most = max(1, HELD_BYTES * counted // max(1, source.size, sink.size))
+    rows = np.maximum(np.maximum(source.row_counts, sink.row_counts)[buckets], 0)
+    counted = max(1, int(np.abs(source.row_counts).sum()), int(np.abs(sink.row_counts).sum()))
+    most = max(1, HELD_BYTES * counted // max(1, source.row_bytes, sink.row_bytes))
     portion = (np.cumsum(rows) - rows) // most
     for number in np.unique(portion):
         yield wanted_of(buckets[portion == number].tolist())
@@ -310,7 +310,7 @@ def _covered(context: Context, plan: Plan, index: int, markers: Markers) -> int:
     """``_cdc_seq`` of the highest high watermark of the attempts that a version of the sink table holds."""
     marks = [plan.p0_seq]
     for group in plan.groups_of(index):
-        for entry in Group(context, plan, group).manifest(markers.get(group_marker(plan, group)) or 0):
+        for entry in Group(context, plan, group).read_manifest(markers.get(group_marker(plan, group)) or 0):
             if entry["table"] == index:
                 marks += [numbering(plan, entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
     return max(marks)

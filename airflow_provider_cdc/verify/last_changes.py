@@ -39,7 +39,7 @@ def last_touched(
     :returns: the last change of each row that was found, and from where on the binlog was searched.
     """
     change_by_key: dict[Key, Touched] = {}
-    table, first_file_number = source.table, split_file(source.lineage.start_file)[1]
+    table, first_file_number = source.table, split_file(source.timeline.start_file)[1]
     searched_from: Position | None = None
     for low, high in newest_first(binlog_sizes(connection), end):
         if not keys.num_rows or split_file(low.file)[1] < first_file_number:
@@ -50,7 +50,7 @@ def last_touched(
             break
         for key, at, when in zip(keys_of(table, changes), changes[SEQ].to_pylist(), changes[TS].to_pylist(), strict=True):
             time = datetime.fromtimestamp(when.timestamp(), UTC).isoformat(timespec="seconds")
-            change_by_key[key] = Touched(source.lineage.position(at), time)
+            change_by_key[key] = Touched(source.timeline.position(at), time)
         keys = keys.filter(pc.invert(matched_rows(keys, changes, table.key))) if changes.num_rows else keys
         searched_from = low
     return change_by_key, searched_from
@@ -76,8 +76,8 @@ def _last_of(source: Source, connection: Connection[Any], keys: pa.Table, low: P
     """The last change of each of some keys in (low, high]."""
     table = source.table
     latest = table.sink_schema.empty_table()
-    with closing(source.windows(connection, slots.VERIFY)) as log:
-        for window in log.pieces(low, high):
+    with closing(source.open_window_reader(connection, slots.VERIFY)) as log:
+        for window in log.read_parts(low, high):
             changes = window.changes
             if changes.num_rows:
                 matching = changes.filter(matched_rows(changes, keys, table.key))

@@ -37,7 +37,7 @@ def repaired(context: Context, verdicts: Sequence[TableComparison], compare: Com
     :param compare: makes another one.
     :returns: the verdicts, those of the tables whose rows were exchanged as they are then.
     """
-    with closing(context.store()) as store:
+    with closing(context.open_state_database()) as store:
         repaired_labels = _exchanged(context, store, verdicts)
     if not repaired_labels:
         return [*verdicts]
@@ -50,7 +50,7 @@ def repaired(context: Context, verdicts: Sequence[TableComparison], compare: Com
 
 def _exchanged(context: Context, store: Store, verdicts: Sequence[TableComparison]) -> set[str]:
     """Labels of the tables whose rows were exchanged."""
-    plan = context.need_plan()
+    plan = context.require_plan()
     indexes = {table.label: index for index, table in enumerate(plan.tables)}
     repaired_labels = set[str]()
     for verdict in verdicts:

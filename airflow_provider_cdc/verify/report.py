@@ -75,9 +75,9 @@ def record_verified(context: Context, verdicts: Iterable[TableComparison]) -> No
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        tables = {table.label: table.id for table in context.need_plan().tables}
+        tables = {table.label: table.id for table in context.require_plan().tables}
         values_by_table = {tables[verdict.table]: _kept(verdict) for verdict in verdicts if verdict.table in tables}
-        with closing(context.store(migrate=False)) as store:
+        with closing(context.open_state_database(migrate=False)) as store:
             store.verified(context.pipeline.name, values_by_table)
     except (CdcError, SQLAlchemyError) as error:
         message = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]

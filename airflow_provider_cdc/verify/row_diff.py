@@ -45,9 +45,9 @@ class Unequal:
         """Take in what was found among other keys."""
         for kind, count in other.counts.items():
             self.counts[kind] += count
-        self.allowed_extra += other.kept
-        self.differing_keys += other.keys
-        for name, count in other.columns.items():
+        self.allowed_extra += other.allowed_extra
+        self.differing_keys += other.differing_keys
+        for name, count in other.differing_columns.items():
             self.differing_columns[name] = self.differing_columns.get(name, 0) + count
         for kind, texts in other.examples.items():
             self.examples[kind] = [*self.examples.get(kind, ()), *texts][:_EXAMPLES]
@@ -72,7 +72,7 @@ def by_key(table: TableSchema, source: pa.Table, sink: pa.Table, *, max_keys: in
     :param max_keys: how many keys of each kind are kept.
     :param allow_extra: whether the sink may have rows that the source lacks.
     """
-    names = [c.name for c in table.copied]
+    names = [c.name for c in table.copied_columns]
     order = [str(names.index(k)) for k in table.key]
     left, right = (images(side, names) for side in (source, sink))
     left, right = (side.append_column(_ROW, pa.array(np.arange(side.num_rows))) for side in (left, right))
@@ -86,7 +86,7 @@ def by_key(table: TableSchema, source: pa.Table, sink: pa.Table, *, max_keys: in
     duplicates = counted.filter(pc.greater(counted[f"{_ROW}_count"], 1))
     duplicate_rows = int(pc.sum(duplicates[f"{_ROW}_count"]).as_py() or 0) - duplicates.num_rows
     if allow_extra:
-        diff.kept = len(extra)
+        diff.allowed_extra = len(extra)
     else:
         diff.add(EXTRA, _sorted(sink.select(list(table.key)), extra), max_keys)
     diff.add(EXTRA, _sorted(sink.select(list(table.key)), duplicates[f"{_ROW}_min"]), max_keys)
@@ -104,13 +104,13 @@ def by_key(table: TableSchema, source: pa.Table, sink: pa.Table, *, max_keys: in
 
 def _differing(diff: Unequal, table: TableSchema, source_rows: pa.Table, sink_rows: pa.Table, max_keys: int) -> None:
     """Compare rows of the same keys, in the same order."""
-    names = [c.name for c in table.copied]
+    names = [c.name for c in table.copied_columns]
     left, right = images(source_rows, names), images(sink_rows, names)
     masks = {name: _differs(left[str(i)], right[str(i)]) for i, name in enumerate(names)}
     masks = {name: mask for name, mask in masks.items() if mask.any()}
     if not masks:
         return
-    diff.columns = {name: int(mask.sum()) for name, mask in masks.items()}
+    diff.differing_columns = {name: int(mask.sum()) for name, mask in masks.items()}
     rows = np.flatnonzero(np.logical_or.reduce(list(masks.values())))
     columns = [tuple(name for name, mask in masks.items() if mask[row]) for row in rows[:max_keys]]
     diff.add(DIFFERENT, source_rows.select(list(table.key)).take(pa.array(rows)), max_keys, columns)
@@ -132,7 +132,7 @@ def by_count(table: TableSchema, sides: Sequence[tuple[pa.Table, pa.Table, Any]]
 
     :param sides: of source and sink, the rows, the changes that they lack, and how often each of those counts.
     """
-    names = [c.name for c in table.copied]
+    names = [c.name for c in table.copied_columns]
     all_rows = pa.concat_tables([images(rows, names) for side in sides for rows in side[:2]])
     number, begin = numbers(all_rows), 0
     counts = []

@@ -52,14 +52,14 @@ def verify(
         cannot be read back.
     :raises TransientError: if the source or the sink cannot be reached.
     """
-    plan = context.need_plan()
+    plan = context.require_plan()
     _check_ready(context, plan, selection)
     verification = _Verifying(context, plan, selection, runner)
     verdicts = []
     for verdict in verification.verdicts():
         shown = verdict if show_values else replace(verdict, examples=())
         context.reporter.line(str(shown))
-        for line in shown.details(show_values=show_values):
+        for line in shown.detail_lines(show_values=show_values):
             context.reporter.line(line)
         verdicts.append(shown)
     return verdicts
@@ -77,12 +77,12 @@ def _check_ready(context: Context, plan: Plan, selection: Selection) -> None:
             f"the snapshot of {plan.pipeline} is not complete",
             "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
         )
-    if not any(selection.names(*table.id) for table in plan.tables):
+    if not any(selection.matches_patterns(*table.id) for table in plan.tables):
         raise NotReadyError(
             f"no table of {plan.pipeline} matches {', '.join(selection.tables)}",
             "Look at its tables: airflow-cdc status",
         )
-    first = next((context.sink.table(plan.tables[index]) for index in plan.active), None)
+    first = next((context.sink.table(plan.tables[index]) for index in plan.active_tables), None)
     if first is not None and not isinstance(first, Readable):
         raise NotReadyError(
             f"the {first.name} cannot be read back: a sink of kind {context.pipeline.sink.kind} is for writing",
@@ -92,7 +92,7 @@ def _check_ready(context: Context, plan: Plan, selection: Selection) -> None:
 
 def _is_complete(context: Context, plan: Plan) -> bool:
     """Whether the snapshot was complete once. A copy that is gone or damaged since is that table's own trouble."""
-    if context.sink.resume_point().stand() is not None:  # without a complete snapshot no stream begins
+    if context.sink.resume_point().read_with_timeline() is not None:  # without a complete snapshot no stream begins
         return True
     try:
         return published_attempts(plan, targets(context, plan)) is not None
@@ -116,17 +116,17 @@ class _Verifying:
         """The verdict of each table that is chosen, in the plan's order."""
         context, plan = self.context, self.plan
         copy_position, refusal = self._read_copy_position()
-        self.limits = self.selection.limits(context.pipeline.snapshot.limits)
+        self.limits = self.selection.apply_to_limits(context.pipeline.snapshot.load_limits)
         missing = gone(context, plan)
         for index, table in enumerate(plan.tables):
-            if not self.selection.takes(*table.id):
+            if not self.selection.includes(*table.id):
                 continue
-            if (suspension := plan.suspended_of(index)) is not None:
+            if (suspension := plan.suspension_of(index)) is not None:
                 if index not in missing and context.pipeline.captures(*table.id):
                     yield self._suspended_verdict(index, suspension)
                 continue
             if refusal is not None:
-                yield TableComparison.refused(table.label, refusal, copy_position)
+                yield TableComparison.from_refusal(table.label, refusal, copy_position)
                 continue
             try:
                 yield replace(self._compare_table(index), copy=copy_position)
@@ -135,7 +135,7 @@ class _Verifying:
                 error_refusal = _refusal(error)
             except Exception as error:  # whatever it is: it must not take the other tables along
                 error_refusal = Refusal(f"unexpected {type(error).__name__}: {error}", REPORT)
-            yield TableComparison.refused(table.label, error_refusal, copy_position)
+            yield TableComparison.from_refusal(table.label, error_refusal, copy_position)
             if error_refusal.retry:
                 refusal = self._why_unreachable()
 
@@ -160,20 +160,20 @@ class _Verifying:
         )
 
     def _suspended_verdict(self, index: int, suspension: Suspended) -> TableComparison:
-        at = self.context.stand(self.plan)[1].position(suspension.seq)
+        at = self.context.resume_state(self.plan)[1].position(suspension.seq)
         refusal = Refusal(
             f"it is suspended since {suspension.since}, at {at}: {suspension.message}",
             remedy_of(self.plan, suspension),
             retry=suspension.kind in (ADDED, REMOVED),  # the stream is at it
         )
         place = None if suspension.kind == ADDED else CopyPlace(at, suspension.since)
-        return TableComparison.refused(self.plan.tables[index].label, refusal, place)
+        return TableComparison.from_refusal(self.plan.tables[index].label, refusal, place)
 
     def _compare_table(self, index: int) -> TableComparison:
         context = self.context
-        self.plan = plan = context.newest(self.plan)
+        self.plan = plan = context.refresh_plan(self.plan)
         table = plan.tables[index]
-        if (suspension := plan.suspended_of(index)) is not None:
+        if (suspension := plan.suspension_of(index)) is not None:
             return self._suspended_verdict(index, suspension)
         if lagging(context, plan, [index]):
             raise TransientError(
@@ -194,7 +194,7 @@ class _Verifying:
         """Why no other table can be compared, if the source or the sink cannot be reached any more."""
         try:
             with closing(connect(self.context.connect_args)):
-                self.context.stand(self.plan)
+                self.context.resume_state(self.plan)
         except CdcError as error:
             return _refusal(error)
         return None

@@ -61,7 +61,7 @@ class Source:
 
         :param slot: the reader's slot.
         """
-        server_id, replica_uuid = self.context.pipeline.replica(slot)
+        server_id, replica_uuid = self.context.pipeline.replica_ids(slot)
         return BinlogStream(
             self.context.connect_args,
             server_id=server_id,
@@ -76,7 +76,7 @@ class Source:
 
         :param before_images: whether the old rows of updates are wanted, too, and whole.
         """
-        return self.definition_history.with_whole_rows() if before_images else self.definition_history
+        return self.definition_history.with_full_before_images() if before_images else self.definition_history
 
     def open_window_reader(self, connection: Connection[Any], slot: int, *, before_images: bool = False) -> WindowReader:
         """Reads the table's changes.
@@ -85,10 +85,10 @@ class Source:
         :param slot: the reader's slot.
         :param before_images: whether updates give their old image, too.
         """
-        definitions = self.definitions(both=before_images)
+        definitions = self.definitions(before_images=before_images)
         lookback = partial(look_back, self.context.connect_args, self.timeline.server, by_table([definitions]))
         text_decoders = decoders(lambda: nullcontext(connection), [self.table])
-        return WindowReader(partial(self.open_at, slot), definitions, self.timeline, lookback, text_decoders, both=before_images)
+        return WindowReader(partial(self.open_at, slot), definitions, self.timeline, lookback, text_decoders, with_before_images=before_images)
 
     def read_chunks(self, chunks: Sequence[Chunk], make_collector: Callable[[], Gathering]) -> tuple[Gathering, list[Position]]:
         """Read all chunks.
@@ -98,7 +98,7 @@ class Source:
         """
         scan = _Work(self, chunks, make_collector)
         count = max(1, min(self.context.pipeline.snapshot.parallelism, len(slots.VERIFIERS), len(chunks)))
-        limits = self.limits.share(count)
+        limits = self.limits.per_reader(count)
         with ThreadPoolExecutor(count) as pool:
             running = [pool.submit(scan.run, slot, limits) for slot in slots.VERIFIERS[:count]]
         errors = [error for done in running if (error := done.exception()) is not None]
@@ -106,8 +106,8 @@ class Source:
             raise error
         collected = make_collector()
         for done in running:
-            collected.join(done.result())
-        return collected, [scan.high[number] for number in range(len(chunks))]
+            collected.merge(done.result())
+        return collected, [scan.high_watermarks[number] for number in range(len(chunks))]
 
 
 @dataclass
@@ -130,20 +130,20 @@ class _Work:
         collected, source = self.make_collector(), self.source
         with self._stop_others_on_error(), closing(connect(source.context.connect_args)) as connection:
             throttle = Throttle(connection, limits, self._report_pause)
-            marks = watermarks(connection, source.lineage.server)
-            with closing(source.windows(connection, slot)) as log:
+            marks = watermarks(connection, source.timeline.server)
+            with closing(source.open_window_reader(connection, slot)) as log:
                 while (number := self._next_chunk()) is not None:
-                    throttle.wait(self._check_stopped)
+                    throttle.wait_for_turn(self._check_stopped)
                     began = time.monotonic()
-                    parts = pieces(connection, log, source.table, self.chunks[number], source.lineage, marks)
+                    parts = pieces(connection, log, source.table, self.chunks[number], source.timeline, marks)
                     with closing(parts):
                         for part in parts:
-                            throttle.used(began, part.rows.num_rows, part.rows.nbytes)
+                            throttle.record_chunk(began, part.rows.num_rows, part.rows.nbytes)
                             collected.add(part.rows)
                             self._record_progress(number, part.high, part.rows.num_rows, part.corrected)
                             del part  # not held while the next one is read
                             if not source.table.key:
-                                throttle.pace(self._check_stopped)
+                                throttle.wait_for_rates(self._check_stopped)
                             began = time.monotonic()
         return collected
 

@@ -83,8 +83,8 @@ class Gathering:
             if (matching := self.filter_rows(rows)).num_rows:
                 self.rows.append(matching)
             return
-        self.sums.size += rows.nbytes
-        self.row_hasher.summed(rows, self.sums)
+        self.sums.row_bytes += rows.nbytes
+        self.row_hasher.add_to_sums(rows, self.sums)
 
     def filter_rows(self, rows: pa.Table) -> pa.Table:
         """Rows of the wanted buckets."""
@@ -95,7 +95,7 @@ class Gathering:
 
     def merge(self, other: Gathering) -> None:
         """Take in what another one has gathered."""
-        self.sums.join(other.sums)
+        self.sums.merge(other.sums)
         self.rows += other.rows
 
 
@@ -123,7 +123,7 @@ class Scan:
         """Read it."""
         collector = Gathering(self.row_hasher, self.bucket_mask)
         for portion in self.portions:
-            for rows in portion.rows(self.row_hasher.columns):
+            for rows in portion.read_rows(self.row_hasher.columns):
                 collector.add(rows)
         return collector
 
@@ -138,10 +138,10 @@ def shares(portions: Iterable[Portion], count: int) -> list[tuple[Portion, ...]]
     :param count: how many shares at most.
     """
     bins: list[tuple[int, list[Portion]]] = [(0, []) for _ in range(count)]
-    for portion in sorted(portions, key=lambda p: p.size, reverse=True):
+    for portion in sorted(portions, key=lambda p: p.size_bytes, reverse=True):
         number = min(range(count), key=lambda n: bins[n][0])
         size, bin_portions = bins[number]
-        bins[number] = size + portion.size + 1, [*bin_portions, portion]
+        bins[number] = size + portion.size_bytes + 1, [*bin_portions, portion]
     return [tuple(held) for _, held in bins if held]
 
 

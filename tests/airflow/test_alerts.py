@@ -51,7 +51,7 @@ def heard() -> list[tuple[str, str]]:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with closing(Store.open(f"sqlite:///{tmp_path / 'books.db'}", migrate=True)) as opened:
-        opened.register("shop", "server")
+        opened.register_pipeline("shop", "server")
         opened.new_epoch("shop", 0, "host", 1, 1.0)
         heard()
         yield opened
@@ -67,7 +67,7 @@ def sample(store: Store, lag: float) -> None:
 
 def test_one_message_for_each_change(store: Store) -> None:
     def tell() -> list[tuple[str, str]]:
-        all_hooks().tell({}, store, PIPELINE, log)  # as a process that has just been started
+        all_hooks().notify({}, store, PIPELINE, log)  # as a process that has just been started
         return heard()
 
     assert tell() == []
@@ -89,9 +89,9 @@ def test_one_message_for_each_change(store: Store) -> None:
 def test_nobody_hears_what_nobody_asked_for(store: Store) -> None:
     sample(store, 101)
     store.write_table_states("shop", [GONE])
-    Hooks(suspended=[Note("one"), Note("two")]).tell({}, store, PIPELINE, log)
+    Hooks(suspended=[Note("one"), Note("two")]).notify({}, store, PIPELINE, log)
     assert [name for name, _ in heard()] == ["one", "two"]
-    Hooks(recovered=Note("recovered")).tell({}, store, PIPELINE, log)
+    Hooks(recovered=Note("recovered")).notify({}, store, PIPELINE, log)
     assert heard() == []
     with pytest.raises(TypeError, match="on_lag is 'x': give a notifier"):
         CdcStreamOperator(task_id="t", pipeline=PIPELINE, on_lag="x")  # type: ignore[arg-type]
@@ -107,8 +107,8 @@ def test_a_hook_that_fails_and_one_that_dies(store: Store, caplog: pytest.LogCap
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Hooks(lag=dies).tell({}, store, PIPELINE, log)
-    Hooks(lag=[fails, Note("lag")]).tell({}, store, PIPELINE, log)
+        Hooks(lag=dies).notify({}, store, PIPELINE, log)
+    Hooks(lag=[fails, Note("lag")]).notify({}, store, PIPELINE, log)
     assert [name for name, _ in heard()] == ["lag"], "nobody was told before"
     assert "a hook for lag has failed" in caplog.text and "no route" in caplog.text
 
@@ -119,7 +119,7 @@ def test_a_stream_that_fails(store: Store) -> None:
         yield type("Work", (), {"pipeline": PIPELINE}), store
 
     def fail(killed: bool = False) -> list[tuple[str, str]]:
-        with pytest.raises(TerminalError), all_hooks().around({}, opened, lambda: killed, log):
+        with pytest.raises(TerminalError), all_hooks().notify_on_error({}, opened, lambda: killed, log):
             raise TerminalError("a lost position", "look")
         return heard()
 
@@ -131,10 +131,10 @@ def test_a_stream_that_fails(store: Store) -> None:
     store.end_stream("shop", epoch, "failed")
     assert fail() == [], "nor is one that fails in an epoch of its own"
     epoch = store.new_epoch("shop", epoch, "host", 1, 1.0)
-    all_hooks().tell({}, store, PIPELINE, log)
+    all_hooks().notify({}, store, PIPELINE, log)
     assert heard() == [], "it has only begun"
     store.end_stream("shop", epoch, "caught_up")
-    all_hooks().tell({}, store, PIPELINE, log)
+    all_hooks().notify({}, store, PIPELINE, log)
     assert heard() == [("recovered", "shop None: a lost position. look")]
 
 
@@ -151,7 +151,7 @@ def test_the_trigger_fires_when_there_is_news(store: Store, tmp_path: Path, monk
             state_path=str(tmp_path / "books.db"),
             supervisor="task",
             poll_seconds=0.1,
-            alerts=all_hooks().request(PIPELINE),
+            alerts=all_hooks().trigger_request(PIPELINE),
         )
         events = trigger.run()
         try:
@@ -164,7 +164,7 @@ def test_the_trigger_fires_when_there_is_news(store: Store, tmp_path: Path, monk
     assert asyncio.run(fires(2)) is None
     sample(store, 101)
     assert asyncio.run(fires(60)) == {"epoch": 1, "found": False, "alerts": True}
-    all_hooks().tell({}, store, PIPELINE, log)
+    all_hooks().notify({}, store, PIPELINE, log)
     assert asyncio.run(fires(2)) is None
 
 

@@ -85,7 +85,7 @@ def test_a_stream_is_stopped_as_a_person_stops_it(cli: Cli) -> None:
             assert found == {"epoch": epoch, "state": "stopped", "end": None}
             run = store.current_stream(name)
             assert run is not None and run.stop_by is None
-            assert [event.by for event in store.events(name, 9) if event.kind == "stream_stop"] == ["d.t, run r, try 1"]
+            assert [event.by for event in store.last_events(name, 9) if event.kind == "stream_stop"] == ["d.t, run r, try 1"]
     assert stop(cli).execute(CONTEXT) == nothing
 
 
@@ -96,7 +96,7 @@ def test_its_end_is_waited_for_in_the_triggerer(cli: Cli) -> None:
             stop(cli).execute(CONTEXT)
         path, kwargs = found.value.trigger.serialize()
         assert path.endswith("stream_end.CdcStreamEndTrigger") and kwargs["epoch"] == epoch
-        assert kwargs["state_path"] == str(context.local.bookkeeping)
+        assert kwargs["state_path"] == str(context.local_files.state_database)
         CdcStreamEndTrigger(**kwargs)
         until = found.value.kwargs["until"]  # type: ignore[index]
         store.end_stream(name, epoch, "failed", "an error")

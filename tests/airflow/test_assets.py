@@ -42,16 +42,16 @@ def pipeline(path: str = "/data/lake", **more: Any) -> Pipeline:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    file = LocalFiles.of(tmp_path, "shop").bookkeeping
+    file = LocalFiles.for_pipeline(tmp_path, "shop").state_database
     with closing(Store.open(f"sqlite:///{file}", migrate=True)) as opened:
-        opened.register("shop", "server")
+        opened.register_pipeline("shop", "server")
         yield opened
 
 
 def applied(store: Store, inserts: int = 0, updates: int = 0, deletes: int = 0, at: str = "b.1:4") -> None:
     """As the driver of a stream writes it down."""
     standing = TableStanding(*T, "streaming", position=at)
-    store.write_table_states("shop", [standing], applied={T: [inserts, updates, deletes]})
+    store.write_table_states("shop", [standing], applied_counts={T: [inserts, updates, deletes]})
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_each_catch_up_tells_what_the_one_before_has_not(store: Store) -> None:
 def test_rows_that_were_exchanged_are_news(store: Store) -> None:
     applied(store, 1)
     caught_up(store, "shop", "run 1")
-    store.event("shop", "table_rejoined", "it was read again", table="shop.other")
+    store.add_event("shop", "table_rejoined", "it was read again", table="shop.other")
     assert is_empty(caught_up(store, "shop", "run 2")[T])
-    store.event("shop", "table_rejoined", "it was read again", table="shop.t")
+    store.add_event("shop", "table_rejoined", "it was read again", table="shop.t")
     assert caught_up(store, "shop", "run 3")[T]["reread"]
     assert is_empty(caught_up(store, "shop", "run 4")[T])
 

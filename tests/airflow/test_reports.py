@@ -16,31 +16,31 @@ from airflow_provider_cdc.state import Store
 
 def test_a_log_is_followed(tmp_path: Path) -> None:
     file, log = tmp_path / "stream.log", DriverLog()
-    assert log.lines(str(file), "far") == [f"the driver's log is {file} on far, which this triggerer does not see"]
-    assert log.lines(str(file), "far") == []
+    assert log.read_new_lines(str(file), "far") == [f"the driver's log is {file} on far, which this triggerer does not see"]
+    assert log.read_new_lines(str(file), "far") == []
     file.write_text("".join(f"line {n}\n" for n in range(30)))
     log = DriverLog()
-    assert log.lines(str(file), "far") == [f"the driver's log {file}:", *(f"line {n}" for n in range(20, 30))]
-    assert log.lines(str(file), "far") == []
+    assert log.read_new_lines(str(file), "far") == [f"the driver's log {file}:", *(f"line {n}" for n in range(20, 30))]
+    assert log.read_new_lines(str(file), "far") == []
     with file.open("a") as writer:
         writer.write("one\nhalf of ")
         writer.flush()
-        assert log.lines(str(file), "far") == ["one"]
+        assert log.read_new_lines(str(file), "far") == ["one"]
         writer.write("two\n")
-    assert log.lines(str(file), "far") == ["half of two"]
+    assert log.read_new_lines(str(file), "far") == ["half of two"]
     file.write_text("anew\n")  # its older part was put aside
-    assert log.lines(str(file), "far") == ["anew"]
+    assert log.read_new_lines(str(file), "far") == ["anew"]
     with file.open("a") as writer:
         writer.writelines(f"{n:05} {'x' * 93}\n" for n in range(1000))
-    first, *rest = log.lines(str(file), "far")
+    first, *rest = log.read_new_lines(str(file), "far")
     assert first == "... 80,000 bytes of the driver's log are left out" and rest[-1].startswith("00999 ")
     assert len(rest) <= 200
 
 
 def test_a_stream_of_a_terminal() -> None:
     log = DriverLog()
-    assert log.lines(None, "far") == ["the stream was started on far by the command line, and its lines are there"]
-    assert log.lines(None, "far") == []
+    assert log.read_new_lines(None, "far") == ["the stream was started on far by the command line, and its lines are there"]
+    assert log.read_new_lines(None, "far") == []
 
 
 def test_a_trigger_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_a_trigger_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     said: list[str] = []
     (tmp_path / "stream.log").write_text("a line of the driver\n")
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         details = {"log": f"{tmp_path}/stream.log"}
         epoch = store.new_epoch("p", 0, "h", 1, 1.0, details=details)
         trigger = CdcStreamTrigger(
@@ -81,7 +81,7 @@ def test_a_trigger_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("known", [True, False])
 def test_the_numbers(tmp_path: Path, known: bool) -> None:
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         epoch = store.new_epoch("p", 0, "h", 1, 1.0)
         if known:
             store.sample("p", epoch=epoch, lag_seconds=12, lag_bytes=3456, purge_hours=71.5, changes=1, batches=1)

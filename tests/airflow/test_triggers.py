@@ -33,7 +33,7 @@ def test_a_cancellation_is_never_lost(tmp_path: Path) -> None:
         books = Bookkeeping(None, str(path))
         try:
             while True:
-                await books.ask(lambda _: time.sleep(0.002))
+                await books.query_or_none(lambda _: time.sleep(0.002))
         finally:
             if books._store is not None:
                 books._store.close()
@@ -98,7 +98,7 @@ def books(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store
     """A bookkeeping in PostgreSQL, known to Airflow as ``books``, with a stream that is running."""
     monkeypatch.setenv("AIRFLOW_CONN_BOOKS", postgres.uri())
     with closing(Store.open(postgres.sqlalchemy_url("bookkeeping"), migrate=True)) as store:
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         store.new_epoch("p", 0, "elsewhere", 1, 1.0)
         yield store
 
@@ -141,8 +141,8 @@ def test_questions_that_fail_together(tmp_path: Path) -> None:
 
     async def main() -> list[object]:
         books = Bookkeeping(None, str(path))
-        await books.answer(lambda _: None)
-        asked = [books.answer(partial(fail, after)) for after in (0.0, 0.3)]
+        await books.query(lambda _: None)
+        asked = [books.query(partial(fail, after)) for after in (0.0, 0.3)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     assert {str(found) for found in asyncio.run(main())} == {"away"}

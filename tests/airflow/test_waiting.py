@@ -107,7 +107,7 @@ def test_a_stream_that_only_the_worker_sees(cli: Cli, monkeypatch: pytest.Monkey
     """The task fails, and leaves no stream behind that nobody looks after."""
     stream = CdcStreamOperator(task_id="stream", pipeline=cli.value)
     with cli.opened() as (_, store):
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         epoch = store.new_epoch("p", 0, "elsewhere", 1, 1.0)
         event = {"epoch": epoch, "found": False, **UNSEEN}
         with pytest.raises(AirflowFailException, match="the triggerer on far"):
@@ -180,14 +180,14 @@ def test_a_stream_that_was_in_the_way_and_has_ended(cli: Cli, monkeypatch: pytes
         real = store.current_stream
 
         def current(name: str) -> StreamRow | None:
-            if list(context.local.logs.glob("*.json")):
+            if list(context.local_files.log_folder.glob("*.json")):
                 store.end_stream("p", number, "caught_up", None, None)
             return real(name)
 
         with Heart(store, "p", number, {}, threading.Event(), lambda: False):
             monkeypatch.setattr(store, "current_stream", current)
             assert operator._start(CONTEXT, context, store) is None
-        (refused,) = context.local.logs.glob("*.json")
+        (refused,) = context.local_files.log_folder.glob("*.json")
         assert json.loads(refused.read_text())["error"]["kind"] == "AlreadyRunningError"
 
 

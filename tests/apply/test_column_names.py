@@ -36,7 +36,7 @@ def test_check_names_the_table_and_the_column(server: MySQLServer, database: str
     for name in NAMES:
         run(server, f"ALTER TABLE keyed ADD `{name}` INT")
         (found,) = (f for f in preflight(cli.context, spark=False) if f.level == "error")
-        assert f"table d.keyed, column {name}: " in found.what and "source.exclude_columns" in found.remedy
+        assert f"table d.keyed, column {name}: " in found.message and "source.exclude_columns" in found.remedy
         run(server, f"ALTER TABLE keyed DROP `{name}`")
 
 

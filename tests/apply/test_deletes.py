@@ -102,7 +102,7 @@ def check(cli: Cli, database: str) -> None:
     assert values(cli, database, "kept") == SOFT | SOURCE
     assert values(cli, database, "gone") == SOURCE
     found = {c.table.rpartition(".")[2]: c for c in verify(cli.context)}
-    assert all(c.equal for c in found.values())
+    assert all(c.is_equal for c in found.values())
     assert {table: c.kept for table, c in found.items()} == {"soft": 0, "kept": len(SOFT), "gone": 0}
     assert f"2 rows, equal, {len(SOFT)} more that the source has deleted" in str(found["kept"])
 
@@ -116,16 +116,16 @@ def test_however_batches_are_cut(server: MySQLServer, database: str, tmp_path: P
     whole.catch_up()
     for cli in (single, pieces):
         with cli.epoch() as run, closing(run.job.make_planner()) as planner:
-            ends = [run.start]
-            while (end := planner.advance(ends[-1], 1)) != ends[-1]:
+            ends = [run.section_start]
+            while (end := planner.find_batch_end(ends[-1], 1)) != ends[-1]:
                 ends.append(end)
-            staged = [run.job.stage(*piece, "0") for piece in pairwise(ends)]
+            staged = [run.job.stage_range(*piece, "0") for piece in pairwise(ends)]
             assert len(staged) > 20
             if cli is single:
                 for manifest in staged:
-                    run.apply(manifest)
+                    run.apply_batch(manifest)
             else:
-                run.apply(together(staged))
+                run.apply_batch(together(staged))
     check(whole, database)
     for table in ("soft", "kept", "gone"):
         first = held(whole, database, table)
@@ -161,7 +161,7 @@ def test_a_group_that_is_read_again(cli: Cli, server: MySQLServer, database: str
     server.session(database, "SET sql_log_bin = 0", "DELETE FROM soft WHERE id = 5", "DELETE FROM gone WHERE id = 5")
     for _ in range(2):
         with cli.opened() as (context, store):
-            plan = context.need_plan()
+            plan = context.require_plan()
             for group in plan.groups():
                 run_group(context, store, plan, group, run_in_threads, holder="x", requested_by=asked_by(f"t{group}"))
         cli.catch_up()
@@ -172,7 +172,7 @@ def test_a_group_that_is_read_again(cli: Cli, server: MySQLServer, database: str
     assert after["soft"][5][DELETED] and after["soft"][5]["v"] == "newest"
     assert after["soft"][5][SEQ] == before["soft"][5][SEQ] and after["soft"][5][TS] > before["soft"][5][TS]
     assert {n: row["v"] for n, row in after["kept"].items()} == {n: row["v"] for n, row in before["kept"].items()}
-    assert all(c.equal for c in verify(cli.context))
+    assert all(c.is_equal for c in verify(cli.context))
 
 
 def test_a_delete_without_the_whole_row(cli: Cli, server: MySQLServer, database: str) -> None:

@@ -49,7 +49,7 @@ def version(cli: Cli, name: str) -> int:
 def fence_of(cli: Cli, name: str) -> int | None:
     """The epoch that stands in a table."""
     context = cli.context
-    plan = context.need_plan()
+    plan = context.require_plan()
     table = next(table for table in plan.tables if table.name == name)
     return context.sink.table(table).markers().get(epoch_fence(plan.pipeline, 0).name)
 
@@ -97,7 +97,7 @@ def test_a_lost_run_commits_nothing_in_a_table_that_is_not_touched(cli: Cli) -> 
             with pytest.raises(FencedError):
                 table.raise_fence(lost.applier.fence)
         with pytest.raises(FencedError):
-            lost.applier.confirm()
+            lost.applier.check_fence()
         assert (version(cli, "still"), version(cli, "busy"), version(cli, "_cdc_progress")) == before
         run_in_process(new)
 
@@ -181,7 +181,7 @@ def test_a_table_that_has_never_had_a_fence(tmp_path: Path) -> None:
         table.create("p")
     tables[1].raise_fence(epoch_fence("p", 1))
     known = {index: table.markers() for index, table in tables.items()}
-    raise_fences("p", epoch_fence("p", 2), tables, known, all_over=True)
+    raise_fences("p", epoch_fence("p", 2), tables, known, older_epochs_ended=True)
     assert [table.markers() for table in tables.values()] == [{"cdc/p/epoch": 2}, {"cdc/p/epoch": 1}]
 
 
@@ -192,7 +192,7 @@ def commits_to_read(folder: Path) -> int:
     """Commits that whoever opens a table reads."""
     log = Log(LocalStorage(folder))
     log.refresh()
-    return log.version - (log.checkpointed or 0)
+    return log.version - (log.checkpoint_version or 0)
 
 
 def test_opening_costs_the_same_behind_many_short_runs(

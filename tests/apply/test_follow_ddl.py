@@ -134,7 +134,7 @@ def is_copy(server: MySQLServer, cli: Cli) -> None:
             assert [n for n in cli.rows("d", table).column_names if not n.startswith("_cdc_")] == [*types]
             fields = DeltaTable(str(cli.sink / "d" / table)).schema().fields
             assert {f.name: f.metadata["airflow-cdc.type"] for f in fields if not f.name.startswith("_cdc_")} == types
-    assert all(v.equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify(cli.context))
 
 
 @pytest.mark.one_of("server", "how")
@@ -283,11 +283,11 @@ def test_an_epoch_that_was_overtaken_writes_no_definition(server: MySQLServer, d
     run(server, "ALTER TABLE keyed ADD w INT")
     with cli.opened() as (context, store):
         old = begin(context, store, catch_up=True)
-        context.watcher.lives = lambda run: False  # type: ignore[method-assign]
+        context.liveness.is_alive = lambda run: False  # type: ignore[method-assign]
         with cli.opened() as (_, other):
             newer = begin(context, other, catch_up=True)
             with pytest.raises(FencedError):
-                old.follow()
+                old.follow_ddl()
             assert not (cli.sink / "_cdc" / "p" / "amended").exists()
             run_in_process(newer)
     is_copy(server, cli)
@@ -299,7 +299,7 @@ def cleared(cli: Cli) -> Iterator[Callable[[], str]]:
     with cli.opened() as (context, store):
 
         def read() -> str:
-            plan = context.need_plan()
+            plan = context.require_plan()
             group = min(plan.groups_of(next(i for i, t in enumerate(plan.tables) if t.name == "keyed")))
             me = asked_by("task")
             return run_group(context, store, plan, group, run_in_threads, holder="me", requested_by=me).outcome
@@ -445,7 +445,7 @@ def test_a_column_that_is_left_out(server: MySQLServer, database: str, tmp_path:
     rows = cli.rows("d", "keyed")
     assert "secret" not in rows.column_names
     assert sorted(rows["w"].to_pylist(), key=str).count(2) == 8
-    assert all(v.equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify(cli.context))
 
 
 def test_a_name_that_the_sink_uses(server: MySQLServer, database: str, tmp_path: Path) -> None:

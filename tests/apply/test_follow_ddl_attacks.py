@@ -95,7 +95,7 @@ def test_a_definition_is_known_and_the_copy_has_other_columns(
     die_at(cli, "definition.after_write")
     assert cli.call("status").code == 0
     assert [t["table"] for t in maintain(cli.context, lambda work: [c.run() for c in work], purge=True)["tables"]]
-    (found,) = [v for v in verify(cli.context) if not v.equal]
+    (found,) = [v for v in verify(cli.context) if not v.is_equal]
     assert found.table == "d.keyed" and found.refusal is not None
     assert "begun to follow a DDL" in found.refusal.reason and found.refusal.retry
     cli.snapshot()
@@ -107,7 +107,7 @@ def test_a_process_that_knows_the_definition_before(server: MySQLServer, databas
     """It says that it came too late, and not that somebody else has altered the copy."""
     cli = copied(server, tmp_path)
     context = cli.context
-    before = context.need_plan()
+    before = context.require_plan()
     run(server, "ALTER TABLE keyed ADD w INT AFTER id", "UPDATE keyed SET w = 1 WHERE id < 9")
     cli.catch_up()
     with pytest.raises(TransientError, match="meanwhile"), schema_changes.beside_a_stream(context, before):

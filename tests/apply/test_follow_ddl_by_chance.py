@@ -189,7 +189,7 @@ class World:
             with self.cli.opened() as (context, store):
                 epoch = begin(context, store, catch_up=catch_up)
                 size, piece = chance.choice([3000, 20_000, 1 << 20]), chance.choice([700, 1 << 20])
-                epoch.job = replace(epoch.job, max_batch_bytes=size, piece_bytes=piece)
+                epoch.job = replace(epoch.job, max_batch_bytes=size, min_range_bytes=piece)
                 timer = threading.Timer(chance.uniform(0.2, 1.5), epoch.stop.set)
                 if not catch_up or (dies and chance.random() < 0.3 and not name):
                     timer.start()
@@ -202,17 +202,17 @@ class World:
     def again(self) -> None:
         """A group is read again, while a stream runs or not."""
         with self.cli.opened() as (context, store):
-            plan = context.need_plan()
+            plan = context.require_plan()
             group = self.chance.choice([*plan.groups()])
             for _ in range(2):
-                plan = context.need_plan()
+                plan = context.require_plan()
                 asked = asked_by(f"t{group}")
                 try:
                     found = run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked)
                     self.done[found.outcome] += 1
                 except TransientError as error:
                     self.done["reads that were too early"] += 1
-                    events = store.events(plan.pipeline, 20)
+                    events = store.last_events(plan.pipeline, 20)
                     late = any(e.kind == "reread_dropped" and "was altered since" in e.detail for e in events)
                     assert "the stream has not followed that yet" in error.message or late, error
                 except TableAlteredError as error:
@@ -238,7 +238,7 @@ class World:
     def check(self) -> None:
         self.stream(ends=True)
         self.rows()
-        assert all(v.equal for v in verify(self.cli.context, show_values=True))
+        assert all(v.is_equal for v in verify(self.cli.context, show_values=True))
 
     def rows(self) -> None:
         """Rows as delta-rs reads them are the source's; deleted ones that stay are left out."""
@@ -256,7 +256,7 @@ class World:
     def columns(self) -> None:
         """Definitions, and names, order, types and comments of the columns, are those of a copy that is made now."""
         self.fresh.snapshot()
-        plan = self.cli.context.need_plan()
+        plan = self.cli.context.require_plan()
         with closing(connect(self.server.connect_args())) as connection:
             for table in plan.tables:
                 there = read_schema(connection, *table.id)
@@ -266,11 +266,11 @@ class World:
                 old, new = (json.loads(DeltaTable(str(copy)).schema().to_json())["fields"] for copy in copies)
                 assert [a for a in old if a not in new] == [b for b in new if b not in old]
                 assert old == new
-        self.done["followed"] = len(plan.steps)
+        self.done["followed"] = len(plan.amendments)
         self.done["added"] = sum(
-            len(plan.followed_of(i)[-1].schema.columns) - len(found.newest.columns)
+            len(plan.followed_ddls_of(i)[-1].schema.columns) - len(found.newest.columns)
             for i, found in enumerate(plan.definitions)
-            if plan.followed_of(i)
+            if plan.followed_ddls_of(i)
         )
 
 

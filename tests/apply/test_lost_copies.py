@@ -48,8 +48,8 @@ def equal(server: MySQLServer, cli: Cli, *tables: str) -> None:
 
 def suspended(cli: Cli) -> dict[str, str]:
     """Why, by table."""
-    plan = cli.context.need_plan()
-    return {plan.tables[step.table].label: step.message for step in plan.suspended}
+    plan = cli.context.require_plan()
+    return {plan.tables[step.table].label: step.message for step in plan.suspensions}
 
 
 def copy_of(cli: Cli, table: str) -> Path:
@@ -98,7 +98,7 @@ def test_gone_and_read_again(server: MySQLServer, cli: Cli, dies: str, monkeypat
     assert not suspended(cli)
     equal(server, cli, *TABLES)
     with cli.opened() as (context, store):
-        events = store.events(context.pipeline.name, 100, ("table_rejoined", "reread_dropped"))
+        events = store.last_events(context.pipeline.name, 100, ("table_rejoined", "reread_dropped"))
     told = [(event.kind, event.table) for event in events]
     assert sorted(told) == [("table_rejoined", "d.keyed"), ("table_rejoined", "d.plain")], "what is true, and once"
 
@@ -150,7 +150,7 @@ def test_an_exchange_that_is_refused(
     assert cli.resnapshot("d.keyed") == "staged"
 
     def remove() -> None:
-        step = cli.context.need_plan().rejoined_of(0)
+        step = cli.context.require_plan().rejoin_of(0)
         assert step is not None and step.slices
         for file in step.slices:
             (copy_of(cli, "keyed") / file["path"]).unlink()

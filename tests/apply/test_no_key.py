@@ -78,9 +78,9 @@ class World:
     def lose(self, a: int, times: int = 1) -> None:
         """Take rows out of the copy of ``narrow``, behind the project's back."""
         context = self.cli.context
-        schema = next(t for t in context.need_plan().tables if t.name == "narrow")
+        schema = next(t for t in context.require_plan().tables if t.name == "narrow")
         target = delta_table(context, schema)
-        rows = target.to_arrow()
+        rows = target.read_with_soft_deleted()
         gone = [i for i, value in enumerate(rows["a"].to_pylist()) if value == a][:times]
         assert len(gone) == times
         put(target, rows.take([i for i in range(rows.num_rows) if i not in gone]))
@@ -122,7 +122,7 @@ def written(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Cal
         seen: list[int] = []
         with contextlib.closing(world.server.connect()) as connection:
             kind: type[Watermarks] = type(watermarks(connection))
-        hold = kind.hold
+        hold = kind.hold_view
 
         def held(self: Watermarks) -> None:
             seen.append(len(seen))
@@ -161,7 +161,7 @@ def test_everything_that_may_happen_to_rows(world: World) -> None:
     )
     world.cli.snapshot()
     assert world.counts() == Counter({(1, "x"): 3, (2, "y"): 1, (None, "x"): 1, (None, None): 2})
-    assert all(v.equal and v.at for v in verify(world.cli.context))
+    assert all(v.is_equal and v.at for v in verify(world.cli.context))
     steps: tuple[tuple[str, ...], ...] = (
         ("DELETE FROM narrow WHERE a = 1 LIMIT 1", "DELETE FROM wide WHERE a = 1 AND s = BINARY 'Abc' LIMIT 1"),
         ("UPDATE narrow SET v = 'z' WHERE a = 1 LIMIT 1", "UPDATE wide SET s = 'ABC' WHERE a = 1 LIMIT 1"),
@@ -180,7 +180,7 @@ def test_everything_that_may_happen_to_rows(world: World) -> None:
         world.sql(*statements)
         world.stream()
         assert world.differences() == [], statements
-    assert all(v.equal for v in verify(world.cli.context))
+    assert all(v.is_equal for v in verify(world.cli.context))
     assert world.counts() == Counter({(1, "x"): 1}) and world.counts("nothing") == Counter({(None, None): 2})
 
 
@@ -221,10 +221,10 @@ def test_writers_while_the_view_is_opened(
     # MariaDB tells the position of the view itself, so there is no moment in between.
     assert len(seen) == (1 if isinstance(world.server, MariaDBServer) else 4)
     monkeypatch.undo()
-    assert world.verdict().equal, "what the snapshot holds of the binlog is not counted twice"
+    assert world.verdict().is_equal, "what the snapshot holds of the binlog is not counted twice"
     world.cli.catch_up()
     assert world.differences() == []
-    assert world.verdict().equal
+    assert world.verdict().is_equal
 
 
 def test_writers_that_never_stop(world: World, written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_real_writer(world: World) -> None:
         world.cli.snapshot()
         for _ in range(3):
             world.stream(batch_bytes=5000)
-        assert world.verdict("heap").equal
+        assert world.verdict("heap").is_equal
     assert writer.transactions > 10
     world.stream()
     assert world.differences() == []
@@ -336,10 +336,10 @@ def test_what_verify_finds(world: World) -> None:
     world.sql("INSERT INTO narrow VALUES (1, 'x'), (1, 'x'), (2, 'y'), (2, 'y'), (NULL, NULL)")
     world.cli.snapshot()
     world.sql("INSERT INTO narrow VALUES (1, 'x'), (3, 'z')", "DELETE FROM narrow WHERE a = 2 LIMIT 1")
-    assert world.verdict().equal, "changes behind the snapshot are no difference"
+    assert world.verdict().is_equal, "changes behind the snapshot are no difference"
     world.cli.catch_up()
     world.sql("DELETE FROM narrow WHERE a = 1 LIMIT 1", "INSERT INTO narrow VALUES (2, 'y')")
-    assert world.verdict().equal, "changes behind the copy are no difference"
+    assert world.verdict().is_equal, "changes behind the copy are no difference"
     world.lose(1, times=2)
     assert world.verdict().missing == 2 and world.verdict().extra == 0
     world.lose(3)
@@ -387,7 +387,7 @@ def test_columns_that_are_left_out(world: World) -> None:
     assert world.counts() == Counter({(1,): 2, (2,): 1})
     world.sql("UPDATE narrow SET v = 'other' WHERE a = 1 LIMIT 1", "DELETE FROM narrow WHERE v = 'y'")
     world.cli.catch_up()
-    assert world.counts() == Counter({(1,): 1, (2,): 1}) and world.verdict().equal
+    assert world.counts() == Counter({(1,): 1, (2,): 1}) and world.verdict().is_equal
     world.cli.value["source"]["exclude_columns"] = [r"d\.narrow\..*"]
     world.cli.write()
     with pytest.raises(DdlError, match="leave out a of"):
@@ -413,7 +413,7 @@ def test_ddl_while_it_is_read(world: World, written: Any, moment: str, sql: str)
         assert isinstance(world.server, MariaDBServer) and "narrow" in str(error) and "TRUNCATE" not in sql
         return
     assert world.differences() == []
-    assert world.verdict().equal
+    assert world.verdict().is_equal
 
 
 def test_a_truncate_beside_the_view(world: World, written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,7 +482,7 @@ def test_it_is_read_again(world: World) -> None:
     world.sql("DELETE FROM narrow WHERE a = 4 LIMIT 1", "UPDATE narrow SET v = 'q' WHERE a = 1 LIMIT 1")
     world.stream()  # it is published in the middle or at the end, with the changes behind its high watermark
     assert world.differences() == []
-    assert world.verdict().equal
+    assert world.verdict().is_equal
 
     # Read while the stream stands, published by the next one, which has gone on by several batches before.
     world.lose(2)

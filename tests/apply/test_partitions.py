@@ -86,17 +86,17 @@ def test_from_end_to_end(cli: Cli, mysql_server: MySQLServer, database: str, mon
         mysql_server.session(database, *changes(seed))
         cli.catch_up()
         if seed == 2:
-            tables = targets(cli.context, cli.context.need_plan())
+            tables = targets(cli.context, cli.context.require_plan())
             count = sum(compact(table, lambda work: [c.run() for c in work]) for table in tables)
             assert count > 3 or cli.value["sink"]["merge"] == "copy_on_write"
         if seed == 3:
             mysql_server.session(database, "TRUNCATE TABLE visits", "INSERT INTO visits VALUES ('d', 1, NULL, 1)")
-    for table in targets(cli.context, cli.context.need_plan()):
-        table.tidy()
+    for table in targets(cli.context, cli.context.require_plan()):
+        table.clean_up()
     with contextlib.closing(mysql_server.connect()) as connection:
         assert [str(d) for d in compare_all(connection, database, cli.sink)] == []
     verdicts = verify(cli.context)
-    assert len(verdicts) == 3 and all(v.equal and v.rows for v in verdicts)
+    assert len(verdicts) == 3 and all(v.is_equal and v.rows for v in verdicts)
 
     path = cli.sink / database / "orders"
     statement = "SELECT id, country, at, v, DATE_FORMAT(at, '%Y-%m') AS at_month FROM orders"

@@ -44,8 +44,8 @@ def reader(cli: Cli, piece_bytes: int = 1, seconds: float = 0) -> Iterator[tuple
     """
     with cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=True)
-        epoch.job = replace(epoch.job, piece_bytes=piece_bytes)
-        source = BinlogReader(epoch.job, epoch.start, cli.folder / "section", seconds)
+        epoch.job = replace(epoch.job, min_range_bytes=piece_bytes)
+        source = BinlogReader(epoch.job, epoch.section_start, cli.folder / "section", seconds)
         try:
             yield epoch, source
         finally:
@@ -86,17 +86,17 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
     with reader(cli) as (epoch, source):
         start = source.initialOffset()
         end = source.latestOffset(start, None)
-        (all_at_once,) = BinlogReader(epoch.job, epoch.start, cli.folder / "section").partitions(start, end)
+        (all_at_once,) = BinlogReader(epoch.job, epoch.section_start, cli.folder / "section").partitions(start, end)
         whole = read(source, all_at_once)
-        staging = cli.context.sink.staging()
+        staging = cli.context.sink.change_staging()
 
         def there(index: int, name: str) -> bool:
             table = epoch.plan.tables[index]
-            home = f"{cli.context.layout.table(table)}/changes" if table.key else cli.context.layout.staging
+            home = f"{cli.context.layout.table_folder(table)}/changes" if table.key else cli.context.layout.change_staging_folder
             return cli.context.storage.size(f"{home}/{name}.parquet") is not None
 
         def changes(entry: dict[str, Any]) -> list[dict[str, Any]]:
-            return staging.read(epoch.plan.tables[entry["table"]], entry["staged"]).to_pylist()  # type: ignore[no-any-return]
+            return staging.read_changes(epoch.plan.tables[entry["table"]], entry["staged"]).to_pylist()  # type: ignore[no-any-return]
 
         expected = [(entry, changes(entry)) for entry in whole["tables"]]  # type: ignore[attr-defined]
         pieces = source.partitions(start, end)
@@ -114,7 +114,7 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
         assert len(batch["staged"]) > sum(len(entry["staged"]) for entry in batch["tables"]), (
             "some are of no use any more"
         )
-        epoch.apply(batch)
+        epoch.apply_batch(batch)
         used = {name for entry in batch["tables"] for name in entry["staged"] if epoch.plan.tables[entry["table"]].key}
         assert {name for index, name in batch["staged"] if there(index, name)} <= used, "rows of tables stay"
     with contextlib.closing(mysql_server.connect()) as connection:
@@ -149,7 +149,7 @@ def test_bytes_end_a_batch(cli: Cli, mysql_server: MySQLServer, database: str) -
         while (start := end) != (end := source.latestOffset(start, None)):
             manifests = [read(source, piece) for piece in source.partitions(start, end)]
             rows.append([sum(entry["rows"] for entry in m["tables"]) for m in manifests])  # type: ignore[attr-defined]
-            epoch.apply(together(manifests))
+            epoch.apply_batch(together(manifests))
     assert rows == [[3, 3, 3]] * 3 + [[1, 1, 1]]
     with contextlib.closing(mysql_server.connect()) as connection:
         assert compare_all(connection, database, cli.sink) == []
@@ -176,7 +176,7 @@ def test_a_batch_begins_with_a_change(cli: Cli, mysql_server: MySQLServer, datab
 
 def test_what_is_full_is_followed_at_once(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     with reader(cli, seconds=3600) as (epoch, source):
-        source._job = replace(epoch.job, max_batch_rows=1000, piece_bytes=16 << 20)
+        source._job = replace(epoch.job, max_batch_rows=1000, min_range_bytes=16 << 20)
         for first in range(1000, 3500, 500):
             values = ", ".join(f"({n}, 0)" for n in range(first, first + 500))
             mysql_server.execute(f"INSERT INTO `{database}`.t VALUES {values}")
@@ -200,12 +200,12 @@ def test_rows_end_a_batch(cli: Cli, mysql_server: MySQLServer, database: str, co
             cursor.execute(f"INSERT INTO not_captured VALUES {values}")
     found: list[list[int]] = []
     with reader(cli) as (epoch, source):
-        source._job = replace(epoch.job, max_batch_rows=1000, piece_bytes=16 << 20)
+        source._job = replace(epoch.job, max_batch_rows=1000, min_range_bytes=16 << 20)
         end = source.initialOffset()
         while (start := end) != (end := source.latestOffset(start, None)):
             manifests = [read(source, piece) for piece in source.partitions(start, end)]
             found.append([sum(entry["rows"] for entry in m["tables"]) for m in manifests])  # type: ignore[attr-defined]
-            epoch.apply(together(manifests))
+            epoch.apply_batch(together(manifests))
     # A share is 334 rows, which four transactions have.
     assert found == [[400, 400, 400], [400, 400, 400], [100]]
     with contextlib.closing(mysql_server.connect()) as connection:
@@ -229,8 +229,8 @@ def test_a_transaction_that_only_unpacked_is_larger_than_a_batch(
         wide = [f"INSERT INTO wide VALUES ({n}, REPEAT('x', 1 << 20))" for n in range(40)]
         server.session("pieces", "BEGIN", *wide, "COMMIT", "INSERT INTO wide VALUES (100, 'y')")
         with cli.epoch(batch_bytes=1 << 20) as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
-            (end,) = epoch.job.pieces(planner, epoch.start)
-            epoch.apply(epoch.job.stage(epoch.start, end, "0"))
+            (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
+            epoch.apply_batch(epoch.job.stage_range(epoch.section_start, end, "0"))
         with contextlib.closing(server.connect()) as connection:
             assert compare_all(connection, "pieces", cli.sink) == []
 

@@ -48,7 +48,7 @@ def test_a_deleted_row_does_not_come_back(cli: Cli, mysql_server: MySQLServer, d
     assert held(cli, database) == {1: 5}
     shutil.rmtree(cli.sink / "_cdc_progress")
     with cli.epoch(batch_bytes=1) as again:
-        assert again.start == again.plan.p0
+        assert again.section_start == again.plan.p0
         before = version(cli, database)
         run_in_process(again)
         assert again.batches >= 3
@@ -64,20 +64,20 @@ def test_a_batch_that_is_old_in_one_half(cli: Cli, mysql_server: MySQLServer, da
     cli.snapshot()
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
     with cli.epoch() as first, contextlib.closing(first.job.make_planner()) as planner:
-        inserted = planner.advance(first.start, 1 << 28)
+        inserted = planner.find_batch_end(first.section_start, 1 << 28)
         mysql_server.execute(f"DELETE FROM `{database}`.t WHERE id = 7")
         mysql_server.execute(f"UPDATE `{database}`.t SET v = 2 WHERE id = 1")
-        deleted = planner.advance(inserted, 1 << 28)
-        first.apply(first.job.stage(first.start, deleted, "0"))
+        deleted = planner.find_batch_end(inserted, 1 << 28)
+        first.apply_batch(first.job.stage_range(first.section_start, deleted, "0"))
         assert held(cli, database) == {1: 2, 2: 1}
         shutil.rmtree(cli.sink / "_cdc_progress")
     mysql_server.execute(f"UPDATE `{database}`.t SET v = 3 WHERE id = 1")
     with cli.epoch() as second, contextlib.closing(second.job.make_planner()) as planner:
         # The manifest of a batch that ends later, but staged up to the insert: as if it had been cut there.
-        end = planner.advance(deleted, 1 << 28)
-        manifest = second.job.stage(second.start, inserted, "0")
+        end = planner.find_batch_end(deleted, 1 << 28)
+        manifest = second.job.stage_range(second.section_start, inserted, "0")
         manifest["end"] = end.to_json()
-        second.apply(manifest)
+        second.apply_batch(manifest)
         assert held(cli, database) == {1: 2, 2: 1}
 
 
@@ -85,11 +85,11 @@ def test_a_batch_beyond_the_resume_point_is_refused(cli: Cli, mysql_server: MySQ
     cli.snapshot()
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
     with cli.epoch() as run, contextlib.closing(run.job.make_planner()) as planner:
-        first = planner.advance(run.start, 1)
+        first = planner.find_batch_end(run.section_start, 1)
         mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (8, 1)")
-        second = planner.advance(first, 1 << 28)
+        second = planner.find_batch_end(first, 1 << 28)
         with pytest.raises(TerminalError, match="a batch begins at"):
-            run.apply(run.job.stage(first, second, "0"))
+            run.apply_batch(run.job.stage_range(first, second, "0"))
     assert 8 not in held(cli, database)
 
 
@@ -100,8 +100,8 @@ def test_a_run_that_was_taken_over_cannot_write(
     cli.snapshot()
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
     with cli.epoch() as old, contextlib.closing(old.job.make_planner()) as planner:
-        manifest = old.job.stage(old.start, planner.advance(old.start, 1 << 28), "0")
-        table = cli.context.layout.table(next(t for t in old.plan.tables if t.name == "t"))
+        manifest = old.job.stage_range(old.section_start, planner.find_batch_end(old.section_start, 1 << 28), "0")
+        table = cli.context.layout.table_folder(next(t for t in old.plan.tables if t.name == "t"))
         staged = Path(cli.context.storage.location(f"{table}/changes/epoch-{old.number}"))
         shutil.copytree(staged, tmp_path / "aside")
         old.store.end_stream(database, old.number, "stopped")  # so that the next may begin
@@ -109,7 +109,7 @@ def test_a_run_that_was_taken_over_cannot_write(
             assert new.number == old.number + 1 and not staged.exists()
             shutil.copytree(tmp_path / "aside", staged, dirs_exist_ok=True)  # as if it had been read already
             with pytest.raises(FencedError, match="A newer run has taken over"):
-                old.apply(manifest)
+                old.apply_batch(manifest)
             assert 7 not in held(cli, database)
             run_in_process(new)
     assert held(cli, database) == {1: 1, 2: 1, 7: 1}
@@ -124,7 +124,7 @@ def test_a_lost_checkpoint_decides_nothing(cli: Cli, mysql_server: MySQLServer, 
     (cli.sink / "_cdc" / database / "bookkeeping.db").unlink()
     with cli.epoch() as run:
         assert run.number == 2, "an epoch was given out twice"
-        assert run.start == run.context.sink.resume_point().read()
+        assert run.section_start == run.context.sink.resume_point().read()
         run_in_process(run)
     assert held(cli, database) == {1: 1, 2: 1, 7: 1}
 
@@ -136,8 +136,8 @@ def test_the_tables_of_a_batch_are_applied_each_for_itself(cli: Cli, mysql_serve
         for sql in ("BEGIN", "INSERT INTO t VALUES (7, 1)", "INSERT INTO other VALUES (7, 1)", "COMMIT"):
             cursor.execute(sql)
     with cli.epoch() as run, contextlib.closing(run.job.make_planner()) as planner:
-        end = planner.advance(run.start, 1 << 28)
-        manifest = run.job.stage(run.start, end, "0")
+        end = planner.find_batch_end(run.section_start, 1 << 28)
+        manifest = run.job.stage_range(run.section_start, end, "0")
         half = {**manifest, "tables": [e for e in manifest["tables"] if run.plan.tables[e["table"]].name == "t"]}
         tables = targets(run.context, run.plan)
         progress = run.context.sink.resume_point()

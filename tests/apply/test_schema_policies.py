@@ -56,7 +56,7 @@ def column(cli: Cli, name: str) -> dict[int, Any]:
 
 def is_equal(cli: Cli) -> bool:
     """Whether the columns that the source has are copied exactly."""
-    return all(found.equal for found in verify(cli.context))
+    return all(found.is_equal for found in verify(cli.context))
 
 
 @pytest.mark.one_of("server", "merge")
@@ -171,7 +171,7 @@ def test_no_other_types(server: MySQLServer, database: str, tmp_path: Path, monk
         cli.catch_up()
     why = r"column id was int.* and is bigint.*, which stream.exclude_schema_changes does not take over"
     assert any(re.search(why, text) and "airflow-cdc resnapshot --table d.keyed" in text for text in said)
-    assert [found.equal for found in verify(cli.context) if found.table != "d.keyed"] == [True, True]
+    assert [found.is_equal for found in verify(cli.context) if found.table != "d.keyed"] == [True, True]
 
 
 def test_without_a_usable_key(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_snapshot_after_another(server: MySQLServer, database: str, tmp_path: 
     run(server, "UPDATE keyed SET w = 1", f"PURGE BINARY LOGS TO '{log}'")
     cli.snapshot()
     cli.catch_up()
-    assert cli.context.need_plan().generation == 2
+    assert cli.context.require_plan().generation == 2
     assert columns(cli) == ["id", "v"] and is_equal(cli) and 902 in column(cli, "v")
 
 
@@ -238,8 +238,8 @@ def test_other_lists_of_columns(server: MySQLServer, database: str, tmp_path: Pa
         cli.catch_up()
         assert columns(cli) == expected and is_equal(cli)
         assert columns(cli, "quiet") == ["id", "v", "w"]
-    plan = cli.context.need_plan()
-    assert {table.name: plan.revision(i) for i, table in enumerate(plan.tables)} == {"keyed": 3, "plain": 0, "quiet": 0}
+    plan = cli.context.require_plan()
+    assert {table.name: plan.revision_of(i) for i, table in enumerate(plan.tables)} == {"keyed": 3, "plain": 0, "quiet": 0}
 
 
 def test_other_lists_of_columns_before_the_stream_has_begun(server: MySQLServer, database: str, tmp_path: Path) -> None:

@@ -416,7 +416,7 @@ def test_tables_that_come_and_go_are_told(make: Make, mysql_server: MySQLServer,
     changed = make(source={"exclude": [rf"{table}\.late"]})
     changed.catch_up()
     with changed.opened() as (_, store):
-        (event,) = store.events(table, 1, ["table_removed"])
+        (event,) = store.last_events(table, 1, ["table_removed"])
     assert f"{table}.late was removed from the pipeline" in event.detail
     changed = make(source={"exclude_columns": [rf"{table}\..*\.v"]})
     result = changed.call("check")

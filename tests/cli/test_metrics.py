@@ -43,7 +43,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 def filled(cli: Cli) -> Store:
     with cli.opened() as (context, store):
         for name in ("shop", "other"):
-            store.register(name, "server")
+            store.register_pipeline(name, "server")
             epoch = store.new_epoch(name, 0, "host", 1, 1.0)
             store.record_batch(
                 name, epoch, 0, start_offset=None, end_offset=None, changes=9, bytes=1, seconds=0.5, lag_p95_ms=1500.0
@@ -51,9 +51,9 @@ def filled(cli: Cli) -> Store:
         store.sample("shop", epoch, lag_seconds=2.5, lag_bytes=10, purge_hours=None)
         tables = [TableStanding("d", "t", "streaming"), TableStanding("d", "u", "suspended")]
         tables += [TableStanding("d", "gone", "removed"), TableStanding("d", "new", "waiting")]
-        store.write_table_states("shop", tables, sizes={("d", "t"): SIZE}, applied={("d", "t"): [4, 3, 2]})
+        store.write_table_states("shop", tables, sizes={("d", "t"): SIZE}, applied_counts={("d", "t"): [4, 3, 2]})
         store.verified("shop", {("d", "t"): {"equal": False}})
-    return context.store()
+    return context.open_state_database()
 
 
 def numbers(text: str) -> dict[str, float]:

@@ -211,7 +211,7 @@ def test_what_is_demanded_of_a_server(extra: dict[str, Any], here: str, away: st
         assert (unsafe(args) is None) == (away == "VERIFY_IDENTITY")
         # Said again, in the words of one mode: as the connection itself reads it, and of the bookkeeping.
         again = {key: value for key, value in args.items() if key.startswith("ssl")}
-        assert Tls.of("c", {**again, "host": host}).settings() == again
+        assert Tls.from_settings("c", {**again, "host": host}).as_settings() == again
         url = database_url(Connection("c", "mysql", host, schema="d", extra=extra))
         assert {"charset": "utf8mb4", **again} == url.query
         assert unsafe(url) == unsafe(args)

@@ -17,17 +17,17 @@ def table(name: str, key: tuple[str, ...] = ("id",)) -> TableSchema:
 
 def test_it_is_told_by_table() -> None:
     deletes = Deletes(soft=("shop.order_.*",), ignore=("shop.customer",))
-    assert [deletes.of(table(name)) for name in ("order_line", "customer", "item")] == ["soft", "ignore", "hard"]
-    assert [deletes.keeps(table(name)) for name in ("order_line", "customer", "item")] == [True, True, False]
+    assert [deletes.mode_of(table(name)) for name in ("order_line", "customer", "item")] == ["soft", "ignore", "hard"]
+    assert [deletes.keeps_deleted_rows(table(name)) for name in ("order_line", "customer", "item")] == [True, True, False]
 
 
 def test_not_two_at_once() -> None:
     with pytest.raises(NotReadyError, match=r"shop.a matches sink.deletes.soft and sink.deletes.ignore"):
-        Deletes(soft=("shop.a",), ignore=("shop..*",)).of(table("a"))
+        Deletes(soft=("shop.a",), ignore=("shop..*",)).mode_of(table("a"))
 
 
 @pytest.mark.parametrize("how", ["soft", "ignore"])
 def test_not_without_a_key(how: str) -> None:
     with pytest.raises(NotReadyError, match=f"shop.log has no usable key, and sink.deletes is {how} for it"):
-        Deletes(**{how: ("shop.log",)}).of(table("log", ()))
-    assert Deletes().of(table("log", ())) == "hard"
+        Deletes(**{how: ("shop.log",)}).mode_of(table("log", ()))
+    assert Deletes().mode_of(table("log", ())) == "hard"

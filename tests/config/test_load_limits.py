@@ -23,9 +23,9 @@ def begun(pace: RateLimiter, uses: list[tuple[float, float, int]]) -> list[tuple
     now, found = 0.0, []
     for idle, takes, units in uses:
         now += idle
-        now += pace.wait(now)
+        now += pace.seconds_to_wait(now)
         found.append((now, units))
-        pace.used(now, units)
+        pace.record_use(now, units)
         now += takes
     return found
 
@@ -52,17 +52,17 @@ def test_as_fast_as_the_rate_allows(units: list[int], rate: float) -> None:
 @given(USES)
 def test_without_a_rate_nothing_waits(uses: list[tuple[float, float, int]]) -> None:
     pace = RateLimiter(None)
-    assert all(moment >= 0 for moment, _ in begun(pace, uses)) and pace.wait(0) == 0
+    assert all(moment >= 0 for moment, _ in begun(pace, uses)) and pace.seconds_to_wait(0) == 0
 
 
 @given(st.integers(1, 64), st.integers(1, 10**9), st.integers(1, 10**12))
 def test_readers_together_stay_within_the_limits(readers: int, rows: int, size: int) -> None:
-    share = Limits(rows, size, 50, 10).share(readers)
+    share = Limits(rows, size, 50, 10).per_reader(readers)
     assert share.rows_per_second and share.bytes_per_second
     assert readers * share.rows_per_second == pytest.approx(rows)
     assert readers * share.bytes_per_second == pytest.approx(size)
     assert (share.threads_running, share.replica_lag_seconds) == (50, 10)
-    assert Limits().share(readers) == Limits()
+    assert Limits().per_reader(readers) == Limits()
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_readers_together_stay_within_the_limits(readers: int, rows: int, size: 
     ],
 )
 def test_why_a_reader_waits(limits: Limits, seen: tuple[int | None, int | None, bool], why: str | None) -> None:
-    found = limits.exceeded(*seen)
+    found = limits.exceeded_reason(*seen)
     assert found is None if why is None else why in (found or "")

@@ -539,15 +539,15 @@ def test_column_patterns(patterns: list[str], name: tuple[str, str, str], expect
     if any(p.count(".") < 2 for p in patterns):
         assert "dots between database, table and column" in refusal(changed("source.exclude_columns", patterns))
         return
-    assert Pipeline.from_dict(changed("source.exclude_columns", patterns)).keeps(*name) is not expected
-    assert Pipeline.from_dict(changed("source.include_columns", patterns)).keeps(*name) is expected
+    assert Pipeline.from_dict(changed("source.exclude_columns", patterns)).copies_column(*name) is not expected
+    assert Pipeline.from_dict(changed("source.include_columns", patterns)).copies_column(*name) is expected
 
 
 def test_columns_are_included_or_excluded() -> None:
     value = changed("source.include_columns", ["shop.customer.id"])
     value["source"]["exclude_columns"] = ["shop.customer.phone"]
     assert "source.include_columns and source.exclude_columns are both set" in refusal(value)
-    assert Pipeline.from_dict(MINIMAL).keeps("any", "column", "at all")
+    assert Pipeline.from_dict(MINIMAL).copies_column("any", "column", "at all")
 
 
 def test_exclude_takes_tables_out_again() -> None:

@@ -34,11 +34,11 @@ def aws(**extra: Any) -> StoreAccess:
     ],
 )
 def test_addresses(path: str, text: str, uri: str) -> None:
-    found = StoreAddress.of(path)
+    found = StoreAddress.parse(path)
     assert found is not None and folder_of(path) is None
-    assert found.text() == text and found.uri() == uri
-    assert found.text("f g") == f"{text}/f g" and found.uri("f g") == f"{uri}/f%20g"
-    assert found.within("d").text("f") == found.text("d/f")
+    assert found.display() == text and found.uri() == uri
+    assert found.display("f g") == f"{text}/f g" and found.uri("f g") == f"{uri}/f%20g"
+    assert found.child("d").text("f") == found.display("d/f")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_addresses(path: str, text: str, uri: str) -> None:
     [("/data/lake", "/data/lake"), ("file:///data/la%20ke", "/data/la ke"), ("/data/s3:/x", "/data/s3:/x")],
 )
 def test_folders(path: str, folder: str) -> None:
-    assert StoreAddress.of(path) is None and folder_of(path) == folder
+    assert StoreAddress.parse(path) is None and folder_of(path) == folder
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_folders(path: str, folder: str) -> None:
 def test_addresses_that_are_none(path: str, problem: str) -> None:
     """What is refused is not shown: people write keys into addresses."""
     with pytest.raises(NotReadyError) as error:
-        StoreAddress.of(path)
+        StoreAddress.parse(path)
     assert problem in str(error.value) and "hunter2" not in str(error.value)
 
 
@@ -82,21 +82,21 @@ def test_aws() -> None:
         config_kwargs={"s3": {"addressing_style": "path"}},
         verify="/etc/ca.pem",
     )
-    assert found.keys == ("AKID", "hunter2", "t0k")
+    assert found.aws_keys == ("AKID", "hunter2", "t0k")
     assert dict(found.config) == {
         "region": "eu-central-1", "endpoint": "http://store:9000", "virtual_hosted_style_request": False
     }  # fmt: skip
     assert dict(found.client) == {"allow_http": True, "root_certificate": "/etc/ca.pem"}
     assert "hunter2" not in repr(found) and "t0k" not in repr(found) and set(found.secrets) == {"hunter2", "t0k"}
-    assert found.unsafe is not None and "encrypted" in found.unsafe
-    assert aws(endpoint_url="http://127.0.0.1:9").unsafe is None and aws().unsafe is None
-    assert aws(verify=False, endpoint_url="https://s").unsafe is not None
+    assert found.risk is not None and "encrypted" in found.risk
+    assert aws(endpoint_url="http://127.0.0.1:9").risk is None and aws().risk is None
+    assert aws(verify=False, endpoint_url="https://s").risk is not None
     inner = {"s3": {"endpoint_url": "https://s"}, "sts": {"endpoint_url": "https://t"}}
     assert dict(aws(service_config=json.dumps(inner)).config) == {"endpoint": "https://s"}
-    assert said("aws").keys is None
-    assert said("aws", extra={"aws_access_key_id": "a", "aws_secret_access_key": "b"}).keys == ("a", "b", None)
+    assert said("aws").aws_keys is None
+    assert said("aws", extra={"aws_access_key_id": "a", "aws_secret_access_key": "b"}).aws_keys == ("a", "b", None)
     assert dict(said("aws", extra={"config_kwargs": {"signature_version": "unsigned"}}).config)["skip_signature"]
-    role = aws(role_arn="arn:r", assume_role_kwargs={"ExternalId": "x"}).role
+    role = aws(role_arn="arn:r", assume_role_kwargs={"ExternalId": "x"}).assume_role_args
     assert dict(role) == {"RoleArn": "arn:r", "RoleSessionName": "airflow-cdc", "ExternalId": "x"}
 
 
@@ -180,12 +180,12 @@ def test_azure() -> None:
 
 
 def test_it_must_be_for_the_store_that_the_path_names() -> None:
-    aws().check_for("s3://lake/x")
-    said("wasb", login="acct", password="k").check_for("abfss://box@acct.dfs.core.windows.net/x")
-    said("wasb", login="acct", password="k").check_for("az://box/x")
+    aws().check_path("s3://lake/x")
+    said("wasb", login="acct", password="k").check_path("abfss://box@acct.dfs.core.windows.net/x")
+    said("wasb", login="acct", password="k").check_path("az://box/x")
     with pytest.raises(NotReadyError, match="is not for the store"):
-        aws().check_for("gs://lake/x")
+        aws().check_path("gs://lake/x")
     with pytest.raises(NotReadyError, match="another account"):
-        said("wasb", login="other", password="k").check_for("abfss://box@acct.dfs.core.windows.net/x")
+        said("wasb", login="other", password="k").check_path("abfss://box@acct.dfs.core.windows.net/x")
     with pytest.raises(NotReadyError, match="is of type mysql"):
         said("mysql", login="a", password="b")

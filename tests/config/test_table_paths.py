@@ -25,13 +25,13 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
     ],
 )
 def test_the_template(template: str, lower_case: bool, path: str) -> None:
-    assert TablePaths(template, lower_case).of("Shop", "_Order/Line") == path
+    assert TablePaths(template, lower_case).path_of("Shop", "_Order/Line") == path
 
 
 @given(NAMES, NAMES, st.sampled_from(["{database}/{table}", "_{database}/x{table}", "{table}", "_{table}/{database}"]))
 def test_no_name_leads_elsewhere(database: str, table: str, template: str) -> None:
     """Into the project's own folders, into Delta's, above ``sink.path``, or into the folder of another table."""
-    path = TablePaths(template).of(database, table)
+    path = TablePaths(template).path_of(database, table)
     parts = path.split("/")
     assert len(parts) == template.count("/") + 1
     assert not any(part.startswith(("_cdc", "_delta_log", ".")) or not part for part in parts)
@@ -40,7 +40,7 @@ def test_no_name_leads_elsewhere(database: str, table: str, template: str) -> No
 @given(NAMES, NAMES, NAMES, NAMES)
 def test_each_table_has_a_folder(database: str, table: str, other_database: str, other: str) -> None:
     if (database, table) != (other_database, other):
-        assert DEFAULT.of(database, table) != DEFAULT.of(other_database, other)
+        assert DEFAULT.path_of(database, table) != DEFAULT.path_of(other_database, other)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_each_table_has_a_folder(database: str, table: str, other_database: str,
 def test_no_two_tables_in_one_folder(paths: TablePaths, tables: list[tuple[str, str]], path: str) -> None:
     first, last = ".".join(tables[0]), ".".join(tables[-1])
     with pytest.raises(NotReadyError, match=rf"tables {first} and {last} would both be copied to {path}"):
-        paths.check(tables)
-    DEFAULT.check(tables)
+        paths.check_distinct(tables)
+    DEFAULT.check_distinct(tables)
 
 
 @pytest.mark.parametrize(

@@ -63,19 +63,19 @@ class World:
 
     def log(self, **how: Any) -> TableChanges:
         how = {"piece_bytes": 64 << 20, **how}
-        return TableChanges.of(Login(conn_file=str(self.file)), self.database, "t", "error", **how)
+        return TableChanges.look_up(Login(conn_file=str(self.file)), self.database, "t", "error", **how)
 
     def offset(self, at: Position | str, log: TableChanges | None = None) -> Offset:
         with contextlib.closing(ChangesPlanner(log or self.log())) as planner:
-            return planner.find(str(at))
+            return planner.find_offset(str(at))
 
     def read(self, start: Position | str = "", end: Position | str = "latest", **how: Any) -> list[dict[str, Any]]:
         """All changes of a range, read in its pieces."""
         log = self.log(**how)
         with contextlib.closing(ChangesPlanner(log)) as planner:
-            first = planner.find(str(start or self.begin))
-            planner.check(first)
-            ends, altered = planner.pieces(first, planner.find(str(end)).at)
+            first = planner.find_offset(str(start or self.begin))
+            planner.check_readable(first)
+            ends, altered = planner.find_range_ends(first, planner.find_offset(str(end)).at)
         assert altered is None
         found: list[dict[str, Any]] = []
         for a, b in zip([first, *ends], ends, strict=False):
@@ -188,8 +188,8 @@ def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.M
     world.run("INSERT INTO t VALUES (-2, 'after')")
     log = world.log(piece_bytes=1 << 20)
     with contextlib.closing(ChangesPlanner(log)) as planner:
-        first = planner.find(str(world.begin))
-        ends, _ = planner.pieces(first, planner.end())
+        first = planner.find_offset(str(world.begin))
+        ends, _ = planner.find_range_ends(first, planner.binlog_end())
     assert end in [e.at for e in ends]
     parts: list[pa.RecordBatch] = []
     for a, b in zip([first, *ends[:-1]], ends, strict=True):
@@ -288,16 +288,16 @@ def test_while_it_is_followed(world: World) -> None:
     """What came before the change is handed out; then it stops."""
     log = world.log()
     with contextlib.closing(ChangesPlanner(log)) as planner:
-        start = planner.find("latest")
-        planner.check(start)
+        start = planner.find_offset("latest")
+        planner.check_readable(start)
         world.run("INSERT INTO t VALUES (1, 'a')")
         before = world.run("INSERT INTO t VALUES (2, 'b')")
         world.run("ALTER TABLE t ADD COLUMN w INT", "INSERT INTO t VALUES (3, 'c', 3)")
-        ends, altered = planner.pieces(start, planner.end())
+        ends, altered = planner.find_range_ends(start, planner.binlog_end())
         assert altered is not None and ends[-1].at == before
         assert ends[-1].gtid_set == world.offset(before).gtid_set
         assert [i for part in log.read(start, ends[-1], 2) for i in part["id"].to_pylist()] == [1, 2]
-        again, altered = planner.pieces(ends[-1], planner.end())
+        again, altered = planner.find_range_ends(ends[-1], planner.binlog_end())
         assert again == [] and altered is not None
 
 
@@ -346,18 +346,18 @@ def test_a_place_that_is_gone(world: World) -> None:
     world.purge(later.file)
     with contextlib.closing(ChangesPlanner(world.log())) as planner:
         with pytest.raises(TerminalError, match=rf"the binlog position {place} is no longer on the server"):
-            planner.check(offset)
+            planner.check_readable(offset)
         other = Offset.from_json({**json.loads(json.dumps(offset.to_json())), "server": "another"})
         with pytest.raises(TerminalError, match="the connection reaches server"):
-            planner.check(other)
+            planner.check_readable(other)
 
 
 def test_what_is_no_table(world: World) -> None:
     with pytest.raises(NotReadyError, match="there is no table"):
-        TableChanges.of(Login(conn_file=str(world.file)), world.database, "none", "error", piece_bytes=1)
+        TableChanges.look_up(Login(conn_file=str(world.file)), world.database, "none", "error", piece_bytes=1)
     world.run("CREATE TABLE m (id INT PRIMARY KEY) ENGINE = MyISAM")
     with pytest.raises(NotReadyError, match="engine MyISAM"):
-        TableChanges.of(Login(conn_file=str(world.file)), world.database, "m", "error", piece_bytes=1)
+        TableChanges.look_up(Login(conn_file=str(world.file)), world.database, "m", "error", piece_bytes=1)
 
 
 def test_a_server_restored_from_a_dump(server: MySQLServer, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ ARRANGED = (
 )
 def test_changes_no_table(sql: str, kind: Kind) -> None:
     found = classify(sql, "shop")
-    assert (found.kind, found.tables, found.databases, found.anything) == (kind, frozenset(), frozenset(), False)
+    assert (found.kind, found.changed_tables, found.dropped_databases, found.may_change_any_table) == (kind, frozenset(), frozenset(), False)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_changes_no_table(sql: str, kind: Kind) -> None:
     ],
 )
 def test_exact_tables(sql: str, changed: frozenset[tuple[str, str]]) -> None:
-    names = {pair for pair in classify(sql, "Shop").tables if pair[1] not in {"to", "generated", "by", "server"}}
+    names = {pair for pair in classify(sql, "Shop").changed_tables if pair[1] not in {"to", "generated", "by", "server"}}
     assert names == set(changed)
 
 
@@ -161,7 +161,7 @@ def test_exact_tables(sql: str, changed: frozenset[tuple[str, str]]) -> None:
 )
 def test_never_misses(sql: str) -> None:
     found = classify(sql, "shop")
-    assert ("shop", "t") in found.tables
+    assert ("shop", "t") in found.changed_tables
     assert found.kind in {"ddl", "dml"}
 
 
@@ -177,8 +177,8 @@ def test_never_misses(sql: str) -> None:
 )
 def test_a_column_with_the_name_of_a_table(sql: str) -> None:
     found = classify(sql, "shop")
-    assert ("shop", "t") not in found.tables and ("shop", "other") in found.tables
-    assert ("shop", "t") in found.mentioned  # what it calls may still change it
+    assert ("shop", "t") not in found.changed_tables and ("shop", "other") in found.changed_tables
+    assert ("shop", "t") in found.mentioned_names  # what it calls may still change it
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ def test_a_column_with_the_name_of_a_table(sql: str) -> None:
     ],
 )
 def test_words_that_may_not_be_what_they_look_like(sql: str) -> None:
-    assert ("shop", "t") in classify(sql, "shop").tables
+    assert ("shop", "t") in classify(sql, "shop").changed_tables
 
 
 def test_drop_database() -> None:
-    assert classify("DROP DATABASE IF EXISTS `Sh``op`", "x").databases == {"sh`op"}
-    assert classify("drop schema shop", "x").databases == {"shop"}
-    assert classify("CREATE OR REPLACE DATABASE shop CHARACTER SET utf8mb4", "x").databases == {"shop"}
+    assert classify("DROP DATABASE IF EXISTS `Sh``op`", "x").dropped_databases == {"sh`op"}
+    assert classify("drop schema shop", "x").dropped_databases == {"shop"}
+    assert classify("CREATE OR REPLACE DATABASE shop CHARACTER SET utf8mb4", "x").dropped_databases == {"shop"}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_drop_database() -> None:
 )
 def test_an_index_that_is_dropped(sql: str, index: str) -> None:
     found = classify(sql, "shop")
-    assert (found.kind, found.tables >= {("shop", "t")}, found.index) == ("ddl", True, index)
+    assert (found.kind, found.changed_tables >= {("shop", "t")}, found.dropped_index) == ("ddl", True, index)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_an_index_that_is_dropped(sql: str, index: str) -> None:
     ],
 )
 def test_quoting_of_the_session(sql: str, quoting: Quoting) -> None:
-    assert ("shop", "t") in classify(sql, "shop", quoting).tables
+    assert ("shop", "t") in classify(sql, "shop", quoting).changed_tables
 
 
 @pytest.mark.parametrize(
@@ -241,15 +241,15 @@ def test_names_that_no_server_takes_for_one() -> None:
 
 
 def test_a_name_that_cannot_be_decoded_may_be_any_that_is_not_ascii() -> None:
-    found = classify("TRUNCATE `b\udcf6b`", "shop").tables
+    found = classify("TRUNCATE `b\udcf6b`", "shop").changed_tables
     assert may_name(found, ("shop", "böb")) and may_name(found, ("shop", "ä"))
     assert not may_name(found, ("shop", "bob")) and not may_name(found, ("other", "böb"))
-    assert not may_name(classify("TRUNCATE übel", "shop").tables, ("shop", "böb"))
+    assert not may_name(classify("TRUNCATE übel", "shop").changed_tables, ("shop", "böb"))
 
 
 def test_routines_may_change_anything() -> None:
-    assert classify("SELECT `shop`.`f`(1)", "shop").anything
-    assert classify("DO f()", "shop").anything
+    assert classify("SELECT `shop`.`f`(1)", "shop").may_change_any_table
+    assert classify("DO f()", "shop").may_change_any_table
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,8 @@ def test_xa_second_part() -> None:
 
 def test_values_and_names_stay_out_of_the_summary() -> None:
     found = classify("ALTER TABLE t ADD secret VARCHAR(9) DEFAULT 'hunter2'", "shop")
-    assert found.what == "ALTER TABLE"
-    assert classify("'hunter2'", "shop").what == "unknown statement"
+    assert found.summary == "ALTER TABLE"
+    assert classify("'hunter2'", "shop").summary == "unknown statement"
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=8)
@@ -296,8 +296,8 @@ def test_any_quoted_name(database: str, table: str) -> None:
         f"RENAME TABLE a TO {target}",
         f"INSERT INTO {target} VALUES (1)",
     ):
-        assert expected in classify(sql, "other").tables
-    assert classify(f"DROP DATABASE {quote(database)}", "").databases == {fold(database)}
+        assert expected in classify(sql, "other").changed_tables
+    assert classify(f"DROP DATABASE {quote(database)}", "").dropped_databases == {fold(database)}
 
 
 @given(
@@ -333,4 +333,4 @@ def test_never_raises(sql: str) -> None:
     ],
 )
 def test_what_is_emptied_is_named_as_it_is_spelled(sql: str, emptied: tuple[str, str] | None) -> None:
-    assert classify(sql, "Db").emptied == emptied
+    assert classify(sql, "Db").emptied_table == emptied

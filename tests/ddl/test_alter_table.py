@@ -127,7 +127,7 @@ def test_modes() -> None:
     real = "ALTER TABLE t ADD c REAL"
     assert made(real).columns[-1].data_type == "double"
     assert made(real, session=replace(SESSION, real_as_float=True)).columns[-1].data_type == "float"
-    assert "sql_mode" in refused(real, session=replace(SESSION, plain=False))
+    assert "sql_mode" in refused(real, session=replace(SESSION, standard_types=False))
     ansi = replace(SESSION, quoting=Quoting(ansi_quotes=True))
     assert names(made('ALTER TABLE "t" ADD "c ""d" INT', session=ansi))[-1] == 'c "d'
     assert "a text" in refused('ALTER TABLE t ADD c INT COMMENT "x"', session=ansi)

@@ -14,8 +14,8 @@ from tests.sinks.conformance import nullable
 ID = Column("id", "bigint", "bigint", nullable=False)
 A, B, C = nullable("a", "int"), nullable("b", "varchar", "varchar(9)", charset="utf8mb4"), nullable("c", "date")
 TABLE = TableSchema("d", "t", (ID, A, B), ("id",), comments=(("b", "of b"),))
-LENIENT, IGNORE = SchemaPolicy.of("lenient"), SchemaPolicy.of("ignore")
-EVOLVE = SchemaPolicy.of("evolve")
+LENIENT, IGNORE = SchemaPolicy.from_settings("lenient"), SchemaPolicy.from_settings("ignore")
+EVOLVE = SchemaPolicy.from_settings("evolve")
 
 
 def of(*columns: Column, key: tuple[str, ...] = ("id",), left_out: tuple[str, ...] = ()) -> TableSchema:
@@ -24,16 +24,16 @@ def of(*columns: Column, key: tuple[str, ...] = ("id",), left_out: tuple[str, ..
 
 def names(table: TableSchema) -> tuple[list[str], list[str]]:
     """What is copied, and what is kept."""
-    return [c.name for c in table.copied], [c.name for c in table.kept]
+    return [c.name for c in table.copied_columns], [c.name for c in table.retained]
 
 
 def test_modes_and_lists() -> None:
-    assert SchemaPolicy.of("evolve") == SchemaPolicy("evolve", True, True, "all")
-    assert SchemaPolicy.of("lenient") == SchemaPolicy("lenient", True, False, "wider")
-    assert SchemaPolicy.of("ignore") == SchemaPolicy("ignore", False, False, "none")
-    assert SchemaPolicy.of("evolve", ["add.column"]) == SchemaPolicy("evolve", True, False, "none")
-    assert SchemaPolicy.of("evolve", [], ["add.column"]) == SchemaPolicy("evolve", False, True, "all")
-    both = SchemaPolicy.of("lenient", ["add.column", "alter.column.type"], ["add.column"])
+    assert SchemaPolicy.from_settings("evolve") == SchemaPolicy("evolve", True, True, "all")
+    assert SchemaPolicy.from_settings("lenient") == SchemaPolicy("lenient", True, False, "wider")
+    assert SchemaPolicy.from_settings("ignore") == SchemaPolicy("ignore", False, False, "none")
+    assert SchemaPolicy.from_settings("evolve", ["add.column"]) == SchemaPolicy("evolve", True, False, "none")
+    assert SchemaPolicy.from_settings("evolve", [], ["add.column"]) == SchemaPolicy("evolve", False, True, "all")
+    both = SchemaPolicy.from_settings("lenient", ["add.column", "alter.column.type"], ["add.column"])
     assert both == SchemaPolicy("lenient", False, False, "wider"), "what is excluded is not included"
 
 
@@ -49,50 +49,50 @@ def test_modes_and_lists() -> None:
 def test_a_column_goes_and_one_comes(
     policy: SchemaPolicy, copied: list[str], kept: list[str], dropped: tuple[str, ...]
 ) -> None:
-    made = policy.shaped(TABLE, of(A, C))
-    assert names(made) == (copied, kept) and made.dropped == dropped
+    made = policy.decide_definition(TABLE, of(A, C))
+    assert names(made) == (copied, kept) and made.removed == dropped
     assert made.sink_schema.names == [*copied, *kept, "_cdc_seq", "_cdc_op", "_cdc_ts"]
     assert ("b", "of b") in made.comments or not kept
-    assert all(column.nullable for column in made.kept)
+    assert all(column.nullable for column in made.retained)
     assert TableSchema.from_json(made.to_json()).to_json() == made.to_json()
     # What comes next leaves it as it is.
-    again = policy.shaped(made, replace(made, columns=(*made.columns, nullable("d", "int")), kept=(), dropped=()))
-    assert names(again)[1] == kept and again.dropped == dropped
+    again = policy.decide_definition(made, replace(made, columns=(*made.columns, nullable("d", "int")), retained=(), removed=()))
+    assert names(again)[1] == kept and again.removed == dropped
     # Read again, nothing of its name is left in a file.
-    anew = policy.shaped(made, of(A, C), read_again=True)
-    assert names(anew) == (copied, kept) and anew.dropped == ()
-    assert names(EVOLVE.shaped(made, of(A, C), read_again=True)) == (["id", "a", "c"], [])
+    anew = policy.decide_definition(made, of(A, C), read_again=True)
+    assert names(anew) == (copied, kept) and anew.removed == ()
+    assert names(EVOLVE.decide_definition(made, of(A, C), read_again=True)) == (["id", "a", "c"], [])
 
 
 def test_what_the_lists_leave_out_is_not_kept() -> None:
-    made = LENIENT.shaped(TABLE, of(A, B, left_out=("b",)), read_again=True)
+    made = LENIENT.decide_definition(TABLE, of(A, B, left_out=("b",)), read_again=True)
     assert names(made) == (["id", "a"], [])
-    made = LENIENT.shaped(of(A, B, left_out=("b",)), of(A))
+    made = LENIENT.decide_definition(of(A, B, left_out=("b",)), of(A))
     assert names(made) == (["id", "a"], []) and made.dropped == ()
 
 
 def test_a_name_in_another_case_is_the_same_column() -> None:
     for policy in (LENIENT, IGNORE):
-        assert names(policy.shaped(TABLE, of(A, replace(B, name="B")), read_again=True)) == (["id", "a", "B"], [])
+        assert names(policy.decide_definition(TABLE, of(A, replace(B, name="B")), read_again=True)) == (["id", "a", "B"], [])
 
 
 def test_a_column_that_comes_back() -> None:
     """No file may have other values under its name."""
     for policy in (EVOLVE, LENIENT, IGNORE):
-        without = policy.shaped(TABLE, of(A))
-        back = policy.shaped(without, of(A, B))
+        without = policy.decide_definition(TABLE, of(A))
+        back = policy.decide_definition(without, of(A, B))
         with pytest.raises(NotFollowed, match="had a column b before"):
             check_names(without, back, ["b"])
-        again = policy.shaped(without, of(A, B), read_again=True)
+        again = policy.decide_definition(without, of(A, B), read_again=True)
         assert names(again) == (["id", "a", "b"], [])
     left_out = IGNORE.shaped(TABLE, of(A, B, C))
     check_names(TABLE, left_out, ["c"])
     assert names(left_out) == (["id", "a", "b"], []) and left_out.left_out == ("c",)
     # It stays left out until it is read again under another policy, whatever comes in between.
-    later = EVOLVE.shaped(left_out, replace(left_out, columns=(*left_out.columns, nullable("d", "int"))))
+    later = EVOLVE.decide_definition(left_out, replace(left_out, columns=(*left_out.columns, nullable("d", "int"))))
     assert names(later)[0] == ["id", "a", "b", "d"] and later.ignored == ("c",)
-    assert TableSchema.from_json(later.to_json()).ignored == ("c",)
-    again = EVOLVE.shaped(later, of(A, B, C, nullable("d", "int")), read_again=True)
+    assert TableSchema.from_json(later.to_json()).auto_excluded == ("c",)
+    again = EVOLVE.decide_definition(later, of(A, B, C, nullable("d", "int")), read_again=True)
     assert again.left_out == again.ignored == ()
 
 
@@ -100,11 +100,11 @@ def test_a_table_without_a_usable_key() -> None:
     before, after = replace(TABLE, key=()), replace(of(A), key=())
     for policy in (LENIENT, IGNORE):
         with pytest.raises(NotFollowed, match="column b is gone, which a table without a usable key cannot keep"):
-            policy.shaped(before, after, read_again=True)
-        assert names(policy.shaped(before, after, read_again=True, asked=True)) == (["id", "a"], [])
+            policy.decide_definition(before, after, read_again=True)
+        assert names(policy.decide_definition(before, after, read_again=True, asked=True)) == (["id", "a"], [])
         with pytest.raises(NotFollowed, match="column b is gone"):  # it was kept, and the key is gone
-            policy.shaped(policy.shaped(TABLE, of(A)), after, read_again=True)
-    assert EVOLVE.shaped(before, after, read_again=True).kept == ()
+            policy.decide_definition(policy.shaped(TABLE, of(A)), after, read_again=True)
+    assert EVOLVE.decide_definition(before, after, read_again=True).kept == ()
 
 
 def test_a_new_column_of_the_key() -> None:
@@ -140,23 +140,23 @@ def test_nothing_but_new_columns() -> None:
 )
 def test_types(old: Column, new: Column, wider: bool) -> None:
     before, after = replace(TABLE, columns=(ID, old)), of(new)
-    assert EVOLVE.shaped(before, after).copied == after.copied
+    assert EVOLVE.decide_definition(before, after).copied == after.copied_columns
     with pytest.raises(NotFollowed, match="column a was .* and is .*, which stream.schema_changes: ignore does not"):
         IGNORE.shaped(before, after)
     if wider:
-        assert LENIENT.shaped(before, after).copied == after.copied
+        assert LENIENT.decide_definition(before, after).copied == after.copied_columns
     else:
         with pytest.raises(NotFollowed, match="stream.schema_changes: lenient does not take over"):
-            LENIENT.shaped(before, after)
-    assert IGNORE.shaped(before, after, asked=True).copied == after.copied
+            LENIENT.decide_definition(before, after)
+    assert IGNORE.shaped(before, after, asked=True).copied == after.copied_columns
     same = of(replace(old, column_type=f"{old.column_type} /* as before */"))
-    assert IGNORE.shaped(before, same).copied == same.copied
+    assert IGNORE.shaped(before, same).copied == same.copied_columns
 
 
 def test_what_is_told() -> None:
     assert describe_change(TABLE, TABLE) == ""
-    assert describe_change(TABLE, EVOLVE.shaped(TABLE, of(A, C))) == "; new columns: c; dropped: b"
-    assert describe_change(TABLE, LENIENT.shaped(TABLE, of(A, C))) == (
+    assert describe_change(TABLE, EVOLVE.decide_definition(TABLE, of(A, C))) == "; new columns: c; dropped: b"
+    assert describe_change(TABLE, LENIENT.decide_definition(TABLE, of(A, C))) == (
         "; new columns: c; no more in the source, and NULL from here on: b"
     )
     assert describe_change(TABLE, IGNORE.shaped(TABLE, of(A, C))) == (

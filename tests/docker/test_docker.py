@@ -226,14 +226,14 @@ def test_with_an_object_store_nothing_else_is_shared() -> None:
     variable = f"AIRFLOW_CONN_{str(pipeline.sink.conn_id).upper()}"
     for name in OURS - {"spark-master", "spark-worker"}:
         connection = _parse("lake", over["services"][name]["environment"][variable], "it")
-        assert access_of(connection).keys == ("lake", "secret", None)
+        assert access_of(connection).aws_keys == ("lake", "secret", None)
         store = over["services"]["s3"]
         assert (store["environment"]["ROOT_ACCESS_KEY"], store["environment"]["ROOT_SECRET_KEY"]) == ("lake", "secret")
         port = store["command"][store["command"].index("--port") + 1]
         assert connection.extra["endpoint_url"] == f"http://s3{port}"
         if name != "init":
             assert "./dags-s3:/opt/airflow/dags:ro" in over["services"][name]["volumes"]
-    assert StoreAddress.of(pipeline.sink.path) == StoreAddress("s3", "lake", "shop")
+    assert StoreAddress.parse(pipeline.sink.path) == StoreAddress("s3", "lake", "shop")
     assert "mkdir -p /data/lake" in (DOCKER / "s3.Dockerfile").read_text(), "the bucket"
     assert VERSITYGW in (DOCKER / "s3.Dockerfile").read_text(), "the version that the tests run with"
     assert replace(pipeline, sink=shop.sink) == shop

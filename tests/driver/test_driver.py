@@ -88,13 +88,13 @@ def test_a_driver_compares_source_and_sink(mysql_server: MySQLServer, database: 
     what = {**asdict(Selection()), "show_values": False}
     request = Request(cli.context.pipeline.to_dict(), {known: connection.to_json()}, verify=what)
     with attached(request) as driver:
-        said = list(driver.lines())
-        (found,) = driver.outcome()["tables"]
+        said = list(driver.output_lines())
+        (found,) = driver.wait_for_outcome()["tables"]
     assert found["equal"] and found["rows"] == 2 and said[-1].endswith(f" {database}.t: 2 rows, equal")
     mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 7 WHERE id = 2")
     with attached(request) as driver, pytest.raises(TerminalError, match="1 of 1 tables differ"):
-        said = list(driver.lines())
-        driver.outcome()
+        said = list(driver.output_lines())
+        driver.wait_for_outcome()
     assert any(line.endswith(f"{database}.t: columns that differ: v (1)") for line in said)
     assert not any("UI" in line for line in said)
 
@@ -180,19 +180,19 @@ def test_the_bookkeeping_is_nobody_elses(tmp_path: Path, umask: int, group: int)
         found = [local.folder, *local.folder.glob("bookkeeping.db*")]
         return {path.name: stat.S_IMODE(path.stat().st_mode) for path in found}
 
-    local, before = LocalFiles.of(tmp_path / "lake", "p"), os.umask(umask)
+    local, before = LocalFiles.for_pipeline(tmp_path / "lake", "p"), os.umask(umask)
     wanted: dict[str, Any] = {"p": 0o770 & ~umask} | dict.fromkeys(
         ("bookkeeping.db", "bookkeeping.db-wal", "bookkeeping.db-shm"), 0o600 | group
     )
     try:
-        local.make()
-        store = Store.open(f"sqlite:///{local.bookkeeping}", migrate=True)
+        local.create_folder()
+        store = Store.open(f"sqlite:///{local.state_database}", migrate=True)
         assert modes() == wanted
         # Those of an earlier version.
         for path in (local.folder, *local.folder.glob("bookkeeping.db*")):
             path.chmod(path.stat().st_mode | 0o005)
-        local.make()
-        other = Store.open(f"sqlite:///{local.bookkeeping}", migrate=True)
+        local.create_folder()
+        other = Store.open(f"sqlite:///{local.state_database}", migrate=True)
         assert modes() == wanted
         other.close()
         store.close()

@@ -70,7 +70,7 @@ def test_asked_to_stop_when_the_task_is_killed(tmp_path: Path, silent: socket.so
     """Through the bookkeeping; where that does not answer, by SIGTERM to a driver on this host."""
     log = logging.getLogger("task")
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
         try:
             details = {"machine": machine()}

@@ -76,17 +76,17 @@ def why(cli: Cli, table: str, *keys: str) -> Explanation:
 def test_a_row_of_the_snapshot(server: MySQLServer, cli: Cli) -> None:
     found = why(cli, "number", "150")
     (read,) = found.reads
-    manifest = cli.context.layout.attempt(1, read.group or 0, 1)
+    manifest = cli.context.layout.attempt_manifest(1, read.group or 0, 1)
     listed = json.loads(cli.context.storage.read(manifest) or b"")
     (there,) = [c for entry in listed for c in entry["chunks"] if c["no"] == read.chunk]
     assert read.low and read.high and [read.low.to_json(), read.high.to_json()] == [there["lw"], there["hw"]]
     assert (read.how, read.state, read.attempt, read.rows) == ("snapshot", "published", 1, there["rows"])
-    assert (found.corrections.count, found.corrections.unknown) == (0, "")
-    assert found.equal is True and found.pending == 0
+    assert (found.corrections.count, found.corrections.unknown_reason) == (0, "")
+    assert found.equal is True and found.pending_changes == 0
     assert found.copy.rows == found.source.rows
-    assert found.copy.written == ("read", read.high)
+    assert found.copy.written_by == ("read", read.high)
     # It was inserted before P0, and the binlog still has it.
-    assert found.last is not None and found.last.operation == "insert" and found.last.at <= read.low
+    assert found.last_change is not None and found.last_change.operation == "insert" and found.last.at <= read.low
     text = "\n".join(found.lines())
     assert "id=150, v='v15', b=x'00ff', d=15.50, t=2026-01-02 03:04:05" in text
     assert f"group {read.group}, chunk {read.chunk}, attempt 1, between {read.low} and {read.high}" in text
@@ -95,18 +95,18 @@ def test_a_row_of_the_snapshot(server: MySQLServer, cli: Cli) -> None:
 def test_what_the_stream_has_changed_and_what_it_lacks(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "UPDATE number SET v = 'new' WHERE id = 150", "DELETE FROM number WHERE id = 160")
     behind = why(cli, "number", "150")
-    assert (behind.equal, behind.pending) == (True, 1)
+    assert (behind.equal, behind.pending_changes) == (True, 1)
     assert [row["v"] for side in (behind.source, behind.copy) for row in side.rows] == ["new", "v15"]
-    assert behind.last is not None and behind.last.row is not None
-    assert (behind.last.operation, behind.last.row["v"]) == ("update", "new")
+    assert behind.last_change is not None and behind.last_change.row is not None
+    assert (behind.last_change.operation, behind.last_change.row["v"]) == ("update", "new")
     cli.catch_up()
     found = why(cli, "number", "id=150")
-    assert (found.equal, found.pending) == (True, 0)
-    assert found.last is not None and found.copy.written == ("update", found.last.at)
-    assert re.fullmatch(r"[0-9a-f-]{36}:\d+|\d+-\d+-\d+", found.last.gtid)
+    assert (found.equal, found.pending_changes) == (True, 0)
+    assert found.last_change is not None and found.copy.written_by == ("update", found.last_change.at)
+    assert re.fullmatch(r"[0-9a-f-]{36}:\d+|\d+-\d+-\d+", found.last_change.gtid)
     gone = why(cli, "number", "160")
     assert gone.equal is True and (gone.source.rows, gone.copy.rows) == ((), ())
-    assert gone.last is not None and gone.last.operation == "delete"
+    assert gone.last_change is not None and gone.last_change.operation == "delete"
 
 
 def test_changes_between_the_watermarks(mysql_server: MySQLServer, tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_changes_between_the_watermarks(mysql_server: MySQLServer, tmp_path: Pat
         found = why(cli, "number", key)
         assert found.reads[0].corrected == 20
         assert found.corrections.count == count
-        assert [change.operation for change in found.corrections.last] == ["update"] * count
-        assert [change.row for change in found.corrections.last][-1] == {"id": int(key), "v": count}
-        assert all(found.reads[0].low < change.at <= found.reads[0].high for change in found.corrections.last)  # type: ignore[operator]
-        assert (found.equal, found.pending) == (True, 0)
+        assert [change.operation for change in found.corrections.latest] == ["update"] * count
+        assert [change.row for change in found.corrections.latest][-1] == {"id": int(key), "v": count}
+        assert all(found.reads[0].low < change.at <= found.reads[0].high for change in found.corrections.latest)  # type: ignore[operator]
+        assert (found.equal, found.pending_changes) == (True, 0)
     mysql_server.execute("DROP DATABASE why")
 
 
@@ -139,8 +139,8 @@ def test_a_hot_row(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "UPDATE number SET v = 0 WHERE id > 20")
     server.session("why", *[f"UPDATE number SET v = {n} WHERE id = 20" for n in range(50)])
     found = why(cli, "number", "20")
-    assert (found.equal, found.pending) == (True, 50)
-    assert found.last is not None and found.last.row is not None and found.last.row["v"] == "49"
+    assert (found.equal, found.pending_changes) == (True, 50)
+    assert found.last_change is not None and found.last_change.row is not None and found.last.row["v"] == "49"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_keys_of_other_kinds(server: MySQLServer, cli: Cli, table: str, keys: li
     assert before.equal is True and before.source.rows and before.copy.rows and before.reads[0].chunk is not None
     server.session("why", change)
     changed = why(cli, table, *keys)
-    assert changed.equal is True and changed.pending
+    assert changed.equal is True and changed.pending_changes
     others = (
         "UPDATE word SET v = 8 WHERE v = 9",
         "UPDATE two SET v = 8 WHERE v = 9",
@@ -166,23 +166,23 @@ def test_keys_of_other_kinds(server: MySQLServer, cli: Cli, table: str, keys: li
     )
     server.session("why", *others)
     after = why(cli, table, *keys)
-    assert (after.equal, after.pending, after.last) == (True, changed.pending, changed.last)
+    assert (after.equal, after.pending_changes, after.last_change) == (True, changed.pending_changes, changed.last_change)
     cli.catch_up()
     found = why(cli, table, *keys)
     assert found.equal is True and found.copy.rows[0]["v"] == 7
-    assert found.last is not None and found.last.operation == "update"
+    assert found.last_change is not None and found.last_change.operation == "update"
 
 
 def test_what_is_in_neither(server: MySQLServer, cli: Cli) -> None:
     found = why(cli, "number", "155")
     assert found.equal is True and not found.source.rows and not found.copy.rows
-    assert found.last is not None and found.last.operation == "empty"  # the CREATE TABLE
+    assert found.last_change is not None and found.last_change.operation == "empty"  # the CREATE TABLE
     for table, key in (("number", "9999"), ("word", "zzz")):
         beyond = why(cli, table, key)
         assert beyond.equal is True and beyond.reads[0].chunk is None
         assert "in no chunk of the snapshot" in str(beyond.reads[0])
     server.session("why", "INSERT INTO number (id) VALUES (9999)")
-    assert (why(cli, "number", "9999").pending, why(cli, "number", "9999").equal) == (1, True)
+    assert (why(cli, "number", "9999").pending_changes, why(cli, "number", "9999").equal) == (1, True)
     cli.catch_up()
     assert why(cli, "number", "9999").equal is True
 
@@ -196,7 +196,7 @@ def test_differences(server: MySQLServer, cli: Cli) -> None:
         "INSERT INTO two VALUES (1, 'y', 1)",
     )
     found = why(cli, "number", "150")
-    assert (found.equal, found.columns) == (False, ("v", "d"))
+    assert (found.equal, found.differing_columns) == (False, ("v", "d"))
     extra, missing = why(cli, "word", "KEY107"), why(cli, "two", "1", "y")
     assert extra.equal is False and extra.copy.rows and not extra.source.rows
     assert missing.equal is False and missing.source.rows and not missing.copy.rows
@@ -210,7 +210,7 @@ def test_differences(server: MySQLServer, cli: Cli) -> None:
     repaired = why(cli, "number", "150")
     assert [(read.how, read.state) for read in repaired.reads] == [("snapshot", "published"), ("keys", "published")]
     assert repaired.equal is True and repaired.copy.rows[0]["v"] == "else"
-    assert repaired.copy.written is not None and repaired.copy.written[0] == "read"
+    assert repaired.copy.written_by is not None and repaired.copy.written_by[0] == "read"
     assert len(why(cli, "number", "140").reads) == 1
     # The whole table takes the place of both.
     cli.resnapshot("why.number")
@@ -227,7 +227,7 @@ def test_a_group_that_was_read_again(server: MySQLServer, cli: Cli) -> None:
     assert group is not None
     for number in (1, 2):
         with cli.opened() as (context, store):
-            plan = context.need_plan()
+            plan = context.require_plan()
             run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked_by(f"t#{number}"))
     cli.catch_up()
     (read,) = why(cli, "number", "150").reads
@@ -242,7 +242,7 @@ def test_before_the_snapshot_is_published(server: MySQLServer, database: str, tm
         context.ensure_plan(store)
     found = why(cli, "number", "150")
     assert [read.state for read in found.reads] == ["waiting"] and found.equal is None
-    assert found.copy.unknown == "there is no copy of the table yet" and found.source.rows
+    assert found.copy.unknown_reason == "there is no copy of the table yet" and found.source.rows
 
 
 def test_purged(server: MySQLServer, cli: Cli) -> None:
@@ -251,18 +251,18 @@ def test_purged(server: MySQLServer, cli: Cli) -> None:
     server.purge(flush=False)
     file = server.execute("SHOW BINARY LOGS")[0][0]
     old = why(cli, "number", "150")
-    assert old.corrections.unknown == f"the server has removed the binlog before {file}"
-    assert old.equal is True and old.last is None and old.searched is not None and old.searched.file == file
-    assert old.unsearched == "the server has no older binlog"
+    assert old.corrections.unknown_reason == f"the server has removed the binlog before {file}"
+    assert old.equal is True and old.last_change is None and old.searched_from is not None and old.searched_from.file == file
+    assert old.search_end_reason == "the server has no older binlog"
     late = why(cli, "number", "20")
-    assert late.equal is True and late.last is not None and late.last.operation == "update"
+    assert late.equal is True and late.last_change is not None and late.last_change.operation == "update"
 
 
 def test_a_budget(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "FLUSH BINARY LOGS", "UPDATE number SET v = 'late' WHERE id = 20")
     with patch.object(last_changes, "SEARCHED_BYTES", 1):
         found = why(cli, "number", "150")
-    assert found.last is None and "GiB are searched" in found.unsearched
+    assert found.last_change is None and "GiB are searched" in found.search_end_reason
 
 
 def test_a_suspended_table(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -277,12 +277,12 @@ def test_a_suspended_table(server: MySQLServer, database: str, tmp_path: Path) -
         cli.catch_up()
     found = why(cli, "number", "150")
     assert "ORDER is not followed" in found.suspended and found.equal is None
-    assert found.why == "the stream goes on without the table"
+    assert found.not_compared_reason == "the stream goes on without the table"
     assert (found.copy.rows[0]["v"], found.source.rows[0]["v"]) == ("last", "behind")
-    assert found.last is not None and found.last.row is not None and found.last.row["v"] == "behind"
+    assert found.last_change is not None and found.last_change.row is not None and found.last.row["v"] == "behind"
     assert found.reads[0].how == "snapshot" and found.reads[0].chunk is not None
     other = why(cli, "number", "160")
-    assert other.last is None and "altered at" in other.unsearched
+    assert other.last_change is None and "altered at" in other.search_end_reason
     cli.resnapshot("why.number")
     cli.catch_up()
     again = why(cli, "number", "150")
@@ -292,18 +292,18 @@ def test_a_suspended_table(server: MySQLServer, database: str, tmp_path: Path) -
 def test_a_ddl_that_is_followed(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "ALTER TABLE number ADD COLUMN w INT", "UPDATE number SET w = 1 WHERE id = 150")
     found = why(cli, "number", "150")
-    assert found.equal is None and "not followed that yet" in found.why and found.source.rows[0]["w"] == 1
+    assert found.equal is None and "not followed that yet" in found.not_compared_reason and found.source.rows[0]["w"] == 1
     cli.catch_up()
     assert why(cli, "number", "150").equal is True
     before = why(cli, "number", "160")
-    assert before.equal is True and before.last is not None and before.last.operation == "insert"
+    assert before.equal is True and before.last_change is not None and before.last_change.operation == "insert"
 
 
 def test_emptied(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "TRUNCATE TABLE number")
     found = why(cli, "number", "150")
-    assert (found.equal, found.pending) == (True, 1)
-    assert found.last is not None and found.last.operation == "empty"
+    assert (found.equal, found.pending_changes) == (True, 1)
+    assert found.last_change is not None and found.last_change.operation == "empty"
     cli.catch_up()
     assert why(cli, "number", "150").equal is True
 
@@ -311,11 +311,11 @@ def test_emptied(server: MySQLServer, cli: Cli) -> None:
 def test_an_xa_transaction(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "XA START 'x'", "UPDATE number SET v = 'xa' WHERE id = 150", "XA END 'x'", "XA PREPARE 'x'")
     server.session("why", "UPDATE number SET v = 'other' WHERE id = 20", "FLUSH BINARY LOGS")
-    assert why(cli, "number", "150").pending == 0
+    assert why(cli, "number", "150").pending_changes == 0
     server.session("why", "XA COMMIT 'x'")
     found = why(cli, "number", "150")
-    assert (found.equal, found.pending) == (True, 1)
-    assert found.last is not None and found.last.row is not None and found.last.row["v"] == "xa" and found.last.gtid
+    assert (found.equal, found.pending_changes) == (True, 1)
+    assert found.last_change is not None and found.last_change.row is not None and found.last.row["v"] == "xa" and found.last.gtid
     cli.catch_up()
     assert why(cli, "number", "150").equal is True
 
@@ -395,12 +395,12 @@ def test_in_an_object_store(mysql_server: MySQLServer, s3: S3, tmp_path: Path, m
         mysql_server.session("why", "UPDATE number SET v = 'new' WHERE id = 150")
         kept = s3.stamps("lake")
         found = why(cli, "number", "150")
-        assert (found.equal, found.pending, found.copy.rows[0]["v"]) == (True, 1, "v15")
-        assert found.reads[0].chunk is not None and found.copy.written == ("read", found.reads[0].high)
+        assert (found.equal, found.pending_changes, found.copy.rows[0]["v"]) == (True, 1, "v15")
+        assert found.reads[0].chunk is not None and found.copy.written_by == ("read", found.reads[0].high)
         assert s3.stamps("lake") == kept, "nothing was written"
         cli.catch_up()
         found = why(cli, "number", "150")
-        assert (found.equal, found.pending, found.copy.rows[0]["v"]) == (True, 0, "new")
+        assert (found.equal, found.pending_changes, found.copy.rows[0]["v"]) == (True, 0, "new")
         assert cli.resnapshot("why.number", "id = 150") == "staged"
         cli.catch_up()
         assert [(read.how, read.state) for read in why(cli, "number", "150").reads][1:] == [("keys", "published")]
@@ -428,20 +428,20 @@ def test_while_a_stream_goes_on(server: MySQLServer, cli: Cli) -> None:
             for _ in range(6):
                 for table, key in (("number", "150"), ("word", "key105")):
                     found = why(cli, table, key)
-                    assert found.equal is True, (found.why, found.columns)
-                    seen.add(bool(found.pending))
+                    assert found.equal is True, (found.not_compared_reason, found.differing_columns)
+                    seen.add(bool(found.pending_changes))
         finally:
             ended.set()
             writer.join()
     assert seen, "it was looked at"
     cli.catch_up()
-    assert (why(cli, "number", "150").equal, why(cli, "number", "150").pending) == (True, 0)
+    assert (why(cli, "number", "150").equal, why(cli, "number", "150").pending_changes) == (True, 0)
 
 
 def test_a_copy_that_has_got_ahead(mysql_server: MySQLServer, tmp_path: Path) -> None:
     """Of what was known of the stream, and of the row in the source: a stream has gone on in between."""
     with contextlib.contextmanager(database.__wrapped__)(mysql_server):  # type: ignore[attr-defined]
-        cli, look = copied(mysql_server, tmp_path), _Explaining._copy
+        cli, look = copied(mysql_server, tmp_path), _Explaining._find_in_copy
 
         def later(*args: Any) -> Any:
             mysql_server.session("why", "UPDATE number SET v = 'new' WHERE id = 150")

@@ -63,7 +63,7 @@ class Site:
 
     def store(self, name: str) -> Store:
         self.names.add(name)
-        file = LocalFiles.of(self.lake, name).bookkeeping
+        file = LocalFiles.for_pipeline(self.lake, name).state_database
         return Store.open(f"sqlite:///{file}" if file.exists() else self.bookkeeping, migrate=False)
 
     @property
@@ -139,7 +139,7 @@ class Site:
         """Apply what was written after the stream's end, in this process."""
         args = mysql_args(_from_uri("cdc_source", self.server.uri()))
         context = Context(pipeline, {**args}, self.bookkeeping if pipeline.state.conn_id else None)
-        with contextlib.closing(context.store()) as store:
+        with contextlib.closing(context.open_state_database()) as store:
             run_in_process(begin(context, store, catch_up=True))
 
     def lineage(self) -> list[dict[str, Any]]:

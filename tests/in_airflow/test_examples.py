@@ -156,7 +156,7 @@ def test_taking_over_by_a_gtid_set(site: Site) -> None:
     with site.written("ledger"):
         run = client.trigger(dag)
         client.wait_state(dag, run, "taken_over.stream", "deferred")
-        file = LocalFiles.of(lake, "taken_over").bookkeeping
+        file = LocalFiles.for_pipeline(lake, "taken_over").state_database
         with contextlib.closing(Store.open(f"sqlite:///{file}", migrate=False)) as store:
             site.wait("a batch", lambda: (now := store.current_stream("taken_over")) and now.changes)
             assert store.request_stop("taken_over")
@@ -253,7 +253,7 @@ def test_a_suspended_table_waits_for_approval(site: Site, invoices: None) -> Non
 
     def suspended() -> bool:
         with contextlib.closing(site.store("invoices")) as store:
-            return any(event.kind == "table_suspended" for event in store.events("invoices", 100))
+            return any(event.kind == "table_suspended" for event in store.last_events("invoices", 100))
 
     site.wait("the suspension", suspended)
     # The next look asks, and nobody reads anything until there is an answer.

@@ -184,6 +184,6 @@ def test_from_the_plan_to_the_stream(site: Site) -> None:
     client.wait_run(dag, run)
     site.equal("orders", lake=Path(f"{site.lake}-{name}"))
     with closing(site.store(name)) as store:
-        done = {event.kind for event in store.events(name, 100) if event.by}
+        done = {event.kind for event in store.last_events(name, 100) if event.by}
     asked = {f"stream_{what}" for what in ("paused", "resumed", "stop", "start")}
     assert done >= asked | {"group_retried", "verify", "repair", "request"}

@@ -50,7 +50,7 @@ def kill_reader(site: Site, name: str, group: int, attempt: int) -> None:
 def kill_when_published(site: Site, name: str, group: int) -> None:
     """Kill the driver of a group as soon as it has published it: what then ends Spark takes it longer."""
     pid = reader(site, name, group, attempt=1)
-    folder, deadline = Path(f"{site.lake}-{name}") / Layout(name).group(1, group), time.monotonic() + 400
+    folder, deadline = Path(f"{site.lake}-{name}") / Layout(name).group_folder(1, group), time.monotonic() + 400
     while not [*folder.glob("tasks/*.json")]:
         assert time.monotonic() < deadline
         time.sleep(0.005)

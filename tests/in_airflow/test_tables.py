@@ -54,7 +54,7 @@ def changed(site: Site, number: int, *tables: str) -> None:
 
 def events(site: Site, kind: str) -> list[str]:
     with contextlib.closing(site.store(NAME)) as store:
-        return [event.detail for event in store.events(NAME, 100) if event.kind == kind]
+        return [event.detail for event in store.last_events(NAME, 100) if event.kind == kind]
 
 
 def airflow_cdc(site: Site, command: str, file: Path, *args: str) -> str:

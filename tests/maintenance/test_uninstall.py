@@ -73,7 +73,7 @@ def test_the_state_goes_and_the_copies_stay(mysql_server: MySQLServer, cli: Cli,
     assert equal(mysql_server, cli.sink)
     assert [DeltaTable(str(cli.sink / "d" / table)).version() for table in TABLES] == filled_before
     with other.opened() as (_, store):
-        assert store.pipelines() == ["other"] and store.held("p") == {} and store.held("other")["chunks"] == 1
+        assert store.pipeline_names() == ["other"] and store.held("p") == {} and store.held("other")["chunks"] == 1
     assert cli.call("forget", "--yes").out == f"nothing is left of p at {cli.sink}\n"
 
     # Nobody takes these copies for new ones: neither the same pipeline nor another one.
@@ -110,7 +110,7 @@ def test_killed_and_run_again(mysql_server: MySQLServer, cli: Cli, point: str) -
     assert cli.call("forget", "--tables", "--yes").code == 0
     assert [path for path in cli.sink.rglob("*") if path.is_file()] == []
     with cli.opened() as (_, store):
-        assert store.pipelines() == []
+        assert store.pipeline_names() == []
 
 
 def test_a_file_of_its_own(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_not_while_something_runs(mysql_server: MySQLServer, cli: Cli) -> None:
         refused = cli.call("forget", "--yes")
         assert refused.code == 2 and "a stream of p is running (epoch 2" in refused.problem
     with cli.opened() as (context, store):
-        group = Group(context, context.need_plan(), 0)
+        group = Group(context, context.require_plan(), 0)
         row = store.group("p", 1, 0)
-        attempt = store.claim_group("p", 1, 0, seen=row.attempt, at_least=1, holder="a task", state="rereading")
+        attempt = store.claim_group("p", 1, 0, expected_attempt=row.attempt, newest_in_sink=1, holder="a task", state="rereading")
         assert attempt is not None
         with Claim(group, store, attempt, row, 1):
             refused = cli.call("forget", "--yes")

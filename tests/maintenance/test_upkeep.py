@@ -60,11 +60,11 @@ def change(cli: Cli, server: MySQLServer, database: str, times: int, first: int 
 
 
 def tables(cli: Cli) -> list[DeltaTarget]:
-    return [as_delta(table) for table in targets(cli.context, cli.context.need_plan())]
+    return [as_delta(table) for table in targets(cli.context, cli.context.require_plan())]
 
 
 def equal(cli: Cli) -> bool:
-    return all(found.equal for found in verify(cli.context))
+    return all(found.is_equal for found in verify(cli.context))
 
 
 def test_a_stream_compacts_beside_its_work(
@@ -73,7 +73,7 @@ def test_a_stream_compacts_beside_its_work(
     """Batches go on while it works: in one epoch, with writers."""
     monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._LOOK_SECONDS", 0.05)
     stood: list[int] = []
-    done = DeltaTarget.compacted
+    done = DeltaTarget.commit_compactions
 
     def compacted(table: DeltaTarget, work: Sequence[Any]) -> int:
         found = done(table, work)
@@ -102,7 +102,7 @@ def test_a_stream_compacts_beside_its_work(
     assert not running.is_alive() and sum(stood) >= 3
     cli.catch_up()
     assert equal(cli)
-    assert all(len(table.load().files) < 40 for table in tables(cli))
+    assert all(len(table.load_log().files) < 40 for table in tables(cli))
     with cli.opened() as (_, store):
         rows = store.table_states(database)
     assert sum(row.compactions or 0 for row in rows) >= 3
@@ -116,9 +116,9 @@ def test_not_if_the_pipeline_says_so(soon: None, cli: Cli, mysql_server: MySQLSe
     with cli.epoch() as epoch:
         mysql_server.execute(f"INSERT INTO `{database}`.a VALUES (999, 0)")
         run_in_process(epoch)
-        assert epoch.upkeep.run is None
+        assert epoch.maintenance.runner is None
     change(cli, mysql_server, database, 4)
-    assert all(len(table.load().files) > 3 for table in tables(cli))
+    assert all(len(table.load_log().files) > 3 for table in tables(cli))
 
 
 def test_what_fails_is_told_and_the_stream_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_what_fails_is_told_and_the_stream_goes_on(cli: Cli, monkeypatch: pytest
     upkeep = Upkeep(tables(cli), lambda work: [], told.append)
     with upkeep:
         for _ in range(2):
-            upkeep.changed(0)
+            upkeep.mark_changed(0)
             until = time.monotonic() + 30
             while not told and time.monotonic() < until:
                 time.sleep(0.01)
@@ -143,16 +143,16 @@ def test_others_who_are_always_faster(soon: None, cli: Cli, mysql_server: MySQLS
     """It gives up for now, and does not go on in a circle."""
     change(cli, mysql_server, database, 4)
     table = tables(cli)[0]
-    assert table.compactions()
-    assert compact(table, lambda work: [[] for _ in work], over=lambda: True) == 0
+    assert table.plan_compactions()
+    assert compact(table, lambda work: [[] for _ in work], should_stop=lambda: True) == 0
 
     def late(work: Sequence[Any]) -> Any:
         other = tables(cli)[0]
-        assert other.compacted([(c, c.run()) for c in other.compactions()])
+        assert other.commit_compactions([(c, c.run()) for c in other.plan_compactions()])
         return [c.run() for c in work]
 
     assert compact(table, late) == 0
-    assert not table.compactions()
+    assert not table.plan_compactions()
 
 
 def test_a_purge_beside_a_stream_has_an_end(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
@@ -170,9 +170,9 @@ def test_a_purge_beside_a_stream_has_an_end(cli: Cli, mysql_server: MySQLServer,
         return done
 
     assert compact(table, beside, purge=True) == 1 and rounds == [1]
-    assert table.load().files and equal(cli)
+    assert table.load_log().files and equal(cli)
     assert compact(table, lambda work: [c.run() for c in work], purge=True) == 1
-    assert [file.dead for file in table.load().files.values()] == [0] and equal(cli)
+    assert [file.dead_row_count for file in table.load_log().files.values()] == [0] and equal(cli)
 
 
 @pytest.fixture
@@ -200,18 +200,18 @@ def test_a_table_that_has_got_columns(
 
     upkeep = Upkeep([old], run, told.append)
     with upkeep:
-        upkeep.changed(0)
+        upkeep.mark_changed(0)
         assert begun.wait(30)
         assert writer.alter(KEYED, {"ddl": 1}, FENCE)
-        upkeep.renew(0, new)  # and returns, though the old one is at work
-        files = {*writer.load().files}
+        upkeep.replace_table(0, new)  # and returns, though the old one is at work
+        files = {*writer.load_log().files}
         go_on.set()
         until = time.monotonic() + 30
-        while len(writer.load().files) > 1 and time.monotonic() < until:
+        while len(writer.load_log().files) > 1 and time.monotonic() < until:
             time.sleep(0.01)
-    assert told == [] and len(writer.load().files) == 1 and not files & {*writer.load().files}
+    assert told == [] and len(writer.load_log().files) == 1 and not files & {*writer.load_log().files}
     assert sorted(writer.read()[0]["id"].to_pylist()) == [0, 1, 2, 3]
-    assert {name for name, _ in writer.storage.list("") if name.startswith("part-")} >= {*writer.load().files}
+    assert {name for name, _ in writer.storage.list("") if name.startswith("part-")} >= {*writer.load_log().files}
 
 
 def test_what_fails_at_an_object_that_was_renewed_is_not_told(
@@ -220,23 +220,23 @@ def test_what_fails_at_an_object_that_was_renewed_is_not_told(
     """Its compactions are not planned any more, once the table has other columns."""
     monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._LOOK_SECONDS", 0.05)
     old, new, writer = renewed
-    told, real, asked = list[str](), DeltaTarget.compactions, list[DeltaTarget]()
+    told, real, asked = list[str](), DeltaTarget.plan_compactions, list[DeltaTarget]()
 
     def compactions(table: DeltaTarget, *, purge: bool = False) -> Any:
         asked.append(table)
         if table is old:
             assert writer.alter(KEYED, {"ddl": 1}, FENCE)
-            upkeep.renew(0, new)
+            upkeep.replace_table(0, new)
         return real(table, purge=purge)
 
     monkeypatch.setattr(DeltaTarget, "compactions", compactions)
     upkeep = Upkeep([old], lambda work: [c.run() for c in work], told.append)
     with upkeep:
-        upkeep.changed(0)
+        upkeep.mark_changed(0)
         until = time.monotonic() + 30
-        while len(writer.load().files) > 1 and time.monotonic() < until:
+        while len(writer.load_log().files) > 1 and time.monotonic() < until:
             time.sleep(0.01)
-    assert told == [] and asked[:2] == [old, new] and len(writer.load().files) == 1
+    assert told == [] and asked[:2] == [old, new] and len(writer.load_log().files) == 1
 
 
 @pytest.mark.spark
@@ -248,16 +248,16 @@ def test_maintain(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
         "tables": [{"table": f"{database}.a", "compactions": 0}, {"table": f"{database}.b", "compactions": 0}]
     }
     change(cli, mysql_server, database, compaction.FANOUT)
-    before = [len(table.load().files) for table in tables(cli)]
+    before = [len(table.load_log().files) for table in tables(cli)]
     assert min(before) >= compaction.FANOUT
     found = cli.run("maintain")
     assert found.code == 0, found.err
     assert f"{database}.a: 1 compaction\n" in found.err and f"{database}.b: 1 compaction\n" in found.err
-    assert [len(table.load().files) for table in tables(cli)] == [1, 1]
+    assert [len(table.load_log().files) for table in tables(cli)] == [1, 1]
     assert equal(cli)
     change(cli, mysql_server, database, 1, 100)
     assert cli.run("maintain", "--purge").code == 0
-    assert [[file.dead for file in table.load().files.values()] for table in tables(cli)] == [[0], [0]]
+    assert [[file.dead_row_count for file in table.load_log().files.values()] for table in tables(cli)] == [[0], [0]]
     assert equal(cli)
 
 
@@ -267,11 +267,11 @@ def test_a_copy_that_is_refused_keeps_no_other_from_being_compacted(
     change(cli, mysql_server, database, compaction.FANOUT)
     features = {"readerFeatures": ["ofTomorrow"], "writerFeatures": ["ofTomorrow"]}
     protocol = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}}
-    version = tables(cli)[0].load().version + 1
+    version = tables(cli)[0].load_log().version + 1
     (cli.sink / database / "a" / "_delta_log" / f"{version:020}.json").write_text(json.dumps(protocol) + "\n")
     with pytest.raises(CdcError, match="ofTomorrow"):
         maintain(cli.context, lambda work: [one.run() for one in work])
-    assert len(tables(cli)[1].load().files) == 1
+    assert len(tables(cli)[1].load_log().files) == 1
 
 
 def test_maintain_without_a_plan(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:

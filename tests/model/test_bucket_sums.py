@@ -27,10 +27,10 @@ def test_order_and_portions_do_not_matter(some: Rows, more: Rows, chance: random
     every = [*some, *more]
     chance.shuffle(every)
     whole, parts = summed(every), summed(some)
-    parts.join(summed(more))
-    assert not len(whole.differing(parts))
+    parts.merge(summed(more))
+    assert not len(whole.differing_buckets(parts))
     taken = summed(more, -1, summed(every))
-    assert not len(taken.differing(summed(some)))
+    assert not len(taken.differing_buckets(summed(some)))
 
 
 @given(ROWS, st.tuples(st.integers(0, 5), st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1)))
@@ -38,4 +38,4 @@ def test_order_and_portions_do_not_matter(some: Rows, more: Rows, chance: random
 def test_one_row_more_or_twice_or_another(rows: Rows, row: tuple[int, int, int]) -> None:
     whole = summed([*rows, row])
     for other in ([*rows], [*rows, row, row], [*rows, (row[0], row[1] ^ 1, row[2])], [*rows, (*row[:2], row[2] ^ 1)]):
-        assert whole.differing(summed(other)).tolist() == [row[0]]
+        assert whole.differing_buckets(summed(other)).tolist() == [row[0]]

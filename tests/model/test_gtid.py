@@ -41,7 +41,7 @@ def test_membership_and_add(model: Model, member: tuple[str, str, int]) -> None:
 def test_algebra(one: Model, two: Model) -> None:
     assert build(one).union(build(two)) == build(one | two)
     assert build(one).subtract(build(two)) == build(one - two)
-    assert build(one).again(build(two)) == build(one & two)
+    assert build(one).repeated_in(build(two)) == build(one & two)
     assert build(one).issubset(build(two)) == (one <= two)
     assert (build(one) == build(two)) == (one == two)
     assert (hash(build(one)) == hash(build(two))) or one != two
@@ -101,9 +101,9 @@ def test_positions_of_mariadb() -> None:
         False
     ] * 2
     assert MariadbPosition.parse("0-2-7").issubset(position) and not position.issubset(MariadbPosition.parse("0-1-9"))
-    assert str(position.without(["0-1-6", "3-1-1"])) == "0-1-7,3-1-2"
-    assert str(position.without(["0-1-6", "0-1-7"])) == "3-1-2"
-    assert not position.without(["3-9-5", "0-9-8"])
+    assert str(position.minus_all(["0-1-6", "3-1-1"])) == "0-1-7,3-1-2"
+    assert str(position.minus_all(["0-1-6", "0-1-7"])) == "3-1-2"
+    assert not position.minus_all(["3-9-5", "0-9-8"])
     assert str(position.with_all(["0-2-8", "1-1-1"])) == "0-2-8,1-1-1,3-1-2"
 
 

@@ -69,7 +69,7 @@ def test_what_changes_come_to(listed: list[tuple[float | None, str]]) -> None:
         sums[bits(value)] += -1 if op == "d" else 1
     found = net(table, ["v"])
     added = Counter(bits(v) for v in found.added["v"].to_pylist())
-    removed = {bits(v): n for v, n in zip(found.removed["v"].to_pylist(), found.counts.tolist(), strict=True)}
+    removed = {bits(v): n for v, n in zip(found.removed["v"].to_pylist(), found.removed_counts.tolist(), strict=True)}
     assert added == Counter({k: n for k, n in sums.items() if n > 0})
     assert removed == {k: -n for k, n in sums.items() if n < 0}
     assert bool(found) == any(sums.values())

@@ -88,5 +88,5 @@ def test_offsets_survive_json(at: Position, gtids: str, xa: list[str]) -> None:
     assert Offset.from_json(offset.to_json()) == offset
     assert Position.from_json(at.to_json()) == at
     assert Lineage.from_json(LINEAGE.to_json()) == LINEAGE
-    more = LINEAGE.then("other", "bin.000003", 5 << 41)
+    more = LINEAGE.with_segment("other", "bin.000003", 5 << 41)
     assert Lineage.from_segments(more.segments_to_json()) == more

@@ -44,7 +44,7 @@ def test_without_statistics_there_is_no_even_split() -> None:
 
 def test_one_key() -> None:
     (chunk,) = chunks_of(3, [("61",)], ("61",))
-    assert (chunk.table, chunk.lower, chunk.upper, chunk.last) == (3, ("61",), ("61",), True)
+    assert (chunk.table, chunk.lower, chunk.upper, chunk.includes_upper) == (3, ("61",), ("61",), True)
     assert chunks_of(3, [], ("61",)) == []
 
 
@@ -57,7 +57,7 @@ def chunks(tables: list[int]) -> list[Chunk]:
 def test_groups_and_slices_keep_every_chunk_in_order(tables: list[int], group_rows: int, chunk_rows: int) -> None:
     given_chunks = chunks(tables)
     found = number_and_group(given_chunks, group_rows, chunk_rows)
-    assert [c.no for c in found] == list(range(len(given_chunks)))
+    assert [c.number for c in found] == list(range(len(given_chunks)))
     assert [(c.table, c.lower) for c in found] == [(c.table, c.lower) for c in given_chunks]
     groups = [c.group for c in found]
     assert groups == sorted(groups) and set(groups) == set(range(max(groups, default=-1) + 1))
@@ -83,14 +83,14 @@ def test_a_plan_survives_json() -> None:
         generation=2,
         p0=offset,
         timeline=Lineage("server", "binlog.000003"),
-        definitions=(Definitions.of(table),),
+        definitions=(Definitions.from_single(table),),
         chunks=(Chunk(0, 0, 0, ("61",), ("7a",), True),),
         patterns=((r"d.*",), ("x",)),
     )
     assert Plan.from_json(plan.to_json()) == plan
     # As plans were written before: bare definitions.
     assert Plan.from_json({**plan.to_json(), "tables": [{**table.to_json(), "since": None, "revision": 0}]}) == plan
-    assert plan.p0_seq == plan.lineage.seq(offset.at)
+    assert plan.p0_seq == plan.timeline.seq(offset.at)
     assert plan.groups_of(0) == {0} and plan.groups_of(1) == set()
     assert plan.start_seq(0) == plan.p0_seq
 
@@ -101,31 +101,31 @@ def test_an_amended_plan() -> None:
     offset = Offset("server", Position("binlog.000003", 77), "")
     listed = [*chunks_of(0, [(1,), (5,)], (9,)), *chunks_of(1, [(1,), (5,), (7,)], (9,))]
     chunks_, lineage = number_and_group(listed, 1000, 10), Lineage("server", "binlog.000003")
-    plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tuple(map(Definitions.of, tables)), chunks_)
+    plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tuple(map(Definitions.from_single, tables)), chunks_)
     later = Position("binlog.000004", 5)
     schema = replace(tables[1], columns=(*tables[1].columns, Column("w", "int", "int", True)))
-    again = plan.definitions[1].planned_again(later, schema)
+    again = plan.definitions[1].replanned(later, schema)
     value = json.loads(json.dumps({"table": 1, "definitions": again.to_json(), "lower": (-3,), "upper": (20,)}))
-    found = plan.amended([value])
+    found = plan.with_amendments([value])
     assert found.tables == (tables[0], schema) and found.chunks[:2] == chunks_[:2]
-    assert [(c.lower, c.upper, c.last) for c in found.chunks[2:]] == [
+    assert [(c.lower, c.upper, c.includes_upper) for c in found.chunks[2:]] == [
         ((-3,), (5,), False),
         ((5,), (7,), False),
         ((7,), (20,), True),
     ]
-    assert [(c.no, c.group) for c in found.chunks] == [(c.no, c.group) for c in chunks_]
+    assert [(c.number, c.group) for c in found.chunks] == [(c.number, c.group) for c in chunks_]
     assert found.start_seq(0) == plan.p0_seq and found.start_seq(1) == lineage.seq(later)
     # A table of one chunk, and one of none.
-    one = replace(plan, chunks=(chunks_[0], replace(chunks_[1], table=1, last=True)))
-    assert [(c.lower, c.upper) for c in one.amended([value]).chunks] == [((1,), (5,)), ((-3,), (20,))]
-    none = replace(plan, chunks=chunks_[:2]).amended([{**value, "lower": None, "upper": None}])
+    one = replace(plan, chunks=(chunks_[0], replace(chunks_[1], table=1, includes_upper=True)))
+    assert [(c.lower, c.upper) for c in one.with_amendments([value]).chunks] == [((1,), (5,)), ((-3,), (20,))]
+    none = replace(plan, chunks=chunks_[:2]).with_amendments([{**value, "lower": None, "upper": None}])
     assert none.chunks == chunks_[:2] and none.tables[1] == schema
     # As they were written before: the place and the revision in the definition. The newest one counts.
     before = {**value, "schema": {**schema.to_json(), "since": later.to_json(), "revision": 1}}
     del before["definitions"]
-    assert plan.amended([before]) == found
-    newer = {**value, "definitions": again.planned_again(later, tables[1]).to_json()}
-    assert plan.amended([newer, value]).tables == tables and plan.amended([value, newer]).tables == tables
+    assert plan.with_amendments([before]) == found
+    newer = {**value, "definitions": again.replanned(later, tables[1]).to_json()}
+    assert plan.with_amendments([newer, value]).tables == tables and plan.with_amendments([value, newer]).tables == tables
     # A setting is no part of the definition.
     assert schema.with_zero_dates("null").fingerprint() == schema.fingerprint()
     assert schema.fingerprint() != tables[1].fingerprint()
@@ -138,27 +138,27 @@ def test_ddl_that_was_followed() -> None:
     added = [Column(f"w{i}", "int", "int", True) for i in range(3)]
     wider = [replace(tables[1], columns=(column, *added[:n])) for n in (1, 2, 3)]
     old = Lineage("server", "binlog.000003")
-    new = old.then("other", "log.000001", old.seq(Position("binlog.000009", 0)))
+    new = old.with_segment("other", "log.000001", old.seq(Position("binlog.000009", 0)))
     places = [Position("binlog.000003", 500), Position("binlog.000004", 7), Position("log.000001", 90)]
     seqs = [old.seq(places[0]), old.seq(places[1]), new.seq(places[2])]
     offset = Offset("server", Position("binlog.000003", 77), "")
-    plan = Plan("p", 1, offset, old, (("d.*",), ()), tuple(map(Definitions.of, tables)), ())
+    plan = Plan("p", 1, offset, old, (("d.*",), ()), tuple(map(Definitions.from_single, tables)), ())
     written = [Followed(1, 0, seq, schema).to_json() for seq, schema in zip(seqs, wider, strict=True)]
     values = json.loads(json.dumps(written[::-1]))
-    found = plan.amended(values)
-    assert [f.seq for f in found.steps] == seqs and found.tables == (tables[0], wider[2])
+    found = plan.with_amendments(values)
+    assert [f.seq for f in found.amendments] == seqs and found.tables == (tables[0], wider[2])
     assert found.tables[1].fingerprint() == wider[2].fingerprint()
-    first = plan.amended(values[1:]).definitions_of(old)[1]
+    first = plan.with_amendments(values[1:]).definitions_for(old)[1]
     assert first.steps == ((None, tables[1]), (places[0], wider[0]), (places[1], wider[1]))
     assert [first.at(Position("binlog.000003", n)) for n in (499, 500)] == [tables[1], wider[0]]
     assert first.begins_at(places[0]) and not first.begins_at(Position("binlog.000003", 501))
-    assert found.definitions_of(new)[1].steps == ((None, wider[1]), (places[2], wider[2]))
-    assert found.definitions_of(new)[0].steps == ((None, tables[0]),)
+    assert found.definitions_for(new)[1].steps == ((None, wider[1]), (places[2], wider[2]))
+    assert found.definitions_for(new)[0].steps == ((None, tables[0]),)
     # A share of the plan has them, and they do not count twice. Settings reach them, too.
-    assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found == found.amended(values)
+    assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found == found.with_amendments(values)
     assert found.with_zero_dates("null").tables[1].zero_dates == "null"
-    assert found.with_whole_rows(lambda table: table.name == "b").tables[1].whole_rows
+    assert found.with_full_before_images(lambda table: table.name == "b").tables[1].whole_rows
     # Planned again behind the first: what was followed before does not count.
-    again = plan.definitions[1].planned_again(places[1], tables[1])
+    again = plan.definitions[1].replanned(places[1], tables[1])
     amendment = {"table": 1, "definitions": again.to_json(), "lower": None, "upper": None}
-    assert plan.amended([*values[1:], amendment]).definitions_of(old)[1] == again
+    assert plan.with_amendments([*values[1:], amendment]).definitions_for(old)[1] == again

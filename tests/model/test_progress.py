@@ -27,7 +27,7 @@ def test_a_rate_counts_only_what_was_read_in_its_time() -> None:
 
 
 def test_chunks_that_may_have_been_read() -> None:
-    found = ChunkProgress("t", 60, 100, 60_000, 7, fresh_chunks=20, fresh_rows=20_000, seconds=10).ahead(20)
+    found = ChunkProgress("t", 60, 100, 60_000, 7, fresh_chunks=20, fresh_rows=20_000, seconds=10).projected(20)
     assert found.chunks_done == 80 and found.eta_seconds == 5  # 20 chunks at 4 a second
 
 

@@ -27,7 +27,7 @@ from airflow_provider_cdc.model.step_kinds import ASKED, REMOVED
 
 LINEAGE = Lineage("server", "binlog.000001")
 SCHEMA = TableSchema("d", "t", (), ())
-PLAN = Plan("p", 1, Offset("server", Position("binlog.000001", 4), ""), LINEAGE, (), (Definitions.of(SCHEMA),), ())
+PLAN = Plan("p", 1, Offset("server", Position("binlog.000001", 4), ""), LINEAGE, (), (Definitions.from_single(SCHEMA),), ())
 
 
 def seq(position: int) -> int:
@@ -38,12 +38,12 @@ def staged(number: int, scope: str = TABLE, steps: Sequence[Step] = (), **more: 
     """Rows of table 0 that began to be read at position 100, when some steps stood."""
     plan = with_steps(*steps)
     since, high = Offset("server", Position("binlog.000001", 100), ""), Position("binlog.000001", 200)
-    values: dict[str, Any] = {"revision": plan.revision(0), "steps": step_ids(plan, 0)} | more
+    values: dict[str, Any] = {"revision": plan.revision_of(0), "steps": step_ids(plan, 0)} | more
     return Staged(number, scope, None if scope == GROUP else 0, number, 1, high, since, LINEAGE, **values)
 
 
 def with_steps(*steps: Step) -> Plan:
-    return PLAN.amended(step.to_json() for step in steps)
+    return PLAN.with_amendments(step.to_json() for step in steps)
 
 
 def suspended(kind: str, at: int, revision: int = 0) -> Suspended:
@@ -52,7 +52,7 @@ def suspended(kind: str, at: int, revision: int = 0) -> Suspended:
 
 def why(one: Staged, *steps: Step, captured: bool = True, ranges: int = 0, groups: int = 0) -> tuple[str, bool]:
     found = refusal(one, 0, with_steps(*steps), LINEAGE, ReadNumbers(ranges, groups), captured=captured)
-    return ("", False) if found is None else (found.why, found.superseded)
+    return ("", False) if found is None else (found.reason, found.superseded)
 
 
 def rejoined(revision: int, group: int | None, at: int = 250) -> Rejoined:
@@ -107,15 +107,15 @@ def test_what_has_happened_to_the_table_since() -> None:
 
 
 def test_another_server_and_older_versions() -> None:
-    elsewhere = LINEAGE.then("other", "binlog.000001", seq(300))
+    elsewhere = LINEAGE.with_segment("other", "binlog.000001", seq(300))
     found = refusal(staged(7), 0, PLAN, elsewhere, ReadNumbers(0, 0), captured=True)
-    assert found is not None and "was read at server server" in found.why
+    assert found is not None and "was read at server server" in found.reason
     one = staged(7, RANGES, steps=(followed(50),), request=3, by="ann")
     assert Staged.from_json(one.to_json(), LINEAGE) == one
-    plain = {"group": 2, "attempt": 3, "high": ["b.1", 4], "since": one.since.to_json()}
+    plain = {"group": 2, "attempt": 3, "high": ["b.1", 4], "since": one.start.to_json()}
     assert Staged.from_json(plain, LINEAGE).scope == GROUP and Staged.from_json(plain, LINEAGE).number == 0
     for old, scope in (({"revision": 1}, TABLE), ({"revision": 0, "ranges": True}, RANGES)):
         read = Staged.from_json(plain | {"group": 1_001_000} | old, LINEAGE)
         assert (read.scope, read.table) == (scope, None)
         refused = refusal(read, 0, PLAN, LINEAGE, ReadNumbers(0, 0), captured=True)
-        assert refused is not None and "older version" in refused.why
+        assert refused is not None and "older version" in refused.reason

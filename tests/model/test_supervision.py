@@ -39,11 +39,11 @@ def test_later_try(newest: str | None, followed: bool) -> None:
 def test_a_pulse() -> None:
     """Beats are only told apart: by which clock they were written, and whether that goes backwards, does not matter."""
     pulse = Pulse(10)
-    assert [pulse.see("b", at) for at in (100, 105, 110)] == [None] * 3
-    assert pulse.see("b", 110.1) is False
-    assert [pulse.see("a", at) for at in (111, 121)] == [True, True]
-    assert pulse.see("a", 121.1) is False
-    assert pulse.see("b", 200) is True
+    assert [pulse.observe("b", at) for at in (100, 105, 110)] == [None] * 3
+    assert pulse.observe("b", 110.1) is False
+    assert [pulse.observe("a", at) for at in (111, 121)] == [True, True]
+    assert pulse.observe("a", 121.1) is False
+    assert pulse.observe("b", 200) is True
 
 
 @dataclass
@@ -56,22 +56,22 @@ class Row:
 def test_an_outage_of_the_bookkeeping_does_not_count() -> None:
     watch, long = Watch(2), LOST_SECONDS
     still, moved = (Row(2, datetime(2000, 1, 1, tzinfo=UTC) + timedelta(hours=h)) for h in (1, 0))
-    assert watch.see(still, 0) is None and watch.see(still, long) is None
-    assert watch.see(None, long + 1) is None
-    assert watch.see(still, long + 2) is None and watch.see(moved, 2 * long) is None
-    assert watch.see(moved, 3 * long) is None and watch.see(moved, 3 * long + 1) is Verdict.LOST
-    assert watch.see(Row(3, still.heartbeat_at), 3 * long) is Verdict.SUPERSEDED
+    assert watch.observe(still, 0) is None and watch.observe(still, long) is None
+    assert watch.observe(None, long + 1) is None
+    assert watch.observe(still, long + 2) is None and watch.observe(moved, 2 * long) is None
+    assert watch.observe(moved, 3 * long) is None and watch.observe(moved, 3 * long + 1) is Verdict.LOST
+    assert watch.observe(Row(3, still.heartbeat_at), 3 * long) is Verdict.SUPERSEDED
 
 
 def test_restarts_wait_longer_each_time_and_anew_after_progress() -> None:
     restarts, delays = Restarts(), []
     for _ in range(9):
-        restarts = restarts.failed(5, moved=False, lost=False)
+        restarts = restarts.with_failure(5, moved=False, lost=False)
         delays.append(restarts.delay)
-        restarts = restarts.waited()
+        restarts = restarts.after_delay()
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert restarts.seconds == 9 * 5 + sum(delays)
-    for renewed in (restarts.failed(5, moved=True, lost=False), restarts.failed(LOSS_SECONDS, moved=False, lost=False)):
+    for renewed in (restarts.with_failure(5, moved=True, lost=False), restarts.with_failure(LOSS_SECONDS, moved=False, lost=False)):
         assert (renewed.failures, renewed.seconds, renewed.delay) == (1, 0, 1)
     assert Restarts(10**6).delay == 60 and Restarts().delay == 0
 
@@ -80,7 +80,7 @@ def test_drivers_that_crash_are_counted_apart_from_outages() -> None:
     """A driver that dies again and again is not helped by waiting, even if it gets a batch further each time."""
     restarts = Restarts()
     for _ in range(5):
-        assert not restarts.crashing
-        restarts = restarts.failed(1, moved=False, lost=False).failed(60, moved=True, lost=True)
-    assert restarts.crashing and len(restarts.losses) == 5
-    assert not restarts.failed(LOSS_SECONDS, moved=True, lost=True).crashing
+        assert not restarts.is_crash_looping
+        restarts = restarts.with_failure(1, moved=False, lost=False).with_failure(60, moved=True, lost=True)
+    assert restarts.is_crash_looping and len(restarts.losses) == 5
+    assert not restarts.with_failure(LOSS_SECONDS, moved=True, lost=True).is_crash_looping

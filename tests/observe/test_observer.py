@@ -79,7 +79,7 @@ def test_how_tables_stand(server: MySQLServer, database: str, tmp_path: Path) ->
     assert keyed.remedy == "Read it again: airflow-cdc resnapshot --table d.keyed"
     assert (found["quiet"].state, found["quiet"].inserts) == ("stopped", 1)
     with cli.opened() as (_, store):
-        (event,) = store.events("p", 1, ["table_suspended"])
+        (event,) = store.last_events("p", 1, ["table_suspended"])
         assert (event.table, event.remedy) == ("d.keyed", keyed.remedy)
 
     assert cli.resnapshot("d.keyed") == "staged"

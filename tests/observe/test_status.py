@@ -63,7 +63,7 @@ def purge(server: MySQLServer) -> None:
 def lag(cli: Cli) -> Lag:
     """As ``status`` finds it, not rounded."""
     context = cli.context
-    plan = context.need_plan()
+    plan = context.require_plan()
     return lag_of(context, context.sink.resume_point().read() or plan.p0)
 
 
@@ -81,7 +81,7 @@ def test_how_far_the_source_is_ahead(kind: str, tmp_path: Path) -> None:
         assert 1.4 < behind["lag_seconds"] < took + 1.1, "it is the age of the oldest commit that was not read"
         server.execute("FLUSH BINARY LOGS")
         server.execute("INSERT INTO d.t VALUES (3, 3)")
-        p0 = cli.context.need_plan().p0.at
+        p0 = cli.context.require_plan().p0.at
         with closing(connect(server.connect_args())) as connection:
             more, end = lag(cli), end_of_log(connection)
             while end_of_log(connection) != end or lag(cli).bytes != more.bytes:  # MariaDB writes a checkpoint later
@@ -118,11 +118,11 @@ def test_how_long_the_source_keeps_it(kind: str, tmp_path: Path) -> None:
             cli.catch_up()
             assert lag(cli).bytes == 0
             time.sleep(2)
-            kept = lag(cli).purge_in
+            kept = lag(cli).seconds_to_purge
             assert kept is not None and kept < 9000, "the rows of an open XA transaction are in a file that has ended"
             cursor.execute("XA COMMIT 'x'")
         cli.catch_up()
-        assert lag(cli).purge_in == 9000
+        assert lag(cli).seconds_to_purge == 9000
         purge(server)
         gone = binlog_end(cli)
         assert (gone["lag_seconds"], gone["lag_bytes"], gone["purge_in_hours"]) == (None, None, 0.0)

@@ -39,14 +39,14 @@ def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) ->
     mysql_server.session(database, "UPDATE Orders SET v = 3 WHERE id = 1", "INSERT INTO Orders VALUES (7, 7)")
     cli.catch_up()
     with cli.opened() as (context, store):
-        plan = context.need_plan()
+        plan = context.require_plan()
         run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t"))
         run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t"))
         maintain(context, lambda work: [w.run() for w in work])
     cli.catch_up()
     found = json.loads(cli.call("status", "--json").out)
     assert [row["table"] for row in found["sink"]] == [f"{database}.Orders"]
-    assert all(found.equal for found in verify(cli.context))
+    assert all(found.is_equal for found in verify(cli.context))
     assert sorted(p.name for p in cli.sink.iterdir()) == ["_cdc", "_cdc_progress", "bronze"]
     assert [p.name for p in (cli.sink / "bronze").iterdir()] == [f"{database}__orders"]
     assert DeltaTable(str(cli.sink / "bronze" / f"{database}__orders")).version() > 2

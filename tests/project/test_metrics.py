@@ -19,16 +19,16 @@ _ROW = re.compile(r"^\| `cdc\.(\w+)` \| `pipeline`(, `table`)? \| (.+?) \| `(.+)
 
 def test_each_number_is_on_the_page_with_its_rule() -> None:
     listed = {name: (what, bool(table)) for name, table, what, _ in _ROW.findall(PAGE.read_text())}
-    assert listed == {name: (metric.what, metric.per_table) for name, metric in METRICS.items()}
+    assert listed == {name: (metric.help_text, metric.per_table) for name, metric in METRICS.items()}
 
 
 def test_the_rules_are_those_of_the_page() -> None:
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     assert [rule["expr"] for rule in group["rules"]] == [rule for *_, rule in _ROW.findall(PAGE.read_text())]
-    known = {metric.full_name for metric in METRICS.values()}
+    known = {metric.prometheus_name for metric in METRICS.values()}
     for metric, rule in zip(METRICS.values(), group["rules"], strict=True):
         named = set(re.findall(r"cdc_\w+", rule["expr"]))
-        assert metric.full_name in named <= known, rule["expr"]
+        assert metric.prometheus_name in named <= known, rule["expr"]
         assert re.fullmatch(r"\d+[mh]", rule["for"]) and rule["labels"]["severity"] in ("page", "ticket")
         labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         assert labels == ({"table"} if metric.per_table else {"pipeline"}), rule
@@ -85,7 +85,7 @@ def test_prometheus_takes_the_rules_and_each_is_heard(tmp_path: Path) -> None:
     """By its own tool, which reads the file as Prometheus does and tries rules on numbers."""
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     assert [rule["alert"] for rule in group["rules"]] == [*HEARD]
-    known, files = {metric.full_name: metric for metric in METRICS.values()}, []
+    known, files = {metric.prometheus_name: metric for metric in METRICS.values()}, []
     for rule in group["rules"]:
         tests = []
         for heard, numbers in zip((True, False), HEARD[rule["alert"]], strict=True):

@@ -97,7 +97,7 @@ class World:
         self.count = 0
 
     def tables(self) -> list[DeltaTarget]:
-        return [as_delta(table) for table in targets(self.cli.context, self.cli.context.need_plan())]
+        return [as_delta(table) for table in targets(self.cli.context, self.cli.context.require_plan())]
 
     def write(self) -> None:
         """Some transactions; some are rolled back."""
@@ -145,42 +145,42 @@ class World:
             for module in (apply, reread):
                 patch.setattr(module, "failpoint", failpoint)
             with self.cli.epoch() as epoch, closing(epoch.job.make_planner()) as planner:
-                at, chance = epoch.start, self.chance
+                at, chance = epoch.section_start, self.chance
                 self.places.append(at)
-                epoch.publish()
-                while not epoch.over():
+                epoch.publish_pending()
+                while not epoch.is_over():
                     sizes = chance.choice([1, 2000, 1 << 28]), chance.choice([1, 1500, 1 << 20])
-                    ends = planner.pieces(at, sizes[0], 1 << 20, len(epoch.job.readers), sizes[1])
+                    ends = planner.find_range_ends(at, sizes[0], 1 << 20, len(epoch.job.reader_replicas), sizes[1])
                     if not ends:
                         break
                     pieces = [*pairwise([at, *ends])]
                     for n in range(chance.choice([1, 1, 2])):  # Spark may run a task twice
-                        manifests = [epoch.job.stage(*piece, f"{n}", i) for i, piece in enumerate(pieces)]
+                        manifests = [epoch.job.stage_range(*piece, f"{n}", i) for i, piece in enumerate(pieces)]
                     if chance.random() < 0.3:
                         self.plan()
-                    epoch.apply(together(manifests))
+                    epoch.apply_batch(together(manifests))
                     at = ends[-1]
                     if chance.random() < 0.3:
                         self.commit()
                     if chance.random() < 0.5:
-                        epoch.publish()
-                epoch.publish()
+                        epoch.publish_pending()
+                epoch.publish_pending()
 
     def plan(self) -> None:
         for index, table in enumerate(self.tables()):
-            self.waiting += [(index, work, work.run()) for work in table.compactions()]
+            self.waiting += [(index, work, work.run()) for work in table.plan_compactions()]
 
     def commit(self) -> None:
         tables = self.tables()
         self.chance.shuffle(self.waiting)
         while self.waiting and self.chance.random() < 0.8:
             index, *done = self.waiting.pop()
-            tables[index].compacted([tuple(done)])
+            tables[index].commit_compactions([tuple(done)])
 
     def again(self) -> None:
         """A group is read again."""
         with self.cli.opened() as (context, store):
-            plan = context.need_plan()
+            plan = context.require_plan()
             group = self.chance.choice([*plan.groups()])
             for _ in range(2):
                 run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked_by(f"t{group}"))
@@ -188,14 +188,14 @@ class World:
     def back(self) -> None:
         """The resume point is that of an earlier time: whatever has come since comes again, in other batches."""
         with self.cli.epoch() as epoch:
-            earlier = [place for place in self.places if place.at < epoch.start.at]
+            earlier = [place for place in self.places if place.at < epoch.section_start.at]
             if earlier:
                 fence = epoch_fence(self.cli.context.pipeline.name, epoch.number)
-                self.cli.context.sink.resume_point().write(self.chance.choice(earlier), epoch.plan.lineage, fence)
+                self.cli.context.sink.resume_point().write(self.chance.choice(earlier), epoch.plan.timeline, fence)
 
     def sweep(self) -> None:
         for table in self.tables():
-            sweep(table.load(), 0)
+            sweep(table.load_log(), 0)
 
     def merge(self) -> None:
         """From now on other tables are merged by copies."""
@@ -277,8 +277,8 @@ def test_an_epoch_that_is_overtaken_while_it_begins(
             others.end_stream(database, 1, "lost")  # as whoever has watched its heartbeat says
             later.append(stream.begin(other, others, catch_up=True))
             with closing(later[0].job.make_planner()) as planner:
-                ends = [later[0].start, *later[0].job.pieces(planner, later[0].start)]
-            staged.append(together([later[0].job.stage(*piece, "0") for piece in pairwise(ends)]))
+                ends = [later[0].section_start, *later[0].job.find_range_ends(planner, later[0].section_start)]
+            staged.append(together([later[0].job.stage_range(*piece, "0") for piece in pairwise(ends)]))
             return find_place(*args)
 
         later: list[Epoch] = []
@@ -286,6 +286,6 @@ def test_an_epoch_that_is_overtaken_while_it_begins(
         monkeypatch.setattr(stream, "find_place", find)
         older = stream.begin(context, store, catch_up=True)
         assert (older.number, later[0].number) == (1, 2)
-        later[0].apply(staged[0])
+        later[0].apply_batch(staged[0])
     with closing(mysql_server.connect()) as connection:
         assert not compare_all(connection, database, cli.sink)

@@ -304,7 +304,7 @@ def test_an_epoch_that_was_overtaken(server: MySQLServer, database: str, tmp_pat
     def overtake() -> None:
         run(server, "CREATE TABLE keyed (a INT PRIMARY KEY)", "INSERT INTO keyed VALUES (4), (5)")
         with cli.opened() as (context, store):
-            context.watcher.lives = lambda run: False  # type: ignore[method-assign]
+            context.liveness.is_alive = lambda run: False  # type: ignore[method-assign]
             run_in_process(begin(context, store, catch_up=True))
         equal(server, cli, *TABLES)
 
@@ -334,7 +334,7 @@ def test_while_the_stream_runs(
             assert held(cli, "keyed") == 0
             run(server, f"CREATE TABLE keyed (id INT PRIMARY KEY, v{n} INT)", "INSERT INTO keyed VALUES (1, 2)")
             change(server, ("quiet",))
-            wait_until(lambda: len(epoch.context.need_plan().active) == 3)
+            wait_until(lambda: len(epoch.context.require_plan().active_tables) == 3)
     cli.catch_up()
     equal(server, cli, *TABLES)
 

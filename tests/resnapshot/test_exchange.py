@@ -70,7 +70,7 @@ def in_no_binlog(server: MySQLServer, *statements: str) -> None:
 
 def events(cli: Cli, kind: str) -> list[str]:
     with cli.opened() as (_, store):
-        return [event.detail for event in store.events("p", 100, [kind])]
+        return [event.detail for event in store.last_events("p", 100, [kind])]
 
 
 def dies(patch: pytest.MonkeyPatch, module: Any, place: str) -> None:
@@ -97,7 +97,7 @@ def group(cli: Cli, outcome: str = "staged") -> None:
         task = TaskRequest("a task", time.monotonic_ns())
         for asked in (task, TaskRequest("a task", task.number + 1)):
             found = run_group(
-                context, store, context.need_plan(), 0, run_in_threads, holder="a test", requested_by=asked
+                context, store, context.require_plan(), 0, run_in_threads, holder="a test", requested_by=asked
             )
         assert found.outcome == outcome
 
@@ -119,7 +119,7 @@ def test_the_reading_that_began_last_wins(
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
     with cli.opened() as (context, _):
-        assert not waiting(context, context.need_plan())
+        assert not waiting(context, context.require_plan())
     run(server, "UPDATE keyed SET v = 'later' WHERE id = 6")
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
@@ -137,11 +137,11 @@ def test_an_older_one_gets_in_where_the_stream_is_not_at_the_newer_one_yet(
             patch.setattr(staged, "drawn_numbers", lambda *_: [])
             whole(cli)
         run(server, "UPDATE keyed SET v = 'late' WHERE id = 8")
-        epoch.publish()
-        assert epoch.plan.revision(0) == 1 and differences(server, cli, "keyed")
+        epoch.publish_pending()
+        assert epoch.plan.revision_of(0) == 1 and differences(server, cli, "keyed")
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
-    assert cli.context.need_plan().revision(0) == 2
+    assert cli.context.require_plan().revision_of(0) == 2
 
 
 #: The conditions of the two readings, and what whoever asked for the first one is told.
@@ -214,22 +214,22 @@ def in_the_meantime(cli: Cli) -> None:
             manifests = list(run_in_threads(job))
             stream.enter_context(cli.streaming())
             end = time.monotonic() + 60
-            while context.need_plan().revision(0) == 0 and time.monotonic() < end:
+            while context.require_plan().revision_of(0) == 0 and time.monotonic() < end:
                 time.sleep(0.1)
             return manifests
 
         task = TaskRequest("a task", time.monotonic_ns())
-        run_group(context, store, context.need_plan(), 0, slowly, holder="a test", requested_by=task)
+        run_group(context, store, context.require_plan(), 0, slowly, holder="a test", requested_by=task)
         again = TaskRequest("a task", task.number + 1)
-        run_group(context, store, context.need_plan(), 0, slowly, holder="a test", requested_by=again)
+        run_group(context, store, context.require_plan(), 0, slowly, holder="a test", requested_by=again)
 
 
 def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing about a reading is computed from its number: it says itself which table it is of."""
     context = cli.context
-    last = len(context.need_plan().tables) - 1
+    last = len(context.require_plan().tables) - 1
     for index in (0, last):  # the stream dies when it has written down that the table rejoins, and not exchanged it yet
-        assert cli.resnapshot(context.need_plan().tables[index].label) == "staged"
+        assert cli.resnapshot(context.require_plan().tables[index].label) == "staged"
         with monkeypatch.context() as patch:
             dies(patch, exchanging, "rejoin.after_write")
             with pytest.raises(Killed):
@@ -242,10 +242,10 @@ def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkey
     for revision in (1000, 1001):
         in_no_binlog(server, *(f"UPDATE {name} SET v = '{revision}' WHERE id = 3" for name in ("keyed", "quiet")))
         for index in (0, last):
-            assert cli.resnapshot(context.need_plan().tables[index].label) == "staged"
+            assert cli.resnapshot(context.require_plan().tables[index].label) == "staged"
         cli.catch_up()
         assert not differences(server, cli, *TABLES)
-        assert [context.need_plan().revision(index) for index in (0, last)] == [revision] * 2
+        assert [context.require_plan().revision_of(index) for index in (0, last)] == [revision] * 2
     in_no_binlog(server, "UPDATE keyed SET v = 'again' WHERE id = 3")
     assert cli.resnapshot("d.keyed", "id = 3") == "staged"
     cli.catch_up()
@@ -255,8 +255,8 @@ def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkey
 def test_the_last_revision_of_a_table() -> None:
     """Its fence would be that of the next snapshot, whose jobs would take the table for begun."""
     at, schema = Offset("server", Position("binlog.000001", 4), ""), TableSchema("d", "t", (), ())
-    plan = Plan("p", 1, at, Lineage("server", "binlog.000001"), (), (Definitions.of(schema),), ())
-    last = replace(plan, steps=(Rejoined(0, 999_999, 7, schema),))
+    plan = Plan("p", 1, at, Lineage("server", "binlog.000001"), (), (Definitions.from_single(schema),), ())
+    last = replace(plan, amendments=(Rejoined(0, 999_999, 7, schema),))
     following = replace(plan, generation=2)
     assert generation_fence(plan, 0).value < generation_fence(last, 0).value < generation_fence(following, 0).value
     with pytest.raises(TerminalError, match=r"d\.t was read again 1,000,000 times.*fresh sink\.path") as stopped:
@@ -277,7 +277,7 @@ def frozen(server: MySQLServer, cli: Cli, by: Callable[[], None]) -> None:
     assert len(copy) == 30 and not [row for row in copy.values() if row.get("v") == "secret"]
     assert not differences(server, cli, "plain", "quiet")
     with cli.opened() as (context, _):
-        assert not waiting(context, context.need_plan())
+        assert not waiting(context, context.require_plan())
     assert len(events(cli, "reread_dropped")) == 1
 
 
@@ -324,8 +324,8 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
     with cli.opened() as (context, store):
         number = store.ask("p", "reread", "d.keyed", "ann")
         assert store.take_request(number)
-        read_table(context, 0, run_in_threads, asked=True, by_request=store.request("p", number))
-    looks, size = waiting, rereading.Rereading._size
+        read_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
+    looks, size = waiting, rereading.Rereading._table_bytes
 
     def late(self: rereading.Rereading, *args: Any) -> int:
         """The thread that reads comes here when it has looked for what waits."""
@@ -342,8 +342,8 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
     with cli.opened() as (context, store):
         row = store.request("p", number)
         assert row is not None and row.state == "done", row
-        assert waiting(context, context.need_plan()) == []
-        assert len(store.events("p", 100, ["table_rejoined"])) == 1
+        assert waiting(context, context.require_plan()) == []
+        assert len(store.last_events("p", 100, ["table_rejoined"])) == 1
 
 
 def test_a_request_ends_although_the_run_that_had_read_for_it_died(
@@ -358,7 +358,7 @@ def test_a_request_ends_although_the_run_that_had_read_for_it_died(
     with cli.opened() as (context, store):
         number = store.ask("p", "reread", "d.keyed", "ann")
         assert store.take_request(number)
-        read_table(context, 0, run_in_threads, asked=True, by_request=store.request("p", number))
+        read_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
     run(server, "ALTER TABLE keyed MODIFY v VARCHAR(40)")
     cli.value["stream"] |= {"reread": "auto", "reread_max_bytes": 1 << 30}
     cli.write()

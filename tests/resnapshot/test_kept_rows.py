@@ -70,7 +70,7 @@ def held(cli: Cli, database: str, table: str) -> dict[int, dict[str, Any]]:
 
 def check(cli: Cli, database: str, kept: int = 10) -> None:
     found = {c.table.rpartition(".")[2]: c for c in verify(cli.context)}
-    assert all(c.equal for c in found.values())
+    assert all(c.is_equal for c in found.values())
     assert {table: c.kept for table, c in found.items()} == {"soft": 0, "ignore": kept, "hard": 0}
 
 
@@ -185,7 +185,7 @@ def test_rows_that_could_not_stay(cli: Cli, server: MySQLServer, database: str, 
     with suppress(TableSuspendedError):  # the others are gone
         cli.catch_up()
     assert held(cli, database, "soft").keys() == {*range(10)}
-    assert [c.equal for c in verify(cli.context) if c.table.endswith(".soft")] == [True]
+    assert [c.is_equal for c in verify(cli.context) if c.table.endswith(".soft")] == [True]
 
 
 def test_rows_that_could_not_stay_and_were_deleted_unseen(cli: Cli, server: MySQLServer, database: str) -> None:
@@ -202,7 +202,7 @@ def test_rows_that_could_not_stay_and_were_deleted_unseen(cli: Cli, server: MySQ
         cli.catch_up()
     assert held(cli, database, "soft").keys() == {*range(20)} and held(cli, database, "soft")[3]["v"] == "v"
     with cli.opened() as (context, store):
-        found = [event.detail for event in store.events(context.pipeline.name, 100, ["reread_dropped"])]
+        found = [event.detail for event in store.last_events(context.pipeline.name, 100, ["reread_dropped"])]
     assert len(found) == 1 and "1 row that the source has deleted" in found[0]
 
 

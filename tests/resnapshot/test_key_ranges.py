@@ -164,7 +164,7 @@ def test_other_ways_of_keeping_rows(
         assert cli.resnapshot(f"part.{name}", TABLES[name][2]) == "staged"
         write(server, name)
     cli.catch_up()
-    assert all(v.equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify(cli.context))
     if "deletes" not in str(settings):
         assert not differences(server, cli, *TABLES)
 
@@ -175,7 +175,7 @@ def test_a_group_is_read_again_behind_a_range(server: MySQLServer, cli: Cli) -> 
     cli.catch_up()
     damage(server, "number", outside=False)
     with cli.opened() as (context, store):
-        plan = context.need_plan()
+        plan = context.require_plan()
         numbers = {chunk.group for chunk in plan.chunks if plan.tables[chunk.table].name == "number"}
         for number, me in itertools.product(sorted(numbers), ("me#1", "me#2")):
             run_group(context, store, plan, number, run_in_threads, holder="me", requested_by=asked_by(me))
@@ -195,7 +195,7 @@ def test_beside_a_stream(server: MySQLServer, cli: Cli) -> None:
     cli.catch_up()
     assert is_equal(server, cli, *TABLES)
     with cli.opened() as (_, store):
-        assert sum(event.kind == "part_reread" for event in store.events("p", 100)) == len(TABLES)
+        assert sum(event.kind == "part_reread" for event in store.last_events("p", 100)) == len(TABLES)
 
 
 def test_before_the_stream_has_passed_the_snapshot(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -232,15 +232,15 @@ def test_a_stream_that_dies(server: MySQLServer, cli: Cli, place: str, monkeypat
     cli.catch_up()
     assert is_equal(server, cli, *TABLES)
     with cli.opened() as (context, store):
-        assert not waiting(context, context.need_plan())
-        assert not [event for event in store.events("p", 100) if event.kind == "reread_dropped"]
+        assert not waiting(context, context.require_plan())
+        assert not [event for event in store.last_events("p", 100) if event.kind == "reread_dropped"]
 
 
 def test_a_part_that_another_has_overtaken(server: MySQLServer, cli: Cli) -> None:
     """The marker cannot tell that the first one was exchanged: it must not be taken for that."""
     damage(server, "number", outside=False)
     with cli.opened() as (context, store):
-        index = next(i for i, table in enumerate(context.need_plan().tables) if table.name == "number")
+        index = next(i for i, table in enumerate(context.require_plan().tables) if table.name == "number")
 
         def run(job: Any) -> list[dict[str, Any]]:
             """While the first one is read, a second one is planned, read and exchanged."""
@@ -249,7 +249,7 @@ def test_a_part_that_another_has_overtaken(server: MySQLServer, cli: Cli) -> Non
 
         with cli.streaming(), pytest.raises(TransientError, match="cannot be published"):
             key_ranges.read_ranges(context, store, index, lambda *_: [Chunk(0, index, 0, (205,), (505,), False)], run)
-        assert [e.kind for e in store.events("p", 100) if "began later" in e.detail] == ["reread_dropped"]
+        assert [e.kind for e in store.last_events("p", 100) if "began later" in e.detail] == ["reread_dropped"]
     assert differences(server, cli, "number")
     assert cli.resnapshot("part.number", TABLES["number"][2]) == "staged"
     cli.catch_up()
@@ -277,7 +277,7 @@ def test_beside_a_ddl(server: MySQLServer, cli: Cli, monkeypatch: pytest.MonkeyP
         cli.catch_up()
     assert differences(server, cli, "number")
     with cli.opened() as (_, store):
-        assert any(event.kind == "reread_dropped" for event in store.events("p", 100))
+        assert any(event.kind == "reread_dropped" for event in store.last_events("p", 100))
     with cli.streaming():
         assert cli.resnapshot("part.number", TABLES["number"][2]) == "replaced"
         server.session("part", "UPDATE number SET x = 6 WHERE id = 220")
@@ -320,7 +320,7 @@ def test_lenient_columns(server: MySQLServer, database: str, tmp_path: Path) -> 
     cli.catch_up()
     rows = {row["id"]: row for row in cli.rows("part", "number").to_pylist()}
     assert len(rows) == ROWS and all((row["v"] is None) == (id <= 50) for id, row in rows.items())
-    assert all(v.equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify(cli.context))
 
 
 def test_large_ranges_are_cut(server: MySQLServer, cli: Cli) -> None:
@@ -329,9 +329,9 @@ def test_large_ranges_are_cut(server: MySQLServer, cli: Cli) -> None:
     for condition, chunks in (("id >= -100", 10), ("id > 100000", 1)):
         assert cli.resnapshot("part.number", condition) == "staged"
         with cli.opened() as (context, _):
-            (found,) = waiting(context, context.need_plan())
-            group = Group(context, context.need_plan(), found.group)
-            entries = group.manifest(1)
+            (found,) = waiting(context, context.require_plan())
+            group = Group(context, context.require_plan(), found.group)
+            entries = group.read_manifest(1)
         assert sum(len(entry["chunks"]) for entry in entries) >= chunks
         write(server, "number")
         cli.catch_up()
@@ -364,7 +364,7 @@ def test_a_repair(server: MySQLServer, cli: Cli) -> None:
     cli.catch_up()
     assert is_equal(server, cli, *TABLES)
     with cli.opened() as (_, store):
-        assert sum(event.kind == "part_reread" for event in store.events("p", 100)) == len(TABLES)
+        assert sum(event.kind == "part_reread" for event in store.last_events("p", 100)) == len(TABLES)
     # Without a stream nobody exchanges them yet; and one table is left as it is.
     server.session(
         "part", "SET SESSION sql_log_bin = 0", "UPDATE two SET v = 79 LIMIT 3", "UPDATE heap SET v = 3 LIMIT 1"

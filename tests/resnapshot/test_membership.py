@@ -61,7 +61,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 def events(cli: Cli) -> list[str]:
     with cli.opened() as (_, store):
-        return [event.kind for event in store.events("p", 100)]
+        return [event.kind for event in store.last_events("p", 100)]
 
 
 def change(server: MySQLServer, tables: tuple[str, ...] = TABLES) -> None:
@@ -87,9 +87,9 @@ def test_added(server: MySQLServer, database: str, tmp_path: Path) -> None:
     cli.catch_up()
     equal(server, cli, *TABLES)
     assert events(cli).count("table_added") == 2 and events(cli).count("table_rejoined") == 2
-    plan = cli.context.need_plan()
-    assert [table.name for table in plan.tables] == [*TABLES] and not plan.suspended
-    assert plan.rejoined_of(0) is None  # nothing has happened to the one that was there
+    plan = cli.context.require_plan()
+    assert [table.name for table in plan.tables] == [*TABLES] and not plan.suspensions
+    assert plan.rejoin_of(0) is None  # nothing has happened to the one that was there
 
 
 def test_created(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_gone_before_it_was_read(server: MySQLServer, database: str, tmp_path: P
     cli = copied(server, tmp_path, r"d\.keyed")
     captures(cli, ALL)
     with cli.opened() as (context, store):
-        plan = membership.added(context, store, context.need_plan())
-    assert [plan.tables[step.table].name for step in plan.suspended] == ["plain", "quiet"]
+        plan = membership.added(context, store, context.require_plan())
+    assert [plan.tables[step.table].name for step in plan.suspensions] == ["plain", "quiet"]
     run(server, "DROP TABLE plain")
     cli.catch_up()
     equal(server, cli, "keyed", "quiet")
@@ -191,7 +191,7 @@ def test_its_place_is_taken_meanwhile(server: MySQLServer, database: str, tmp_pa
     cli = copied(server, tmp_path, r"d\.keyed")
     captures(cli, ALL, exclude=(r"d\.quiet",))
     with cli.opened() as (context, store):
-        membership.added(context, store, context.need_plan())
+        membership.added(context, store, context.require_plan())
     write_deltalake(str(cli.sink / "d" / "plain"), pa.table({"theirs": [1]}))
     change(server)
     with pytest.raises(TableSuspendedError, match=r"d\.plain"):
@@ -214,7 +214,7 @@ def test_lists_of_columns(server: MySQLServer, database: str, tmp_path: Path) ->
     cli.catch_up()
     assert cli.rows("d", "keyed").column_names[:2] == cli.rows("d", "quiet").column_names[:2] == ["id", "_cdc_seq"]
     assert cli.rows("d", "plain").column_names[:2] == ["n", "_cdc_seq"]
-    assert all(found.equal for found in verify(cli.context))
+    assert all(found.is_equal for found in verify(cli.context))
 
 
 def test_in_a_snapshot_that_is_not_complete(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path, mon
     run(server, "UPDATE plain SET v = 'once more' WHERE n < 5", "DELETE FROM quiet WHERE id = 11")
     cli.catch_up()
     equal(server, cli, *TABLES)
-    assert [table.name for table in cli.context.need_plan().tables] == [*TABLES]
+    assert [table.name for table in cli.context.require_plan().tables] == [*TABLES]
 
 
 def test_created_while_the_stream_runs(
@@ -271,12 +271,12 @@ def test_created_while_the_stream_runs(
             run(server, f"CREATE TABLE {name} {kind}", f"INSERT INTO {name} VALUES (1, 'x'), (2, 'y')")
             run(server, "CREATE TABLE _keyed_gho LIKE keyed", "INSERT INTO _keyed_gho SELECT * FROM keyed")
             write(1000 + n, name)
-            wait_until(lambda n=n: len(epoch.context.need_plan().active) == 4 + n)  # type: ignore[misc]
+            wait_until(lambda n=n: len(epoch.context.require_plan().active_tables) == 4 + n)  # type: ignore[misc]
             write(2000 + n, name)
             run(server, "DROP TABLE _keyed_gho")
     cli.catch_up()
     equal(server, cli, *TABLES, "new0", "new1")
-    assert [table.name for table in cli.context.need_plan().tables] == [*TABLES, "new0", "new1"]
+    assert [table.name for table in cli.context.require_plan().tables] == [*TABLES, "new0", "new1"]
 
 
 def test_names_beside_another_table(mysql_server: MySQLServer, tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ def test_names_beside_another_table(mysql_server: MySQLServer, tmp_path: Path) -
         run(mysql_server, *(f"CREATE TABLE {name} LIKE quiet" for name in (long, *beside, *own)))
         cli.catch_up()
         equal(mysql_server, cli, *TABLES, long, *own)
-        assert {table.name for table in cli.context.need_plan().tables} == {*TABLES, long, *own}
+        assert {table.name for table in cli.context.require_plan().tables} == {*TABLES, long, *own}
         with cli.opened() as (_, store):
-            said = [event.detail for event in store.events("p", 100) if event.kind == "table_refused"]
+            said = [event.detail for event in store.last_events("p", 100) if event.kind == "table_refused"]
         assert len(said) == len(beside)
         assert all(any(f"table d.{name} cannot be added: its name" in str(text) for text in said) for name in beside)
 
@@ -338,10 +338,10 @@ def test_dropped_and_made_again_while_the_stream_runs(
     cli = copied(server, tmp_path, ALL)
     with cli.streaming() as epoch:
         run(server, "DROP TABLE keyed")
-        wait_until(lambda: bool(epoch.rereading._gone))
+        wait_until(lambda: bool(epoch.resnapshot_worker._missing))
         run(server, "CREATE TABLE keyed (id INT PRIMARY KEY)", "INSERT INTO keyed VALUES (1)")
         change(server, ("plain", "quiet"))
-        wait_until(lambda: len(epoch.context.need_plan().active) == 3)
+        wait_until(lambda: len(epoch.context.require_plan().active_tables) == 3)
     cli.catch_up()
     equal(server, cli, *TABLES)
 
@@ -359,7 +359,7 @@ def test_reloaded(server: MySQLServer, database: str, tmp_path: Path) -> None:
         said = cli.call("reload")
         assert said.out == "added: d.quiet; removed: d.keyed\n", said
         change(server)
-        wait_until(lambda: len(epoch.context.need_plan().active) == 2)
+        wait_until(lambda: len(epoch.context.require_plan().active_tables) == 2)
     assert epoch.number == 2
     held = cli.rows("d", "keyed").to_pylist()
     cli.catch_up()
@@ -374,7 +374,7 @@ def test_a_request_to_reload_is_for_one_epoch(server: MySQLServer, database: str
     """The next one has the tables of its own pipeline."""
     cli = copied(server, tmp_path, ALL)
     context = cli.context
-    name = context.layout.reload(context.need_plan().generation)
+    name = context.layout.reload_request(context.require_plan().generation)
     write_json(context.storage, name, {"tables": [r"d\.keyed"], "exclude": []})
     change(server)
     cli.catch_up()
@@ -392,5 +392,5 @@ def test_names_that_differ_in_case(server: MySQLServer, database: str, tmp_path:
     change(server)
     cli.catch_up()
     equal(server, cli, *TABLES, "KEYED")
-    plan = cli.context.need_plan()
-    assert {plan.tables[step.table].name for step in plan.steps} == {"KEYED"}, "the other one is not read again"
+    plan = cli.context.require_plan()
+    assert {plan.tables[step.table].name for step in plan.amendments} == {"KEYED"}, "the other one is not read again"

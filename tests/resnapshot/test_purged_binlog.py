@@ -79,8 +79,8 @@ class World:
             self.cli.catch_up()
             with contextlib.closing(self.server.connect()) as connection:
                 assert compare_all(connection, "d", self.cli.sink, ["t", "e", "fresh"]) == []
-        assert all(verdict.equal for verdict in verify(self.cli.context))
-        assert self.cli.context.need_plan().generation == generation
+        assert all(verdict.is_equal for verdict in verify(self.cli.context))
+        assert self.cli.context.require_plan().generation == generation
         found = status(self.cli.context)
         assert (found["generation"], found["phase"]) == (generation, "stopped"), found
 
@@ -112,7 +112,7 @@ def test_the_stream_stops_with_what_to_do(world: World) -> None:
     world.cli.snapshot()  # nothing to do: the tables stay as they are
     with pytest.raises(PurgedError, match=r"again, set stream.on_purged to reread and use `airflow-cdc run`"):
         world.cli.catch_up()
-    assert world.cli.context.need_plan().generation == 1 and len(world.cli.rows("d", "t")) == 20
+    assert world.cli.context.require_plan().generation == 1 and len(world.cli.rows("d", "t")) == 20
 
 
 def test_a_table_that_is_further_than_the_new_snapshot_would_begin(world: World) -> None:
@@ -122,8 +122,8 @@ def test_a_table_that_is_further_than_the_new_snapshot_would_begin(world: World)
     mariadb = isinstance(world.server, MariaDBServer)
     world.run("FLUSH BINARY LOGS", *(f"INSERT INTO t VALUES ({n}, 'row')" for n in range(100, 120)))
     with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
-        manifest = epoch.job.stage(epoch.start, planner.advance(epoch.start, 1 << 40), "0")
-        epoch.applier._progress = Lost(epoch.applier._progress)
+        manifest = epoch.job.stage_range(epoch.section_start, planner.find_batch_end(epoch.section_start, 1 << 40), "0")
+        epoch.applier._resume_point = Lost(epoch.applier._resume_point)
         with pytest.raises(KeyboardInterrupt):
             epoch.applier.apply(manifest)
     last = world.server.execute("SHOW BINARY LOGS")[-1][0]
@@ -140,7 +140,7 @@ def test_a_table_that_is_further_than_the_new_snapshot_would_begin(world: World)
 
 def test_all_tables_are_read_again(world: World) -> None:
     world.cli.snapshot()
-    assert world.cli.context.need_plan().generation == 1, "nothing is missing"
+    assert world.cli.context.require_plan().generation == 1, "nothing is missing"
     world.change()
     world.cli.snapshot()
     world.exact(generation=2)
@@ -206,23 +206,23 @@ def test_killed_on_the_way(world: World, monkeypatch: pytest.MonkeyPatch, place:
 def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
     """A stream that was taken for lost, with a batch in its hands; and a reader of a chunk group."""
     with world.cli.opened() as (context, store):
-        old = context.need_plan()
+        old = context.require_plan()
         epoch = begin(context, store, catch_up=False)
         world.run("UPDATE t SET v = 'late' WHERE id = 3", "DELETE FROM t WHERE id = 4")
         with contextlib.closing(epoch.job.make_planner()) as planner:
-            (end,) = epoch.job.pieces(planner, epoch.start)
-        batch = epoch.job.stage(epoch.start, end, "0")
+            (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
+        batch = epoch.job.stage_range(epoch.section_start, end, "0")
         store.end_stream("p", epoch.number, "failed", "lost", "")
     world.change()
     with world.cli.opened() as (context, store):
         planned(context, store)
     with pytest.raises(FencedError):
-        epoch.apply(batch)
+        epoch.apply_batch(batch)
     world.cli.snapshot()
     with pytest.raises(FencedError):
-        epoch.apply(batch)
+        epoch.apply_batch(batch)
     group = Group(context, old, 0)
-    entries = [entry for entry in group.totals(group.markers()).files if entry["file"]["rows"]]
+    entries = [entry for entry in group.read_totals(group.published_by_table()).entries if entry["file"]["rows"]]
     with pytest.raises(FencedError):
         group.publish(1, entries)
     # A task that was mapped over the groups of the old plan, of which the new one has fewer.
@@ -243,7 +243,7 @@ def test_beside_a_stream_that_runs_nothing_is_planned(world: World) -> None:
                 planned(context, store)
         epoch.stop.set()
         run_in_process(epoch)
-    assert world.cli.context.need_plan().generation == 1
+    assert world.cli.context.require_plan().generation == 1
 
 
 def test_what_it_does_not_go_with() -> None:

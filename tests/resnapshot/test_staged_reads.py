@@ -107,7 +107,7 @@ class World:
 
     def group(self, number: int) -> Group:
         context = self.cli.context
-        return Group(context, context.need_plan(), number)
+        return Group(context, context.require_plan(), number)
 
     def start(self, group: int | str, me: str = "", failpoint: str = "") -> subprocess.Popen[bytes]:
         """Read a group (or ``stream``) in a process and session of its own."""
@@ -153,7 +153,7 @@ class World:
 
 
 def damage(target: DeltaTarget, home: str, key: tuple[str, ...]) -> None:
-    path = min(path for path in target.load().files if path.startswith(home))
+    path = min(path for path in target.load_log().files if path.startswith(home))
     found = pq.read_table(target.storage.location(path), partitioning=None).to_pylist()
     assert len(found) >= 3
     wrong, orphan = {**found[1], "v": -1}, dict(found[1])
@@ -276,7 +276,7 @@ def test_before_a_stream(copied: World, number: int) -> None:
     with copied.cli.opened() as (context, store):
         row = store.group(copied.database, 1, number)
         assert (row.state, row.heartbeat_at) == ("done", None)
-        assert not waiting(context, context.need_plan())
+        assert not waiting(context, context.require_plan())
     copied.write(*CHANGES)
     copied.cli.catch_up()
     assert not copied.differences()
@@ -306,9 +306,9 @@ def test_a_stream_that_begins_in_the_meantime(copied: World) -> None:
     found = copied.run(1, ME, run, heard)
     assert (found.outcome, found.attempt) == ("staged", 2)
     assert any("no stream runs: the next one publishes it" in line for line in heard.lines)
-    assert copied.group(1).markers() == {0: 1, 1: 1}
+    assert copied.group(1).published_by_table() == {0: 1, 1: 1}
     copied.cli.catch_up()
-    assert copied.group(1).markers() == {0: 2, 1: 2}
+    assert copied.group(1).published_by_table() == {0: 2, 1: 2}
     assert not copied.differences()
 
 
@@ -326,14 +326,14 @@ def test_between_two_streams(copied: World) -> None:
     assert copied.run(1, ME).attempt == 3
     copied.write("DELETE FROM c_two WHERE b = 'X160'", "INSERT INTO a_int VALUES (301, 3), (-9, 3)")
     with copied.cli.opened() as (context, store):
-        assert [s.attempt for s in waiting(context, context.need_plan())] == [2, 3, 2, 2, 2]
+        assert [s.attempt for s in waiting(context, context.require_plan())] == [2, 3, 2, 2, 2]
         assert {g.state for g in store.groups(copied.database, 1)} == {"done"}
     copied.cli.catch_up()
     assert not copied.differences()
     with copied.cli.opened() as (context, store):
-        assert not waiting(context, context.need_plan())
+        assert not waiting(context, context.require_plan())
         for row in store.groups(copied.database, 1):
-            held = copied.group(row.group_no).totals(copied.group(row.group_no).markers())
+            held = copied.group(row.group_no).read_totals(copied.group(row.group_no).published_by_table())
             assert (row.rows, row.max_hw) == (held.rows, held.max_hw.to_json())
     copied.write("UPDATE a_int SET v = 0 WHERE id > 500", "UPDATE b_text SET v = 0", "UPDATE c_two SET v = 0")
     copied.cli.catch_up()
@@ -345,8 +345,8 @@ def test_of_two_requests_the_newer_counts(copied: World) -> None:
     copied.cli.catch_up()
     assert copied.run(1, ME).attempt == 2
     with copied.cli.opened() as (context, _):
-        plan = context.need_plan()
-        folder = context.layout.staged(plan.generation)
+        plan = context.require_plan()
+        folder = context.layout.staged_reads_folder(plan.generation)
         ((request, _),) = context.storage.list(folder)
         value = read_json(context.storage, request)
         for attempt in (1, 9, 4):
@@ -360,23 +360,23 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
     copied.cli.catch_up()
     assert copied.run(0, ME).outcome == "staged"
     with copied.cli.opened() as (context, store):
-        (staged,) = waiting(context, context.need_plan())
+        (staged,) = waiting(context, context.require_plan())
         epoch = begin(context, store, catch_up=False)
-        assert staged.high <= epoch.applier.at.at
+        assert staged.high_watermark <= epoch.applier.offset.offset
         copied.write("UPDATE a_int SET v = 99 WHERE id < 200", "INSERT INTO a_int VALUES (303, 3)")
         with contextlib.closing(epoch.job.make_planner()) as planner:
-            manifest = epoch.job.stage(epoch.start, planner.advance(epoch.start, 1 << 40), "0")
-        epoch.applier._progress = Lost(epoch.applier._progress)
+            manifest = epoch.job.stage_range(epoch.section_start, planner.find_batch_end(epoch.section_start, 1 << 40), "0")
+        epoch.applier._resume_point = Lost(epoch.applier._resume_point)
         with pytest.raises(KeyboardInterrupt):
             epoch.applier.apply(manifest)
         store.end_stream(copied.database, epoch.number, "failed")
         before = copied.group(0).tables[0].markers().get(stream_marker(copied.database))
-        assert before is not None and before > epoch.plan.lineage.seq(epoch.start.at)
+        assert before is not None and before > epoch.plan.timeline.seq(epoch.section_start.at)
         assert not copied.differences()
         again = begin(context, store, catch_up=True)
-        assert again.start == epoch.start
-        again.publish()
-        assert copied.group(0).markers() == {0: 2}
+        assert again.section_start == epoch.section_start
+        again.publish_pending()
+        assert copied.group(0).published_by_table() == {0: 2}
         assert copied.group(0).tables[0].markers().get(stream_marker(copied.database)) == before
         assert not copied.differences()
         run_in_process(again)
@@ -388,7 +388,7 @@ class Lost(DeltaResumePoint):
 
     def __init__(self, real: ResumePoint) -> None:
         assert isinstance(real, DeltaResumePoint)
-        self.sink_table = real.target
+        self.sink_table = real.sink_table
 
     def write(self, *_: object) -> None:
         raise KeyboardInterrupt
@@ -432,7 +432,7 @@ def test_beside_a_stream_that_has_nothing_to_do(copied: World) -> None:
     with copied.streaming() as epoch:
         with contextlib.closing(connect(copied.server.connect_args())) as connection:
             end = binlog_end(connection)
-        while epoch.applier.at.at < end:
+        while epoch.applier.offset.offset < end:
             time.sleep(0.05)
         for target, key in ((copied.group(0).tables[0], ("id",)), (copied.group(2).tables[1], ("k",))):
             damage(as_delta(target), "", key)
@@ -454,7 +454,7 @@ def test_a_job_that_is_killed(copied: World, failpoint: str) -> None:
     copied.damage(1)
     assert copied.killed(1, failpoint, ME)
     if failpoint == "reread.before_commit:2":
-        assert copied.group(1).markers() == {0: 2, 1: 1}
+        assert copied.group(1).published_by_table() == {0: 2, 1: 1}
     read: list[SnapshotJob] = []
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
@@ -464,11 +464,11 @@ def test_a_job_that_is_killed(copied: World, failpoint: str) -> None:
     assert copied.run(1, "another", run).outcome == "adopted" and not read
     found = copied.run(1, ME, run)
     assert found.outcome == "replaced"
-    assert [len(job.missing) for job in read] == ([1] if failpoint.startswith("manifest") else [])
-    assert len(set(copied.group(1).markers().values())) == 1
+    assert [len(job.slice_numbers) for job in read] == ([1] if failpoint.startswith("manifest") else [])
+    assert len(set(copied.group(1).published_by_table().values())) == 1
     assert not any(f.startswith("snapshot/1/1/1/") for name in TABLES for f in copied.live(name))
     assert not copied.differences()
-    assert copied.run(1, ME, run).outcome == "replaced" and len(read[-1].missing) == 2  # asked for once more
+    assert copied.run(1, ME, run).outcome == "replaced" and len(read[-1].slice_numbers) == 2  # asked for once more
     copied.write(*CHANGES)
     copied.cli.catch_up()
     assert not copied.differences()
@@ -484,7 +484,7 @@ def test_a_stream_that_is_killed(copied: World, failpoint: str) -> None:
     assert copied.killed("stream", failpoint)
     copied.write("UPDATE a_int SET v = v + 7", "INSERT INTO b_text VALUES ('kéy1160', 3)")
     copied.cli.catch_up()
-    assert copied.group(1).markers() == {0: 2, 1: 2}
+    assert copied.group(1).published_by_table() == {0: 2, 1: 2}
     assert not copied.differences()
 
 
@@ -492,10 +492,10 @@ def test_each_table_of_a_group_has_an_attempt_of_its_own(copied: World) -> None:
     """One was replaced when the job died, and the request is gone: the other has what its own attempt has."""
     copied.write(*CHANGES)
     assert copied.killed(1, "reread.before_commit:2", ME)
-    assert copied.group(1).markers() == {0: 2, 1: 1}
+    assert copied.group(1).published_by_table() == {0: 2, 1: 1}
     with copied.cli.opened() as (context, _):
-        (staged,) = waiting(context, context.need_plan())
-        forget(context, context.need_plan(), 1, staged.attempt)
+        (staged,) = waiting(context, context.require_plan())
+        forget(context, context.require_plan(), 1, staged.attempt)
     copied.cli.catch_up()
     assert not copied.differences()
 
@@ -540,7 +540,7 @@ def test_of_two_callers_the_second_waits_and_adopts(world: World, again: bool) -
         assert second.result(30).outcome == "adopted"
     attempt = 2 if again else 1
     assert heard.lines == [f"group 0 is being read by somebody (attempt {attempt}); waiting"]
-    assert world.group(0).markers() == {0: attempt}
+    assert world.group(0).published_by_table() == {0: attempt}
 
 
 def test_a_reader_that_was_killed_here_is_followed_at_once(world: World) -> None:
@@ -603,7 +603,7 @@ def test_a_reader_that_was_taken_over_says_so(world: World) -> None:
 
     with pytest.raises(TransientError, match=r"taken over by the next \(attempt 2\) while attempt 1 was read"):
         world.run(0, runner=overtaken)
-    assert world.group(0).published() is None
+    assert world.group(0).published_attempt() is None
     with world.cli.opened() as (context, store):
         store.release_group(context.pipeline.name, 1, 0, 2)
     assert world.run(0, runner=never).attempt == 3  # the files that it has finished are used
@@ -631,7 +631,7 @@ def test_a_bookkeeping_that_is_lost_in_the_middle(world: World) -> None:
     for file in (world.cli.sink / "_cdc" / world.database).glob("bookkeeping.db*"):
         file.unlink()
     with world.cli.opened() as (context, store):
-        plan = context.need_plan()
+        plan = context.require_plan()
         assert not adopt_published(context, store, plan)
         rows = store.groups(plan.pipeline, 1)
         assert [r.state for r in rows] == ["done", "done", "pending", "done", "pending"]
@@ -644,7 +644,7 @@ def test_a_bookkeeping_that_is_lost_in_the_middle(world: World) -> None:
     assert [world.run(n, runner=never).outcome for n in (0, 1, 3)] == ["adopted"] * 3
     assert [world.run(n).outcome for n in (2, 4)] == ["published"] * 2
     with world.cli.opened() as (context, store):
-        assert adopt_published(context, store, context.need_plan())
+        assert adopt_published(context, store, context.require_plan())
     world.cli.catch_up()
     assert not world.differences()
 
@@ -656,13 +656,13 @@ def test_a_request_that_was_staged_outlives_the_bookkeeping(copied: World) -> No
     for file in (copied.cli.sink / "_cdc" / copied.database).glob("bookkeeping.db*"):
         file.unlink()
     copied.cli.catch_up()
-    assert copied.group(1).markers() == {0: 2, 1: 2}
+    assert copied.group(1).published_by_table() == {0: 2, 1: 2}
     assert not copied.differences()
 
 
 def main(file: str, group: str, me: str) -> None:
-    context = Context.of(Pipeline.load(file))
-    with contextlib.closing(context.store()) as store:
+    context = Context.for_pipeline(Pipeline.load(file))
+    with contextlib.closing(context.open_state_database()) as store:
         if group == "stream":
             run_in_process(begin(context, store, catch_up=True))
         else:

@@ -45,7 +45,7 @@ def copied(server: MySQLServer, folder: Path, **settings: Any) -> Cli:
 def equal(server: MySQLServer, cli: Cli, *tables: str) -> None:
     with contextlib.closing(server.connect(database="d")) as connection:
         assert compare_all(connection, "d", cli.sink, tables) == []
-    assert all(v.equal for v in verify(cli.context) if v.table.removeprefix("d.") in tables)
+    assert all(v.is_equal for v in verify(cli.context) if v.table.removeprefix("d.") in tables)
 
 
 def test_the_others_go_on(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_read_again_while_the_stream_runs(server: MySQLServer, database: str, tm
     run(server, "UPDATE keyed SET v = 'late' WHERE id = 9", "TRUNCATE TABLE plain", "INSERT INTO plain VALUES (1, 'n')")
     cli.catch_up()
     equal(server, cli, *TABLES)
-    plan = cli.context.need_plan()
-    assert [plan.revision(i) for i in range(3)] == [1, 1, 0]
+    plan = cli.context.require_plan()
+    assert [plan.revision_of(i) for i in range(3)] == [1, 1, 0]
     assert {plan.tables[chunk.table].name for chunk in plan.chunks} == {"quiet"}
 
 
@@ -305,7 +305,7 @@ def test_who_reads_it_again(
     by_tasks: list[Any] = []
     with cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=True)
-        epoch.rereading.run = lambda job: by_tasks.append(job) or run_in_threads(job)  # type: ignore[func-returns-value]
+        epoch.resnapshot_worker.runner = lambda job: by_tasks.append(job) or run_in_threads(job)  # type: ignore[func-returns-value]
         run_in_process(epoch)
     equal(server, cli, *TABLES)
     assert len(by_tasks) == (not small)

@@ -282,7 +282,7 @@ def test_groups_of_several_tables(server: MySQLServer, database: str, order: str
     with cli.opened() as (context, store):
         for number in sorted(context.ensure_plan(store).groups()):
             run_group(
-                context, store, context.need_plan(), number, run_in_threads, holder="me", requested_by=asked_by("me#1")
+                context, store, context.require_plan(), number, run_in_threads, holder="me", requested_by=asked_by("me#1")
             )
     run(server, "UPDATE quiet SET v = 'on' WHERE id = 1", "UPDATE keyed SET v = 'before' WHERE id = 2")
     cli.catch_up()
@@ -408,7 +408,7 @@ def test_a_copy_that_is_ahead(
     (tmp_path / "aside").rename(folder)
     cli.catch_up()
     equal(server, cli, *TABLES)
-    assert cli.context.need_plan().revision(0) == 1
+    assert cli.context.require_plan().revision_of(0) == 1
 
 
 def test_twice_at_once(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_twice_at_once(server: MySQLServer, database: str, tmp_path: Path) -> No
     run(server, "INSERT INTO keyed VALUES (902, 8)")
     cli.catch_up()
     equal(server, cli, *TABLES)
-    assert cli.context.need_plan().revision(0) == 2, (
+    assert cli.context.require_plan().revision_of(0) == 2, (
         "the stream was at the first one already; the second took its place"
     )
     run(server, "INSERT INTO keyed VALUES (903, 8)")

@@ -132,7 +132,7 @@ class World:
             with killed(_MODULES, name, at, self.done, dies=dies, died=stop.set), suppress(TableSuspendedError):
                 epoch = begin(context, store, catch_up=catch_up)
                 epoch.stop = stop
-                epoch.job = replace(epoch.job, max_batch_bytes=size, piece_bytes=piece)
+                epoch.job = replace(epoch.job, max_batch_bytes=size, min_range_bytes=piece)
                 timer = threading.Timer(seconds, stop.set)
                 if not catch_up:
                     timer.start()
@@ -159,7 +159,7 @@ class World:
 
     def part(self) -> None:
         """An operator reads some rows of a table again, by its key, if it has one."""
-        tables = self.cli.context.need_plan().tables
+        tables = self.cli.context.require_plan().tables
         table = self.chance.choice([table for table in tables if table.key])
         name, kind = quoted(table.key[0]), table.key_columns[0].data_type
         low = self.chance.randint(-2, 30)
@@ -191,16 +191,16 @@ class World:
 
     def is_enough(self) -> bool:
         """Whether so many tables were suspended, and have rejoined, that the schedule is one."""
-        kinds = Counter(type(step) for step in self.cli.context.need_plan().steps)
+        kinds = Counter(type(step) for step in self.cli.context.require_plan().amendments)
         return kinds[Suspended] >= _SUSPENDED and kinds[Rejoined] >= _REJOINED
 
     def steps(self) -> list[str]:
         """What has happened to the tables."""
-        plan = self.cli.context.need_plan()
+        plan = self.cli.context.require_plan()
         return [
             f"{type(step).__name__} {plan.tables[step.table].label}, revision {step.revision}, at "
-            f"{plan.lineage.position(step.seq)} {getattr(step, 'kind', '')}: {getattr(step, 'message', '')}"
-            for step in plan.steps
+            f"{plan.timeline.position(step.seq)} {getattr(step, 'kind', '')}: {getattr(step, 'message', '')}"
+            for step in plan.amendments
         ]
 
     def settle(self) -> None:
@@ -208,8 +208,8 @@ class World:
         there = self.there()
         for _ in range(3):
             self.stream(ends=True)
-            plan = self.cli.context.need_plan()
-            left = [step for step in plan.suspended if plan.tables[step.table].name in there]
+            plan = self.cli.context.require_plan()
+            left = [step for step in plan.suspensions if plan.tables[step.table].name in there]
             if not left:
                 break
             for step in left:
@@ -217,27 +217,27 @@ class World:
                 self.read(plan.tables[step.table].name)
         else:
             raise AssertionError(left)
-        gone = {plan.tables[step.table].name for step in plan.suspended}
+        gone = {plan.tables[step.table].name for step in plan.suspensions}
         assert not gone & set(there)
         with closing(self.server.connect(database=_DATABASE)) as connection:
             if self.mode == "evolve":
                 assert compare_all(connection, _DATABASE, self.cli.sink, there) == []
-            for table in self.cli.context.need_plan().tables if self.mode != "evolve" else ():
+            for table in self.cli.context.require_plan().tables if self.mode != "evolve" else ():
                 if table.name in there:
-                    without, beside = table.left_out, [column.name for column in table.kept]
+                    without, beside = table.excluded, [column.name for column in table.retained]
                     folder = self.cli.sink / _DATABASE / table.name
                     difference = compare(connection, _DATABASE, table.name, folder, without, beside=beside)
                     assert difference is None, difference
                     assert self.mode == "ignore" or not without
         found = {v.table.partition(".")[2]: v for v in verify(self.cli.context, show_values=True)}
-        assert all(found[name].equal for name in there), found
+        assert all(found[name].is_equal for name in there), found
         self.done["comparisons"] += 1
 
     def columns(self) -> None:
         """Definitions, and names, order, types and comments of the columns, are those of a copy that is made now."""
-        plan = self.cli.context.need_plan()
-        self.done["suspended"] = sum(isinstance(step, Suspended) for step in plan.steps)
-        self.done["rejoined"] = sum(isinstance(step, Rejoined) for step in plan.steps)
+        plan = self.cli.context.require_plan()
+        self.done["suspended"] = sum(isinstance(step, Suspended) for step in plan.amendments)
+        self.done["rejoined"] = sum(isinstance(step, Rejoined) for step in plan.amendments)
         if self.mode != "evolve":  # a copy that is made now knows nothing of what has been
             return
         there = self.there()
@@ -253,7 +253,7 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(compaction, "FEWEST", 2)
     monkeypatch.setattr(key_index, "_MERGED", 2)
     monkeypatch.setattr(rereading, "_PAUSE_SECONDS", 0.2)
-    go = rereading.Rereading._go
+    go = rereading.Rereading._loop
 
     def ends(self: rereading.Rereading) -> None:
         with suppress(Killed):

@@ -40,8 +40,8 @@ def cli(mysql_server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def events(cli: Cli, kind: str) -> list[EventRow]:
-    with closing(cli.context.store()) as store:
-        return store.events("p", 100, (kind,))
+    with closing(cli.context.open_state_database()) as store:
+        return store.last_events("p", 100, (kind,))
 
 
 def until(seen: Callable[[], bool]) -> None:
@@ -73,7 +73,7 @@ def test_what_goes_well_is_not_counted(cli: Cli, mysql_server: MySQLServer, monk
             run(mysql_server, ALTER, f"UPDATE keyed SET v = '{times}' WHERE id = 3")
             until(lambda times=times: len(events(cli, "table_rejoined")) == times)  # type: ignore[misc]
     cli.catch_up()
-    assert all(found.equal for found in verify(cli.context)) and not events(cli, "reread_given_up")
+    assert all(found.is_equal for found in verify(cli.context)) and not events(cli, "reread_given_up")
 
 
 def test_what_fails_again_and_again_is_left_to_people(
@@ -99,10 +99,10 @@ def test_what_fails_again_and_again_is_left_to_people(
     assert told.table == "d.keyed" and "failed 3 times in a row" in told.detail and "server is away" in told.detail
     assert told.remedy == "Read it again: airflow-cdc resnapshot --table d.keyed"
     assert told.detail in lines
-    assert [found.table for found in verify(cli.context) if not found.equal] == ["d.keyed"]
+    assert [found.table for found in verify(cli.context) if not found.is_equal] == ["d.keyed"]
     monkeypatch.undo()
     cli.catch_up()
-    assert all(found.equal for found in verify(cli.context))
+    assert all(found.is_equal for found in verify(cli.context))
 
 
 def test_what_cannot_be_read_is_told_once(cli: Cli, mysql_server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_told_once(cli: Cli, mysql_server: MySQLServer, m
     with pytest.raises(TableSuspendedError), cli.opened() as (context, store):
         found = begin(context, store, catch_up=True)
         for _ in range(2):
-            found.rereading.wanted(found.plan)
+            found.resnapshot_worker.enqueue_suspended(found.plan)
         run_in_process(found)
     (told,) = events(cli, "reread_given_up")
     assert "it cannot be copied" in told.detail and told.table == "d.keyed"

@@ -190,8 +190,8 @@ class World(Commands):
         self.captures(_ALL)
         for _ in range(3):
             code = self.go("run", "--catch-up")
-            plan = self.cli.context.need_plan()
-            left = [plan.tables[step.table].name for step in plan.suspended]
+            plan = self.cli.context.require_plan()
+            left = [plan.tables[step.table].name for step in plan.suspensions]
             if code == 0 and not {*left} & {*names}:
                 break
             for name in left:
@@ -259,7 +259,7 @@ def carry_out(world: World, tables: Sequence[str], steps: Sequence[Step]) -> Non
         time.sleep(0.2)
     world.settle()
     with world.cli.opened() as (_, store):
-        dropped = [event.detail for event in store.events("p", 1000, ["reread_dropped"])]
+        dropped = [event.detail for event in store.last_events("p", 1000, ["reread_dropped"])]
     # Nobody reads a table while another one does: what was dropped has become void by a DDL or a suspension.
     assert not [said for said in dropped if "it was read once more since" in said], dropped
     print(dict(world.deaths), dict(world.load.done))

@@ -58,12 +58,12 @@ class World:
     @property
     def store(self) -> Store:
         if not self.stores:
-            self.stores.append(self.context.store())
+            self.stores.append(self.context.open_state_database())
         return self.stores[0]
 
     @property
     def targets(self) -> list[DeltaTarget]:
-        return [as_delta(table) for table in groups.targets(self.context, self.context.need_plan())]
+        return [as_delta(table) for table in groups.targets(self.context, self.context.require_plan())]
 
     def take_snapshot(self) -> None:
         snapshot.run_snapshot(self.context, self.store, self.context.ensure_plan(self.store), run_in_threads)
@@ -77,30 +77,30 @@ class World:
     def end(self, epoch: Epoch, start: Offset) -> Offset:
         """Where the server stands now."""
         with closing(epoch.job.make_planner()) as planner:
-            return planner.advance(start, 1 << 40)
+            return planner.find_batch_end(start, 1 << 40)
 
     def forget_progress(self, epoch: Epoch, at: Offset) -> Epoch:
         """A new epoch that has to begin at an earlier point, as if the resume point had been lost since."""
         fence = epoch_fence(self.context.pipeline.name, epoch.number)
-        self.context.sink.resume_point().write(at, epoch.plan.lineage, fence)
+        self.context.sink.resume_point().write(at, epoch.plan.timeline, fence)
         return self.begin()
 
     def staged(self, manifest: dict[str, Any]) -> list[Path]:
         """What is there of the files of a batch."""
-        storage, layout, tables = self.context.storage, self.context.layout, self.context.need_plan().tables
-        found = [f"{layout.table(tables[index])}/changes/{name}.parquet" for index, name in manifest["staged"]]
+        storage, layout, tables = self.context.storage, self.context.layout, self.context.require_plan().tables
+        found = [f"{layout.table_folder(tables[index])}/changes/{name}.parquet" for index, name in manifest["staged"]]
         paths = [Path(storage.location(name)) for name in found]
         return [path for path in paths if path.exists()]
 
     def ids(self) -> dict[str, list[int]]:
         """Keys in the sink."""
         return {
-            name: sorted(target.to_arrow()["id"].to_pylist()) for name, target in zip(TABLES, self.targets, strict=True)
+            name: sorted(target.read_with_soft_deleted()["id"].to_pylist()) for name, target in zip(TABLES, self.targets, strict=True)
         }
 
     def versions(self) -> list[int]:
         """Number of commits of each table and of the resume point."""
-        folders = [*(t.storage.uri() for t in self.targets), self.context.storage.uri(self.context.layout.progress)]
+        folders = [*(t.storage.uri() for t in self.targets), self.context.storage.uri(self.context.layout.resume_point_folder)]
         return [DeltaTable(folder).version() for folder in folders]
 
     def killed_at(self, nursery: Nursery, failpoint: str) -> bool:
@@ -120,7 +120,7 @@ def world(
     monkeypatch.setenv("AIRFLOW_CONN_CDC_SOURCE", mysql_server.uri(**cdc_user))
     lake = Lake(tmp_path / "lake", "replay")
     file = lake.write_pipeline(database, chunk_rows=10, group_rows=10_000)
-    made = World(mysql_server, database, lake, file, Context.of(Pipeline.load(file)))
+    made = World(mysql_server, database, lake, file, Context.for_pipeline(Pipeline.load(file)))
     for name in TABLES:
         made.write(f"CREATE TABLE {name} (id int PRIMARY KEY, v int)")
         made.write(f"INSERT INTO {name} VALUES {', '.join(f'({i}, {i})' for i in range(1, 31))}")
@@ -136,17 +136,17 @@ def test_a_batch_that_is_applied_twice(world: World) -> None:
     world.take_snapshot()
     epoch = world.begin()
     world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)", "DELETE FROM b WHERE id = 3")
-    manifest = epoch.job.stage(epoch.start, world.end(epoch, epoch.start), "0")
-    assert epoch.apply(manifest).changes == 3
+    manifest = epoch.job.stage_range(epoch.section_start, world.end(epoch, epoch.section_start), "0")
+    assert epoch.apply_batch(manifest).changes == 3
     assert not world.differences()
     before = world.versions()
-    assert epoch.apply(manifest).changes == 0
+    assert epoch.apply_batch(manifest).changes == 0
     assert world.versions() == before
 
     # The same again without the resume point: each table's own marker says what it has.
-    again = world.forget_progress(epoch, epoch.start)
+    again = world.forget_progress(epoch, epoch.section_start)
     tables = world.versions()[:2]
-    assert again.apply(again.job.stage(again.start, world.end(again, again.start), "1")).changes == 3
+    assert again.apply_batch(again.job.stage_range(again.section_start, world.end(again, again.section_start), "1")).changes == 3
     assert world.versions()[:2] == tables and not world.differences()
 
 
@@ -154,18 +154,18 @@ def test_an_older_batch_after_a_newer_one(world: World) -> None:
     world.take_snapshot()
     epoch = world.begin()
     world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)", "UPDATE a SET v = 7 WHERE id = 5")
-    middle = world.end(epoch, epoch.start)
+    middle = world.end(epoch, epoch.section_start)
     world.write("DELETE FROM a WHERE id = 100", "DELETE FROM b WHERE id = 100", "UPDATE a SET v = 8 WHERE id = 5")
     end = world.end(epoch, middle)
-    older = epoch.job.stage(epoch.start, middle, "0")
-    epoch.apply(epoch.job.stage(epoch.start, end, "1"))
+    older = epoch.job.stage_range(epoch.section_start, middle, "0")
+    epoch.apply_batch(epoch.job.stage_range(epoch.section_start, end, "1"))
     before = world.versions()
-    epoch.apply(older)
+    epoch.apply_batch(older)
     assert world.versions() == before and not world.differences()
 
-    again = world.forget_progress(epoch, epoch.start)
+    again = world.forget_progress(epoch, epoch.section_start)
     tables = world.versions()[:2]
-    again.apply(again.job.stage(again.start, middle, "0"))
+    again.apply_batch(again.job.stage_range(again.section_start, middle, "0"))
     assert world.versions()[:2] == tables, "the deleted rows must not come back, not even for a while"
     assert not world.differences()
 
@@ -174,12 +174,12 @@ def test_a_batch_that_begins_behind_the_resume_point(world: World) -> None:
     world.take_snapshot()
     epoch = world.begin()
     world.write("INSERT INTO a VALUES (100, 1)")
-    middle = world.end(epoch, epoch.start)
+    middle = world.end(epoch, epoch.section_start)
     world.write("INSERT INTO a VALUES (101, 1)")
-    gap = epoch.job.stage(middle, world.end(epoch, middle), "0")
+    gap = epoch.job.stage_range(middle, world.end(epoch, middle), "0")
     before = world.versions()
     with pytest.raises(TerminalError, match="a batch begins at .*, but the sink stands at"):
-        epoch.apply(gap)
+        epoch.apply_batch(gap)
     assert world.versions() == before
 
 
@@ -197,10 +197,10 @@ def test_what_the_snapshot_holds_is_dropped(world: World) -> None:
     held, versions = world.ids(), world.versions()
     assert 15 not in held["a"] and 7 in held["b"]
     with closing(epoch.job.make_planner()) as planner:
-        at, last = epoch.start, world.end(epoch, epoch.start)
+        at, last = epoch.section_start, world.end(epoch, epoch.section_start)
         while at.at < last.at:
-            end = planner.advance(at, 1)
-            epoch.apply(epoch.job.stage(at, end, "0"))
+            end = planner.find_batch_end(at, 1)
+            epoch.apply_batch(epoch.job.stage_range(at, end, "0"))
             at = end
             # Beyond the largest key of the plan the snapshot holds nothing: 1007 may come and go, but nothing else.
             assert world.ids()["a"] == held["a"] and set(world.ids()["b"]) - {1007} == set(held["b"])
@@ -220,10 +220,10 @@ def test_killed_between_the_tables_of_a_batch(world: World, nursery: Nursery) ->
     epoch = world.begin()
     tables = world.versions()
     with closing(epoch.job.make_planner()) as planner:
-        at, last = epoch.start, world.end(epoch, epoch.start)
+        at, last = epoch.section_start, world.end(epoch, epoch.section_start)
         while at.at < last.at:
-            end = planner.advance(at, 1)  # one transaction a batch
-            epoch.apply(epoch.job.stage(at, end, "0"))
+            end = planner.find_batch_end(at, 1)  # one transaction a batch
+            epoch.apply_batch(epoch.job.stage_range(at, end, "0"))
             at = end
             assert 100 not in world.ids()["a"], "a deleted row came back"
     assert world.versions()[0] == tables[0] and not world.differences()
@@ -236,15 +236,15 @@ def test_an_older_epoch(world: World) -> None:
     world.take_snapshot()
     old = world.begin()
     world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)")
-    staged = old.job.stage(old.start, world.end(old, old.start), "0")
+    staged = old.job.stage_range(old.section_start, world.end(old, old.section_start), "0")
     new = world.begin()
-    staged_again = new.job.stage(new.start, world.end(new, new.start), "0")
+    staged_again = new.job.stage_range(new.section_start, world.end(new, new.section_start), "0")
     assert staged["staged"] and not world.staged(staged)  # the new epoch has removed what the old one staged
     before = world.versions()
     with pytest.raises(FencedError):
-        old.apply(staged_again)
+        old.apply_batch(staged_again)
     assert world.versions() == before
-    new.apply(staged_again)
+    new.apply_batch(staged_again)
     assert not world.differences()
 
 
@@ -254,7 +254,7 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
     world.take_snapshot()
     old = world.begin()
     world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)")
-    staged = old.job.stage(old.start, world.end(old, old.start), "0")
+    staged = old.job.stage_range(old.section_start, world.end(old, old.section_start), "0")
     taken: list[Epoch] = []
     held: list[dict[str, list[int]]] = []
 
@@ -267,7 +267,7 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
                 path.write_bytes(content)
             held.append(world.ids())
 
-    whole = Merge.of
+    whole = Merge.plan_edit
 
     def merge(merge: Merge, change: Any) -> Any:
         actions = whole(merge, change)
@@ -277,11 +277,11 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
     monkeypatch.setattr(apply, "failpoint", take_over)
     monkeypatch.setattr(Merge, "of", merge)
     with pytest.raises(FencedError):
-        old.apply(staged)
+        old.apply_batch(staged)
     assert taken and world.ids() == held[0]
     new = taken[0]
-    assert new.start == old.start
-    new.apply(new.job.stage(new.start, world.end(new, new.start), "0"))
+    assert new.section_start == old.section_start
+    new.apply_batch(new.job.stage_range(new.section_start, world.end(new, new.section_start), "0"))
     assert not world.differences()
 
 
@@ -290,10 +290,10 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
     world.take_snapshot()
     epoch = world.begin()
     world.write("INSERT INTO a VALUES (100, 1)")
-    middle = world.end(epoch, epoch.start)
-    older = epoch.job.stage(epoch.start, middle, "0")
+    middle = world.end(epoch, epoch.section_start)
+    older = epoch.job.stage_range(epoch.section_start, middle, "0")
     world.write("DELETE FROM a WHERE id = 100", "INSERT INTO a VALUES (101, 1)")
-    newer = epoch.job.stage(epoch.start, world.end(epoch, middle), "1")
+    newer = epoch.job.stage_range(epoch.section_start, world.end(epoch, middle), "1")
     held = groups.coverage(world.context, epoch.plan, world.targets) or []
     progress = world.context.sink.resume_point()
     twin = apply.Applier(world.context, epoch.plan, world.targets, held, progress, epoch.number)
@@ -305,7 +305,7 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
             twin.apply(newer)
 
     monkeypatch.setattr(apply, "failpoint", failpoint)
-    epoch.apply(older)
+    epoch.apply_batch(older)
     assert moments[0] == "table.before_commit"
     assert 100 not in world.ids()["a"] and 101 in world.ids()["a"], "a deleted row came back"
 
@@ -316,16 +316,16 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
 def test_a_group_that_is_published_twice(world: World) -> None:
     """Of two attempts the first one's files and watermarks stand."""
     world.take_snapshot()
-    plan = world.context.need_plan()
+    plan = world.context.require_plan()
     held = groups.coverage(world.context, plan, world.targets)
     world.write("UPDATE a SET v = 99")
-    first = groups.Group(world.context, plan, 0).manifest(1)
+    first = groups.Group(world.context, plan, 0).read_manifest(1)
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
     for chunk in (chunk for entry in late for chunk in entry["chunks"]):
         chunk["hw"][1] += 1
-    before = [target.load().version for target in world.targets]
+    before = [target.load_log().version for target in world.targets]
     groups.Group(world.context, plan, 0, world.targets).publish(2, late)
-    assert [target.load().version for target in world.targets] == before
+    assert [target.load_log().version for target in world.targets] == before
     assert groups.coverage(world.context, plan, world.targets) == held
     stream.run_in_process(world.begin())
     assert not world.differences()
@@ -334,11 +334,11 @@ def test_a_group_that_is_published_twice(world: World) -> None:
 def test_two_processes_with_one_number(world: World) -> None:
     """The bookkeeping was lost between their starts, and both have read the group: the first manifest stands."""
     world.take_snapshot()
-    plan = world.context.need_plan()
-    first = groups.Group(world.context, plan, 0).manifest(1)
+    plan = world.context.require_plan()
+    first = groups.Group(world.context, plan, 0).read_manifest(1)
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
     assert groups.Group(world.context, plan, 0).write_manifest(1, late) == first
-    assert groups.Group(world.context, plan, 0).manifest(1) == first
+    assert groups.Group(world.context, plan, 0).read_manifest(1) == first
 
 
 def test_an_older_snapshot(world: World) -> None:
@@ -355,12 +355,12 @@ def test_an_older_snapshot(world: World) -> None:
 def test_attempts_go_on_counting_without_the_bookkeeping(world: World, nursery: Nursery) -> None:
     """A manifest in the sink, once written, belongs to its attempt for ever."""
     assert world.killed_at(nursery, "group.after_commit:1")
-    manifest = Path(world.context.storage.location(world.context.layout.attempt(1, 0, 1)))
+    manifest = Path(world.context.storage.location(world.context.layout.attempt_manifest(1, 0, 1)))
     before = manifest.stat().st_mtime_ns
     world.lake.lose("bookkeeping")
     world.take_snapshot()
     assert manifest.stat().st_mtime_ns == before
-    app = groups.group_marker(world.context.need_plan(), 0)
+    app = groups.group_marker(world.context.require_plan(), 0)
     assert [target.markers().get(app) for target in world.targets] == [1, 2]
     stream.run_in_process(world.begin())
     assert not world.differences()

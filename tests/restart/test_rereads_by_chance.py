@@ -183,7 +183,7 @@ class World(Commands):
             plan = planned(context, store)
             for chunk in plan.chunks:
                 if (name := plan.tables[chunk.table].name) != "loose":
-                    bounds = name, int(chunk.lower[0]), int(chunk.upper[0]) + chunk.last
+                    bounds = name, int(chunk.lower[0]), int(chunk.upper[0]) + chunk.includes_upper
                     self.groups.setdefault(chunk.group, []).append(bounds)
             revisions = [self.draw.choice(_REVISIONS) for _ in plan.definitions]
             begun = zip(plan.definitions, revisions, strict=True)
@@ -513,15 +513,15 @@ class World(Commands):
         for number in range(_TRIES + 2):
             if not self.is_running() or self.paused or not copy.is_in:
                 return
-            index = next(i for i, t in enumerate(self.cli.context.need_plan().tables) if t.name == copy.name)
-            before = self.cli.context.need_plan().revision(index)
+            index = next(i for i, t in enumerate(self.cli.context.require_plan().tables) if t.name == copy.name)
+            before = self.cli.context.require_plan().revision_of(index)
             copy.changes += 1
             with self.load.still():
                 added = f"ADD COLUMN e{self.number}_{number} INT NOT NULL DEFAULT {number}"
                 self.server.session(_DATABASE, f"ALTER TABLE `{copy.name}` {added}")
             end = time.monotonic() + DEADLINE_SECONDS
-            while self.is_running() and self.cli.context.need_plan().revision(index) == before:
-                step = self.cli.context.need_plan().suspended_of(index)
+            while self.is_running() and self.cli.context.require_plan().revision_of(index) == before:
+                step = self.cli.context.require_plan().suspension_of(index)
                 if (step is not None and step.kind == "asked") or "is not read again by" in self.stream_log.read_text():
                     return
                 assert time.monotonic() < end, f"{copy.label} is not read again, and nobody says so: {self.said()}"
@@ -583,8 +583,8 @@ class World(Commands):
                     break
             assert code in (0, _NOT_READY, _TERMINAL), self.said()
             self.hears()
-            plan = self.cli.context.need_plan()
-            out = {plan.tables[step.table].name: step for step in plan.suspended}
+            plan = self.cli.context.require_plan()
+            out = {plan.tables[step.table].name: step for step in plan.suspensions}
             for copy in self.copies.values():
                 step = out.get(copy.name)
                 if copy.is_out:
@@ -605,8 +605,8 @@ class World(Commands):
 
     def lacks(self) -> list[str]:
         """Tables that are no part of the stream, and should be."""
-        plan = self.cli.context.need_plan()
-        out = {plan.tables[step.table].name for step in plan.suspended}
+        plan = self.cli.context.require_plan()
+        out = {plan.tables[step.table].name for step in plan.suspensions}
         return [copy.name for copy in self.copies.values() if copy.is_in and copy.name in out]
 
     def hears(self) -> None:
@@ -615,7 +615,7 @@ class World(Commands):
             rows = {row.id: row for row in store.requests("p", 1000)}
             open_ = [f"{row.kind} {row.table}: {row.state}" for row in rows.values() if row.finished_at is None]
             assert not open_, f"requests without an outcome: {open_}"
-            left = waiting(context, context.need_plan())
+            left = waiting(context, context.require_plan())
             assert not left, f"what was read waits for ever: {left}"
         for number, request in [*self.requests.items()]:
             if rows[number].state == "done":

@@ -52,15 +52,15 @@ class World:
             self.read.append(job)
             return runner(job)
 
-        with closing(self.context.store()) as store:
+        with closing(self.context.open_state_database()) as store:
             return run_group(self.context, store, self.context.ensure_plan(store), 0, run, holder="a test")
 
     @property
     def group(self) -> Group:
-        return Group(self.context, self.context.need_plan(), 0)
+        return Group(self.context, self.context.require_plan(), 0)
 
     def sidecar(self, slice_: int, attempt: int = 1) -> Path:
-        name = self.context.layout.slice(self.group.plan.tables[0], 1, 0, attempt, slice_)
+        name = self.context.layout.slice_manifest(self.group.plan.tables[0], 1, 0, attempt, slice_)
         return Path(self.context.storage.location(name))
 
     def equal(self, nursery: Nursery) -> bool:
@@ -78,7 +78,7 @@ def make(server: MySQLServer, database: str, user: dict[str, str], folder: Path,
         cursor.execute("ANALYZE TABLE t")
     lake = Lake(folder / "lake", "slices")
     file = lake.write_pipeline(database, chunk_rows=CHUNK_ROWS, group_rows=10_000, parallelism=1)
-    return World(server, database, lake, file, Context.of(Pipeline.load(file)))
+    return World(server, database, lake, file, Context.for_pipeline(Pipeline.load(file)))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def killed(world: World, nursery: Nursery) -> World:
 def test_finished_files_are_used_again(killed: World, nursery: Nursery) -> None:
     killed.lake.check_books(complete=False)
     before = killed.lake.finished_files()
-    assert (killed.run().attempt, killed.read[0].missing) == (2, (3, 4))
+    assert (killed.run().attempt, killed.read[0].slice_numbers) == (2, (3, 4))
     killed.lake.check_files(before)
     killed.lake.check_books(complete=True)
     assert killed.equal(nursery)
@@ -151,9 +151,9 @@ def hw_file(sidecar: Path) -> str:
 def test_damaged_slices_are_read_again(killed: World, nursery: Nursery, damage: str) -> None:
     DAMAGE[damage](killed.sidecar(1))
     assert killed.run().attempt == 2
-    assert killed.read[0].missing == (1, 3, 4)
+    assert killed.read[0].slice_numbers == (1, 3, 4)
     group = killed.group
-    marks = {c["no"]: c for c in group.totals(group.markers()).chunks}
+    marks = {c["no"]: c for c in group.read_totals(group.published_by_table()).chunks}
     assert len(marks) == ROWS / CHUNK_ROWS
     killed.lake.check_books(complete=True)
     assert killed.equal(nursery)
@@ -178,7 +178,7 @@ def test_a_binlog_that_was_purged_in_the_meantime(
                     world.run()
                 monkeypatch.setattr(RetentionGuard, "look", lambda _: None)
             assert world.run().outcome == "published"
-            assert world.read.pop().missing == missing
+            assert world.read.pop().slice_numbers == missing
             world = make_again(world, tmp_path / "again")
 
 
@@ -187,7 +187,7 @@ def make_again(world: World, folder: Path) -> World:
     folder.mkdir(exist_ok=True)
     lake = Lake(folder / "lake", "slices")
     file = lake.write_pipeline(world.database, chunk_rows=CHUNK_ROWS, group_rows=10_000, parallelism=1)
-    return World(world.server, world.database, lake, file, Context.of(Pipeline.load(file)))
+    return World(world.server, world.database, lake, file, Context.for_pipeline(Pipeline.load(file)))
 
 
 def test_the_bookkeeping_of_a_killed_group(killed: World) -> None:
@@ -203,17 +203,17 @@ def test_the_bookkeeping_of_a_killed_group(killed: World) -> None:
     seen: list[list[tuple[str, int]]] = []
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
-        with closing(killed.context.store()) as store:
+        with closing(killed.context.open_state_database()) as store:
             seen.append(states(store))
         return run_in_threads(job)
 
-    with closing(killed.context.store()) as store:  # what the killed run may have told of the file that is lost now
+    with closing(killed.context.open_state_database()) as store:  # what the killed run may have told of the file that is lost now
         told = [(c.chunk_no, 1, ["b", 1], ["b", 2], 9, 0, 9, 9.0) for c in store.chunks("slices", 1, 0)[16:32]]
         store.chunks_read("slices", 1, told)
     data_of(killed.sidecar(1)).unlink()
     killed.run(run)
     assert seen[0][:3] == [("read", 1), ("pending", 0), ("read", 1)]
-    with closing(killed.context.store()) as store:
+    with closing(killed.context.open_state_database()) as store:
         assert states(store) == [("done", 2)] * SLICES
         # What a reader that was overtaken tells afterwards changes nothing.
         store.chunks_read("slices", 1, [(0, 9, ["b", 1], ["b", 2], 77, 7, 7, 7.0)])
@@ -228,7 +228,7 @@ def test_what_is_published_counts_and_not_what_was_read_last(killed: World) -> N
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
         found = run_in_threads(job)
-        with closing(killed.context.store()) as store:
+        with closing(killed.context.open_state_database()) as store:
             read = [(c.chunk_no, 7, ["b", 1], ["b", 2], 99, 9, 9, 9.0) for c in store.chunks("slices", 1, 0)]
             store.chunks_read("slices", 1, read)
         return found
@@ -262,7 +262,7 @@ class Copies:
 
         def read() -> None:
             self._slow = threading.get_ident()
-            found.extend(job.read(0, 0))
+            found.extend(job.read_slices(0, 0))
 
         thread = threading.Thread(target=read)
         thread.start()
@@ -294,7 +294,7 @@ def test_a_copy_that_goes_on(
         with closing(world.server.connect(database=world.database)) as connection, connection.cursor() as cursor:
             cursor.execute("UPDATE t SET v = v + 1, id = IF(id % 50 = 0, id + 10000, id)")
             connection.commit()
-        both.append(list(job.read(0, 1)))
+        both.append(list(job.read_slices(0, 1)))
         if not late:
             both.append(next(slow[0]))
         return both[0]
@@ -322,11 +322,11 @@ def test_a_copy_does_not_read_what_is_finished(world: World, monkeypatch: pytest
     monkeypatch.setattr(chunk_reader, "failpoint", seen.append)
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
-        first = job.read(0, 0)
+        first = job.read_slices(0, 0)
         taken = [next(first) for _ in range(3)]
         first.close()  # type: ignore[attr-defined]
         before = world.lake.finished_files()
-        again = list(job.read(0, 1))
+        again = list(job.read_slices(0, 1))
         assert again[:3] == taken
         assert seen.count("chunk.before_lw") == sum(len(manifest["chunks"]) for manifest in again)
         now = world.lake.finished_files()
@@ -344,5 +344,5 @@ def test_copies_have_replication_ids_of_their_own(world: World) -> None:
         return run_in_threads(job)
 
     world.run(run)
-    of_group = [pair for worker in world.read[0].replicas for pair in worker]
-    assert len(of_group) == len(set(of_group)) == len(world.read[0].replicas) * slots.COPIES
+    of_group = [pair for worker in world.read[0].replica_ids for pair in worker]
+    assert len(of_group) == len(set(of_group)) == len(world.read[0].replica_ids) * slots.COPIES

@@ -110,36 +110,36 @@ def test_one_that_wakes_up_is_not_taken_over(opened: tuple[Context, Store], monk
     store = opened[1]
     watcher = impatient(monkeypatch)
     number = stream_elsewhere(store, timedelta())
-    assert watcher.watch(store, "p")[1] is False
-    watcher.refuse(store, "p")
+    assert watcher.wait_until_known(store, "p")[1] is False
+    watcher.refuse_if_running(store, "p")
     beat(store, number, timedelta())
     with pytest.raises(NotReadyError, match="a stream of p is running"):
-        store.new_epoch("p", 0, "here", 1, 1.0, refuse=watcher.confirm)
+        store.new_epoch("p", 0, "here", 1, 1.0, refuse=watcher.confirm_not_running)
     # So does one that somebody else has begun meanwhile.
-    assert watcher.watch(store, "p")[1] is True
+    assert watcher.wait_until_known(store, "p")[1] is True
     store.end_stream("p", number, "stopped")
-    watcher.refuse(store, "p")
+    watcher.refuse_if_running(store, "p")
     stream_elsewhere(store, timedelta())
     with pytest.raises(NotReadyError, match="a stream of p is running"):
-        store.new_epoch("p", 0, "here", 1, 1.0, refuse=watcher.confirm)
+        store.new_epoch("p", 0, "here", 1, 1.0, refuse=watcher.confirm_not_running)
 
 
 def test_a_heart_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bookkeeping answers and takes no writes, on a full disk for one."""
     watcher = impatient(monkeypatch)
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         number = stream_elsewhere(store, timedelta())
-        assert watcher.look(store, "p")[1] is None
+        assert watcher.check_once(store, "p")[1] is None
         with read_only(store):
             began = time.monotonic()
             while time.monotonic() < began + 4:
                 with pytest.raises(TransientError, match="readonly database. Try again when .* written to"):
-                    watcher.watch(store, "p")
+                    watcher.wait_until_known(store, "p")
                 time.sleep(0.2)
-        assert watcher.look(store, "p")[1] is None
+        assert watcher.check_once(store, "p")[1] is None
         beat(store, number, timedelta())
-        assert watcher.watch(store, "p")[1] is True
+        assert watcher.wait_until_known(store, "p")[1] is True
 
 
 def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
 
     operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
 
         def lost(lived: float, restarts: Restarts) -> Restarts:
             number = store.new_epoch("p", 0, "elsewhere", 1, 1.0)
@@ -177,8 +177,8 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
             event = {"epoch": number, "found": False, "verdict": "lost"}
             with pytest.raises(Setback) as found:
                 outcome("p", store, event, operator.log)
-            assert not found.value.moved
-            return operator._count(restarts, found.value.error, found.value.lived, found.value.moved)
+            assert not found.value.made_progress
+            return operator._count(restarts, found.value.error, found.value.ran_seconds, found.value.made_progress)
 
         restarts = Restarts()
         for lived in (9, 9, 9, 600, 1, 1, 1, 1):
@@ -209,7 +209,7 @@ def test_a_container_with_the_same_name_is_another_host(opened: tuple[Context, S
     host, pid, started, where = found.stdout.split()
     assert (host, pid) == (socket.gethostname(), "1") and where != machine()
     number = store.new_epoch("p", 0, host, int(pid), float(started), details={"machine": where})
-    assert liveness.Watcher().lives(store.current_stream("p")) is None, "it takes more looks to tell"
+    assert liveness.Watcher().is_alive(store.current_stream("p")) is None, "it takes more looks to tell"
     with beating(store, number, timedelta()), pytest.raises(NotReadyError, match="a stream of p is running"):
         begin(context, store, catch_up=True)
 
@@ -217,9 +217,9 @@ def test_a_container_with_the_same_name_is_another_host(opened: tuple[Context, S
 def test_a_lease(tmp_path: Path) -> None:
     """A stream that nobody looks after ends itself; while somebody does, or the bookkeeping is away, it goes on."""
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         number, stop = store.new_epoch("p", 0, "here", 1, 1.0), threading.Event()
-        with liveness.Heart(store, "p", number, {}, stop, lambda: False, lease=3.0):
+        with liveness.Heart(store, "p", number, {}, stop, lambda: False, lease_seconds=3.0):
             for _ in range(5):
                 store.supervise("p", number, "a task, try 1")
                 assert not stop.wait(1)

@@ -239,8 +239,8 @@ class SinkConformance:
         for seq in range(1, 4):
             self.upsert(target, seq, (seq, "a", seq, "c"))
         waiting = target.stage("1/0/1/slice", [rows(KEYED, (9, "staged", 1, "r"))])
-        target.tidy()
-        assert self.held(target) == {(n, "a", n): 1 for n in range(1, 4)} and target.staged(waiting)
+        target.clean_up()
+        assert self.held(target) == {(n, "a", n): 1 for n in range(1, 4)} and target.is_staged(waiting)
         target.commit(lambda _: Published([waiting]), {}, FENCE)
         assert self.held(target)[(9, "staged", 1)] == 1
 
@@ -327,7 +327,7 @@ class SinkConformance:
 
         Who comes then does the same again.
         """
-        self.needs(sink, *{"counted": [Feature.KEYLESS], "replaced": [Feature.REREAD]}.get(what, []))
+        self.needs(sink, *{"counted": [Feature.KEYLESS], "replaced": [Feature.RESNAPSHOT]}.get(what, []))
         table = KEYLESS if what == "counted" else KEYED
         target = self.made(sink, table)
         self.publish(target, 0, 1, (1, "a", 1, "r"), (2, "b", 1, "r"), table=table)
@@ -418,16 +418,16 @@ class SinkConformance:
         assert self.held(target) == {} and self.held(self.open(tmp_path).table(KEYED)) == {}
         # It is named in a manifest, and may be used by another process.
         other, named = self.open(tmp_path).table(KEYED), DataFile(**file.to_json())
-        assert other.staged(named) and named.rows == 1
-        if Feature.REREAD in sink.supports:
+        assert other.is_staged(named) and named.rows == 1
+        if Feature.RESNAPSHOT in sink.supports:
             assert pa.concat_tables(other.read_staged(named))["id"].to_pylist() == [2]
-        other.discard(named)
-        assert not target.staged(file)
+        other.discard_staged(named)
+        assert not target.is_staged(file)
 
     def test_what_is_damaged_is_seen(self, sink: Sink) -> None:
         target = self.made(sink)
         file = target.stage("1/0/1/slice", [rows(KEYED, (2, "b", 1, "r"))])
-        assert not target.staged(replace(file, size=file.size + 1))
+        assert not target.is_staged(replace(file, size=file.size + 1))
 
     def test_a_reader_that_dies(self, sink: Sink) -> None:
         """Rows that are staged may end with an error; the next attempt is not in its way."""
@@ -470,11 +470,11 @@ class SinkConformance:
         written = self.readable(target)
         slices = [target.stage("1/0/1/slice", [found.slice(0, 3)])]
         target.commit(lambda _: Published(slices), {}, FENCE)
-        writer = sink.staging().writer(table, "epoch-1/one")
+        writer = sink.change_staging().open_writer(table, "epoch-1/one")
         for batch in found.slice(3).to_batches():
             writer.add(batch)
         writer.close()
-        changes = sink.staging().changes(table, ["epoch-1/one"])
+        changes = sink.change_staging().read_for_apply(table, ["epoch-1/one"])
         target.commit(lambda _: Upserted(changes), {}, FENCE)
         assert written.read()[0].sort_by("id").equals(found)
 
@@ -489,7 +489,7 @@ class SinkConformance:
             return pc.is_in(found["id"], value_set=pa.array(sorted(keys), pa.int32())).combine_chunks()
 
         files = [target.stage(f"1/0/{attempt}/slice-{uuid.uuid4().hex}", [rows(table, *listed)])]
-        span = (min(keys), max(keys)) if table.integer_key else None
+        span = (min(keys), max(keys)) if table.integer_key_column else None
         change = Replaced(files, (1, 0), owned, span)
         done = target.commit(once("group/0", attempt, change), {"group/0": attempt}, FENCE)
         assert all(sorted(names) == sorted(table.key or [SEQ]) for names in asked)
@@ -498,7 +498,7 @@ class SinkConformance:
     @pytest.mark.parametrize("table", [KEYED, TWO], ids=["integer", "composite"])
     def test_a_group_is_read_again(self, sink: Sink, table: TableSchema) -> None:
         """Its rows go wherever they are, and those of others stay."""
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink, table)
         self.publish(target, 0, 1, (1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"), table=table)
         self.publish(target, 1, 1, (7, "g", 1, "r"), table=table)
@@ -513,38 +513,38 @@ class SinkConformance:
         assert self.held(target) == {(7, "g", 1): 1, (8, "other", 5): 1}
 
     def test_a_table_is_begun_anew_once(self, sink: Sink) -> None:
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
-        target.begin_anew("p", Fence("generation", 2), ["other"])
+        target.reset("p", Fence("generation", 2), ["other"])
         assert self.held(target) == {} and target.markers().get("generation") == 2
         self.upsert(target, 2, (2, "b", 2, "c"))
         for value in (1, 2):
-            target.begin_anew("p", Fence("generation", value), ["other"])
+            target.reset("p", Fence("generation", value), ["other"])
             assert self.held(target) == {(2, "b", 2): 1} and target.markers().get("generation") == 2
 
     def test_what_is_published_stays(self, sink: Sink) -> None:
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
         with pytest.raises(TerminalError):
-            target.begin_anew("p", Fence("generation", 2), ["other", "group/0"])
+            target.reset("p", Fence("generation", 2), ["other", "group/0"])
         assert self.held(target) == {(1, "a", 1): 1} and target.markers().get("generation") is None
 
     def test_nobody_empties_the_table_of_another(self, sink: Sink) -> None:
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
         with pytest.raises(TerminalError):
-            target.begin_anew("q", Fence("generation", 2), [])
+            target.reset("q", Fence("generation", 2), [])
         assert self.held(target) == {(1, "a", 1): 1} and target.markers().get("generation") is None
 
     def test_another_definition(self, sink: Sink) -> None:
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         self.made(sink)
         more = replace(KEYED, columns=(INT, TEXT, Column("n", "decimal", "decimal(5,2)", True, precision=5, scale=2)))
         target = sink.table(more)
-        target.begin_anew("p", Fence("generation", 2), [])
+        target.reset("p", Fence("generation", 2), [])
         target.create("p")
         row = {"id": 1, "v.w": "a", "n": Decimal("1.50"), SEQ: 1, OP: "r", TS: 0}
         file = target.stage("2/0/1/slice", [pa.Table.from_pylist([row], more.sink_schema)])
@@ -611,7 +611,7 @@ class SinkConformance:
 
     def test_a_group_without_a_key_is_read_again(self, sink: Sink) -> None:
         self.needs(sink, Feature.KEYLESS)
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink, KEYLESS)
         self.publish(target, 0, 1, (1, "x", 1, "r"), (1, "x", 1, "r"), table=KEYLESS)
         self.count(target, 5, (2, "y", 5, "c"))
@@ -620,12 +620,12 @@ class SinkConformance:
 
     def test_batches_wait_to_be_applied(self, sink: Sink) -> None:
         """In binlog order, from several tasks; those of older epochs go."""
-        staging = sink.staging()
+        staging = sink.change_staging()
         for name, listed in (
             ("epoch-3/one", [(1, "a", 1, "c")]),
             ("epoch-3/two", [(1, "b", 2, "u"), (2, "c", 3, "c")]),
         ):
-            writer = staging.writer(KEYED, name)
+            writer = staging.open_writer(KEYED, name)
             writer.add(rows(KEYED, (9, "gone", 0, "c")).to_batches()[0])
             writer.empty()
             for row in listed:
@@ -642,32 +642,32 @@ class SinkConformance:
         assert self.held(target) == expected
         for _ in range(2):
             other.applied(KEYED, names)
-            sink.staging().clear([KEYED], 4)
-            target.tidy()
+            sink.change_staging().clear_older_epochs([KEYED], 4)
+            target.clean_up()
             assert self.held(target) == expected
 
     def test_what_is_not_applied_goes(self, sink: Sink) -> None:
         self.made(sink)
-        staging = sink.staging()
+        staging = sink.change_staging()
         for name in ("one", "two"):
-            writer = staging.writer(KEYED, f"epoch-3/{name}")
+            writer = staging.open_writer(KEYED, f"epoch-3/{name}")
             writer.add(rows(KEYED, (1, name, 1, "c")).to_batches()[0])
             writer.close()
         staging.discard(KEYED, ["epoch-3/one"])
         staging.discard(KEYED, ["epoch-3/one"])
-        assert staging.read(KEYED, ["epoch-3/two"]).num_rows == 1
+        assert staging.read_changes(KEYED, ["epoch-3/two"]).num_rows == 1
         for epoch in (2, 3):  # an epoch that was overtaken, and does not know it yet
-            sink.staging().clear([KEYED, TWO], epoch)
-            assert staging.read(KEYED, ["epoch-3/two"]).num_rows == 1
-        sink.staging().clear([KEYED, TWO], 10)
+            sink.change_staging().clear_older_epochs([KEYED, TWO], epoch)
+            assert staging.read_changes(KEYED, ["epoch-3/two"]).num_rows == 1
+        sink.change_staging().clear_older_epochs([KEYED, TWO], 10)
         with pytest.raises(Exception, match="two"):
-            staging.read(KEYED, ["epoch-3/two"])
+            staging.read_changes(KEYED, ["epoch-3/two"])
 
     # ------------------------------------------------------------ columns that come
 
     def lived(self, sink: Sink, table: TableSchema = KEYED) -> SinkTable:
         """A table with rows of the snapshot, 1 to 6, and with a batch behind it."""
-        self.needs(sink, Feature.ALTER)
+        self.needs(sink, Feature.FOLLOW_DDL)
         target = self.made(sink, table)
         self.publish(target, 0, 1, *((n, "a", 1, "r") for n in range(1, 7)), table=table)
         change: Change = Upserted(rows(table, (2, "b", 2, "u"), (3, None, 2, "d")))
@@ -706,7 +706,7 @@ class SinkConformance:
         assert target.commit(lambda _: Published(slices), {"group/1": 1}, FENCE)
         expected[9, 20, "s", 6] = 1
         for _ in range(2):
-            target.tidy()
+            target.clean_up()
             again = self.open(tmp_path).table(widened(KEYED))
             again.create("p")
             assert self.wide_rows(target) == self.wide_rows(again) == expected
@@ -749,7 +749,7 @@ class SinkConformance:
             new.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
 
     def test_a_column_goes(self, sink: Sink) -> None:
-        self.needs(sink, Feature.ALTER)
+        self.needs(sink, Feature.FOLLOW_DDL)
         target = self.lived(sink)
         ids = sorted(self.readable(target).read()[0]["id"].to_pylist())
         less = replace(KEYED, columns=tuple(c for c in KEYED.columns if c is not TEXT))
@@ -789,7 +789,7 @@ class SinkConformance:
         assert self.upsert(target, 3, (3, "again", 3, "c")) and self.held(target) == {**held, (3, "again", 3): 1}
 
     def test_columns_of_what_is_not_there(self, sink: Sink) -> None:
-        self.needs(sink, Feature.ALTER)
+        self.needs(sink, Feature.FOLLOW_DDL)
         target = sink.table(widened(KEYED))
         with pytest.raises(TerminalError):
             target.alter(KEYED, {"ddl": 3}, FENCE)
@@ -858,23 +858,23 @@ class SinkConformance:
         assert self.wide_rows(new) == self.OLD and old.markers().get("stream") == 2
         assert not old.commit(lambda _: None, {"stream": 9}, FENCE)
         old.raise_fence(Fence("epoch", 2))
-        old.tidy()
+        old.clean_up()
         assert self.wide_rows(new) == self.OLD and new.markers().get("epoch") == 2
 
     def test_slices_that_were_staged_before_columns_came(self, sink: Sink) -> None:
         old = self.lived(sink)
         slices = [old.stage("1/1/1/slice", [rows(KEYED, (20, "s", 1, "r"))])]
         new = sink.table(widened(KEYED))
-        assert new.alter(KEYED, {"ddl": 3}, FENCE) and new.staged(slices[0])
+        assert new.alter(KEYED, {"ddl": 3}, FENCE) and new.is_staged(slices[0])
         expected = wide(KEYED, (None, (20, "s", 1, "r")))
-        if Feature.REREAD in sink.supports:
+        if Feature.RESNAPSHOT in sink.supports:
             assert pa.concat_tables(new.read_staged(slices[0])).equals(expected)
         assert new.commit(lambda _: Published(slices), {"group/1": 1}, FENCE)
         assert self.wide_rows(new) == {**self.OLD, (None, 20, "s", 1): 1}
 
     def test_batches_of_a_table_that_has_got_columns(self, sink: Sink) -> None:
         target, table = self.altered(sink), widened(KEYED)
-        writer = sink.staging().writer(table, "epoch-1/one")
+        writer = sink.change_staging().open_writer(table, "epoch-1/one")
         for row in ((7, (1, "x", 5, "u")), (8, (1, "new", 6, "u")), (None, (4, "a", 6, "d")), (9, (9, "i", 6, "c"))):
             writer.add(wide(KEYED, row).to_batches()[0])
         writer.close()
@@ -914,7 +914,7 @@ class SinkConformance:
 
     @pytest.mark.parametrize("table", [KEYED, TWO, KEYLESS], ids=["integer", "composite", "none"])
     def test_a_group_is_read_again_after_columns_came(self, sink: Sink, table: TableSchema) -> None:
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         if not table.key:
             self.needs(sink, Feature.KEYLESS)
         target = self.altered(sink, table)
@@ -927,22 +927,22 @@ class SinkConformance:
                 return pc.less(found[SEQ], 5).combine_chunks()
             return pc.less_equal(found["id"], 6).combine_chunks()
 
-        change = Replaced(files, (1, 0), owned, (1, 6) if table.integer_key else None)
+        change = Replaced(files, (1, 0), owned, (1, 6) if table.integer_key_column else None)
         assert target.commit(lambda _: change, {"group/0": 2}, FENCE)
         assert self.wide_rows(target) == {(7, 1, "new", 9): 1, (None, 5, "a", 9): 1, (8, 8, "x", 5): 1}
 
     def test_a_table_that_has_got_columns_is_begun_anew(self, sink: Sink) -> None:
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         self.altered(sink)
         more = replace(widened(KEYED), columns=(*widened(KEYED).columns, nullable("more", "int")))
         target = sink.table(more)
-        target.begin_anew("p", Fence("generation", 2), [])
+        target.reset("p", Fence("generation", 2), [])
         target.create("p")
         assert self.readable(target).read()[0].equals(more.sink_schema.empty_table())
 
     def test_columns_of_every_type_come(self, sink: Sink) -> None:
         """One after the other: rows have what they were written with."""
-        self.needs(sink, Feature.ALTER)
+        self.needs(sink, Feature.FOLLOW_DDL)
         table = TableSchema("shop", "values", (INT,), ("id",))
         target, listed = self.made(sink, table), list[dict[str, Any]]()
         for number, (column, *values) in enumerate([*VALUES, (nullable("last", "int"), 1, 2)]):
@@ -964,7 +964,7 @@ class SinkConformance:
 
     def exchanging(self, sink: Sink, table: TableSchema = ANEW) -> tuple[SinkTable, SinkTable, list[DataFile]]:
         """A table that has lived under a wider definition, the object of the new one, and slices of that."""
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         old = self.altered(sink)
         new = sink.table(table)
         listed = [{"id": n, "v.w": "new", BEHIND: n, SEQ: 5, OP: "r", TS: 0} for n in (1, 2, 7)]
@@ -984,7 +984,7 @@ class SinkConformance:
         """Whatever columns and key there were; it goes on with the new ones."""
         table = replace(self.ANEW, key=key)
         _, new, slices = self.exchanging(sink, table)
-        assert new.exchange(slices, {"anew": 2}, FENCE)
+        assert new.overwrite(slices, {"anew": 2}, FENCE)
         assert [new.markers().get(name) for name in ("anew", "ddl", "stream", "epoch")] == [2, 3, 2, 1]
         assert self.told(new) == self.EXCHANGED
         again = self.open(tmp_path).table(table)
@@ -996,45 +996,45 @@ class SinkConformance:
             assert target.commit(once("stream", seq, change), {"stream": seq}, FENCE)
             expected = {(1, "new", 1, 5): 1, (2, "new", 2, seq): 1, (8, "new", 8, seq): 1}
             assert self.told(new) == self.told(again) == expected
-            target.tidy()
+            target.clean_up()
         new.commit(lambda _: Emptied(9), {}, FENCE)
         assert self.told(again) == {(2, "new", 2, 10): 1, (8, "new", 8, 10): 1}
-        assert not again.exchange(slices, {"anew": 2}, FENCE)
+        assert not again.overwrite(slices, {"anew": 2}, FENCE)
         more = [new.stage("3/0/1/slice", [self.readable(new).read()[0].slice(0, 1)])]
-        assert again.exchange(more, {"anew": 3}, FENCE) and self.told(new).total() == 1
+        assert again.overwrite(more, {"anew": 3}, FENCE) and self.told(new).total() == 1
 
     def test_rows_are_exchanged_once(self, sink: Sink) -> None:
         """Also by who has other slices, or none; and not if not all markers stand."""
         _, new, slices = self.exchanging(sink)
-        assert new.exchange(slices, {"anew": 2}, FENCE)
+        assert new.overwrite(slices, {"anew": 2}, FENCE)
         for value in (2, 1):
-            assert not new.exchange([], {"anew": value}, Fence("epoch", 2))
+            assert not new.overwrite([], {"anew": value}, Fence("epoch", 2))
         assert self.told(new) == self.EXCHANGED and new.markers().get("epoch") == 1
-        assert new.exchange([], {"anew": 2, "other": 1}, Fence("epoch", 2))
+        assert new.overwrite([], {"anew": 2, "other": 1}, Fence("epoch", 2))
         assert self.told(new) == {} and [new.markers().get(name) for name in ("other", "epoch")] == [1, 2]
 
     def test_an_exchange_and_the_fence(self, sink: Sink) -> None:
         old, new, slices = self.exchanging(sink)
         old.raise_fence(Fence("epoch", 2))
         with pytest.raises(FencedError):
-            new.exchange(slices, {"anew": 2}, FENCE)
+            new.overwrite(slices, {"anew": 2}, FENCE)
         assert self.wide_rows(old) == self.OLD and old.markers().get("anew") is None
-        assert new.exchange(slices, {"anew": 2}, Fence("epoch", 3)) and self.told(new) == self.EXCHANGED
+        assert new.overwrite(slices, {"anew": 2}, Fence("epoch", 3)) and self.told(new) == self.EXCHANGED
         with pytest.raises(FencedError):  # also where nothing is to be done
-            new.exchange(slices, {"anew": 2}, Fence("epoch", 2))
+            new.overwrite(slices, {"anew": 2}, Fence("epoch", 2))
 
     def test_an_exchange_lacks_a_slice(self, sink: Sink) -> None:
         old, new, slices = self.exchanging(sink)
-        new.discard(slices[1])
+        new.discard_staged(slices[1])
         with pytest.raises(TerminalError, match="slice"):
-            new.exchange(slices, {"anew": 2}, FENCE)
+            new.overwrite(slices, {"anew": 2}, FENCE)
         assert self.wide_rows(old) == self.OLD and old.markers().get("anew") is None
 
     def test_an_exchange_of_what_is_not_there(self, sink: Sink) -> None:
-        self.needs(sink, Feature.REREAD, Feature.ALTER)
+        self.needs(sink, Feature.RESNAPSHOT, Feature.FOLLOW_DDL)
         target = sink.table(KEYED)
         with pytest.raises(TerminalError):
-            target.exchange([], {"anew": 2}, FENCE)
+            target.overwrite([], {"anew": 2}, FENCE)
         assert not target.exists()
 
     def test_an_exchange_while_another_commits(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1042,11 +1042,11 @@ class SinkConformance:
         old, new, slices = self.exchanging(sink)
         batch = wide(KEYED, (7, (9, "other", 5, "c")))
         with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upserted(batch), {"stream": 5}, FENCE)):
-            assert new.exchange(slices, {"anew": 2}, FENCE)
+            assert new.overwrite(slices, {"anew": 2}, FENCE)
         assert self.told(new) == self.EXCHANGED
         assert [new.markers().get(name) for name in ("anew", "stream")] == [2, 5]
         with self.meanwhile(monkeypatch, lambda: new.raise_fence(Fence("epoch", 2))), pytest.raises(FencedError):
-            new.exchange([], {"anew": 3}, FENCE)
+            new.overwrite([], {"anew": 3}, FENCE)
         assert self.told(new) == self.EXCHANGED and new.markers().get("anew") == 2
 
     @pytest.mark.parametrize("made", [False, True])
@@ -1059,13 +1059,13 @@ class SinkConformance:
         said = False
         try:
             with self.broken(monkeypatch, made=made):
-                said = new.exchange(slices, {"anew": 2}, FENCE)
+                said = new.overwrite(slices, {"anew": 2}, FENCE)
         except Exception:
             pass
         again = self.open(tmp_path).table(self.ANEW)
         stands = old.markers().get("anew") == 2
         assert (stands or not made) and (stands or not said)
-        assert again.exchange(slices, {"anew": 2}, FENCE) != stands
+        assert again.overwrite(slices, {"anew": 2}, FENCE) != stands
         assert self.told(again) == self.told(new) == self.EXCHANGED and again.markers().get("anew") == 2
 
     @pytest.mark.parametrize("what", ["columns", "key"])
@@ -1076,7 +1076,7 @@ class SinkConformance:
 
         def decide(markers: Markers) -> Change:
             if markers.get("anew") is None:
-                assert new.exchange(slices, {"anew": 2}, FENCE)
+                assert new.overwrite(slices, {"anew": 2}, FENCE)
             return Upserted(wide(KEYED, (7, (1, "late", 9, "u"))))
 
         with pytest.raises(TerminalError):
@@ -1086,7 +1086,7 @@ class SinkConformance:
                 old.commit(lambda _: change, {"stream": 9}, FENCE)  # noqa: B023
         assert self.told(new) == self.EXCHANGED and old.markers().get("stream") == 2
         old.raise_fence(Fence("epoch", 2))
-        old.tidy()
+        old.clean_up()
         assert self.told(new) == self.EXCHANGED and new.markers().get("epoch") == 2
 
     # ------------------------------------------------------------ deleted rows that stay
@@ -1096,7 +1096,7 @@ class SinkConformance:
         3 is there again, and 4 was deleted unseen. Row 9 is from behind the place of the slices.
         """
         sink = self.keeping(folder, Deletes(**{how: (".*[.].*",)}))
-        self.needs(sink, Feature.REREAD, Feature.ALTER)
+        self.needs(sink, Feature.RESNAPSHOT, Feature.FOLLOW_DDL)
         old = self.made(sink)
         self.publish(old, 0, 1, *((n, "a", 1, "r") for n in range(1, 5)))
         gone = [(n, "a", 2, "d") for n in (2, 3)] if how == SOFT else []  # where they stay, deletes do not come here
@@ -1118,9 +1118,9 @@ class SinkConformance:
     def test_deleted_rows_stay_in_an_exchange(self, tmp_path: Path, how: str) -> None:
         """Those whose keys the slices do not have; rows from behind their place come again."""
         _, new, slices = self.kept(tmp_path, how)
-        assert new.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+        assert new.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
         assert self.everything(new) == self.stays(how)
-        assert not new.exchange([], {"anew": 2}, FENCE, kept_to=5)
+        assert not new.overwrite([], {"anew": 2}, FENCE, kept_to=5)
         # It goes on, and is exchanged once more.
         listed = [{"id": n, BEFORE: n, "v.w": "on", SEQ: 8, OP: "c", TS: 0} for n in (2, 9)]
         schema = self.readable(new).read()[0].schema
@@ -1129,10 +1129,10 @@ class SinkConformance:
         rest: Marked = {row: 1 for row in self.stays(how) if row[0] != 2}
         assert self.everything(new) == {**rest, **here}
         again = pa.Table.from_pylist([{**row, SEQ: 12} for row in listed[1:]], schema)
-        assert new.exchange([new.stage("3/0/1/slice", [again])], {"anew": 3}, FENCE, kept_to=12)
+        assert new.overwrite([new.stage("3/0/1/slice", [again])], {"anew": 3}, FENCE, kept_to=12)
         marked: Marked = {(n, text, seq, how == SOFT): 1 for n, text, seq, _ in ({**rest, **here}) if n != 9}
         assert self.everything(new) == {**marked, (9, "on", 12, False): 1}
-        assert new.exchange([], {"anew": 4}, FENCE) and not self.everything(new)
+        assert new.overwrite([], {"anew": 4}, FENCE) and not self.everything(new)
 
     @pytest.mark.parametrize("how", [SOFT, IGNORE])
     def test_deleted_rows_and_another_commit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
@@ -1140,7 +1140,7 @@ class SinkConformance:
         old, new, slices = self.kept(tmp_path, how)
         batch = rows(KEYED, (1, "z", 4, "d" if how == SOFT else "u"), (6, "z", 4, "d" if how == SOFT else "c"))
         with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upserted(batch), {"stream": 4}, FENCE)):
-            assert new.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+            assert new.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
         assert self.everything(new) == {**self.stays(how), (6, "z", 4, how == SOFT): 1}
 
     @pytest.mark.parametrize("made", [False, True])
@@ -1151,30 +1151,30 @@ class SinkConformance:
         before = self.everything(old)
         assert new.markers().get("anew") is None  # it knows the table, and may try at once
         with suppress(Exception), self.broken(monkeypatch, made=made):
-            new.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+            new.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
         stands = old.markers().get("anew") == 2
         assert (stands or not made) and self.everything(new if stands else old) == (
             self.stays(SOFT) if stands else before
         )
-        assert new.exchange(slices, {"anew": 2}, FENCE, kept_to=5) != stands
+        assert new.overwrite(slices, {"anew": 2}, FENCE, kept_to=5) != stands
         assert self.everything(new) == self.stays(SOFT)
 
     @pytest.mark.parametrize("how", [SOFT, IGNORE])
     def test_deleted_rows_that_could_not_stay(self, tmp_path: Path, how: str) -> None:
         """How many there are is said before and behind the reading."""
         _, new, slices = self.kept(tmp_path, how)
-        assert new.loss(KEYED) is None and new.loss(KEYED, slices) is None
+        assert new.overwrite_loss(KEYED) is None and new.overwrite_loss(KEYED, slices) is None
         sink = self.keeping(tmp_path, Deletes(**{how: (".*[.].*",)}))
         rekeyed, retyped = replace(KEYED, key=("v.w", "id")), replace(INT, data_type="smallint", column_type="smallint")
-        before, behind = sink.table(rekeyed).loss(KEYED), sink.table(rekeyed).loss(KEYED, slices)
+        before, behind = sink.table(rekeyed).overwrite_loss(KEYED), sink.table(rekeyed).overwrite_loss(KEYED, slices)
         assert before is not None and before.rows == (2 if how == SOFT else 5)
         assert behind is not None and (behind.rows, behind.exact) == (3, True)  # 2, 4 and 9, by the key that they have
-        narrower = sink.table(replace(KEYED, columns=(retyped, TEXT))).loss(KEYED)
+        narrower = sink.table(replace(KEYED, columns=(retyped, TEXT))).overwrite_loss(KEYED)
         assert narrower is not None and narrower.rows
         # No row is lost where all keys are there.
         again = [self.made(sink).stage("9/0/1/slice", [rows(KEYED, *((n, "a", 5, "r") for n in (1, 2, 3, 4, 9)))])]
-        assert sink.table(replace(KEYED, key=("v.w", "id"))).loss(KEYED, again) is None
-        assert self.open(tmp_path / "hard").table(KEYED).loss(replace(KEYED, key=("v.w", "id"))) is None
+        assert sink.table(replace(KEYED, key=("v.w", "id"))).overwrite_loss(KEYED, again) is None
+        assert self.open(tmp_path / "hard").table(KEYED).overwrite_loss(replace(KEYED, key=("v.w", "id"))) is None
 
     @pytest.mark.parametrize("how", [SOFT, IGNORE])
     def test_deleted_rows_stay_in_ranges_of_keys(self, tmp_path: Path, how: str) -> None:
@@ -1193,18 +1193,18 @@ class SinkConformance:
 
     def test_there_is_one_resume_point(self, sink: Sink, tmp_path: Path) -> None:
         point, lineage = sink.resume_point(), Lineage("a", "binlog.000001")
-        assert not point.exists() and point.stand() is None and point.read() is None
+        assert not point.exists() and point.read_with_timeline() is None and point.read() is None
         point.create()
         point.create()
-        assert point.exists() and point.stand() is None
+        assert point.exists() and point.read_with_timeline() is None
         for number in range(3):
             offset = Offset("a", Position("binlog.000001", 100 + number), "", file_start_time=5, gtid_mode_on=True)
             point.write(offset, lineage, FENCE)
-            assert self.open(tmp_path).resume_point().stand() == (offset, lineage) and point.read() == offset
+            assert self.open(tmp_path).resume_point().read_with_timeline() == (offset, lineage) and point.read() == offset
         moved = Offset("b", Position("other.000007", 4), "", already_applied="x:1-5", open_xa=("t",))
-        lineage = lineage.then("b", "other.000007", lineage.seq(offset.at))
+        lineage = lineage.with_segment("b", "other.000007", lineage.seq(offset.at))
         point.write(moved, lineage, Fence("epoch", 2))
-        assert self.open(tmp_path).resume_point().stand() == (moved, lineage)
+        assert self.open(tmp_path).resume_point().read_with_timeline() == (moved, lineage)
 
     def test_an_older_epoch_does_not_move_the_resume_point(self, sink: Sink, tmp_path: Path) -> None:
         old, new, lineage = sink.resume_point(), self.open(tmp_path).resume_point(), Lineage("a", "binlog.000001")
@@ -1217,18 +1217,18 @@ class SinkConformance:
         assert new.read() == at and new.markers().get("epoch") == 2
 
     def test_the_resume_point_of_an_older_snapshot(self, sink: Sink) -> None:
-        self.needs(sink, Feature.REREAD)
+        self.needs(sink, Feature.RESNAPSHOT)
         point, lineage = sink.resume_point(), Lineage("a", "binlog.000001")
-        point.forget_older(2)
+        point.forget_older_generation(2)
         point.create()
         at = Offset("a", Position("binlog.000001", 100), "")
         point.write(at, lineage, FENCE)
-        point.forget_older(1)
+        point.forget_older_generation(1)
         assert point.read() == at
-        point.forget_older(2)
+        point.forget_older_generation(2)
         assert point.read() is None
         point.write(at, lineage, FENCE)
-        point.forget_older(2)
+        point.forget_older_generation(2)
         assert point.read() == at
 
     @staticmethod

@@ -50,7 +50,7 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
 
 def equal(cli: Cli) -> None:
     found = verify(cli.context, show_values=True)
-    assert [str(table) for table in found if not table.equal] == [] and len(found) == 4
+    assert [str(table) for table in found if not table.is_equal] == [] and len(found) == 4
 
 
 def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
@@ -73,7 +73,7 @@ def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) ->
     assert not (cli.sink / database / "a" / "_delta_log").exists()
     mysql_server.session(database, "TRUNCATE TABLE b", "INSERT INTO b VALUES ('z', 1, NULL)", "UPDATE log SET w = 9")
     with cli.opened() as (context, store):
-        plan = context.need_plan()
+        plan = context.require_plan()
         for number in plan.groups():
             first = run_group(
                 context, store, plan, number, run_in_threads, holder="a test", requested_by=asked_by("task#1")
@@ -105,7 +105,7 @@ def test_what_a_sink_does_not_support(cli: Cli, database: str) -> None:
     cli.value["sink"]["kind"] = "narrow"
     cli.value["stream"] = {"on_purged": "reread"}
     cli.write()
-    said = [finding.what for finding in preflight(cli.context, spark=False) if finding.level == "error"]
+    said = [finding.message for finding in preflight(cli.context, spark=False) if finding.level == "error"]
     assert said == [
         "stream.on_purged is reread: a sink of kind narrow does not support reading rows again",
         f"table {database}.log has no usable key: a sink of kind narrow does not support tables without a usable key",
@@ -121,7 +121,7 @@ def test_a_group_that_cannot_be_read_again(cli: Cli, database: str) -> None:
     cli.write()
     cli.snapshot()
     with cli.opened() as (context, store):
-        plan = context.need_plan()
+        plan = context.require_plan()
         for request in ("task#1", "task#1"):
             run_group(context, store, plan, 0, run_in_threads, holder="a test", requested_by=asked_by(request))
         with pytest.raises(NotReadyError, match="group 0 is to be read again: a sink of kind narrow does not support"):

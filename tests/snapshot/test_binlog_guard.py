@@ -159,10 +159,10 @@ def test_files_that_go_before_their_time(tmp_path: Path) -> None:
         cli = Cli(tmp_path, server, "d.t")
         plan = cli.context.new_plan(1)
         watch = retention_guard.PurgeWatch(plan.p0, 3)
-        assert watch.look(cli.context) == 2_592_000, "a file that is in use is kept for the whole time after its end"
+        assert watch.seconds_to_purge(cli.context) == 2_592_000, "a file that is in use is kept for the whole time after its end"
         server.execute("FLUSH BINARY LOGS")
         time.sleep(2.1)  # the server writes whole seconds
-        kept = watch.look(cli.context)
+        kept = watch.seconds_to_purge(cli.context)
         assert kept is not None and 86_400 < kept < 2_592_000 - 1, "and then the time runs"
         for _ in range(2):
             server.execute("FLUSH BINARY LOGS")
@@ -170,12 +170,12 @@ def test_files_that_go_before_their_time(tmp_path: Path) -> None:
         spare = files.index(plan.p0.at.file)
         assert spare >= 1
         server.execute("PURGE BINARY LOGS TO %s", (plan.p0.at.file,))
-        once = watch.look(cli.context)
+        once = watch.seconds_to_purge(cli.context)
         assert once is not None and once > 86_400, "somebody may purge by hand, once"
-        watch._oldest = "binlog.000000"  # and again: a file that went between two looks
-        again = watch.look(cli.context)
+        watch._oldest_file = "binlog.000000"  # and again: a file that went between two looks
+        again = watch.seconds_to_purge(cli.context)
         assert again is not None and again < 86_400
-        assert "as was seen" in watch.kept()
+        assert "as was seen" in watch.retention_text()
 
 
 def test_what_check_and_plan_say_before(tmp_path: Path) -> None:

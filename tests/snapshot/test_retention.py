@@ -30,23 +30,23 @@ def test_verdict(purge_in: float | None, needed: float | None, expected: str) ->
 
 def test_a_file_is_kept_from_its_end_on() -> None:
     retention = Retention(3600)
-    assert retention.purge_in(1000, None) == 3600, "the file in use is never removed"
-    assert retention.purge_in(1000, 900) == 3500
-    assert retention.purge_in(10_000, 900) == 0
-    assert Retention(None).purge_in(10_000, 900) is None
+    assert retention.seconds_to_purge(1000, None) == 3600, "the file in use is never removed"
+    assert retention.seconds_to_purge(1000, 900) == 3500
+    assert retention.seconds_to_purge(10_000, 900) == 0
+    assert Retention(None).seconds_to_purge(10_000, 900) is None
 
 
 @given(SECONDS, SECONDS, st.one_of(st.none(), SECONDS))
 def test_files_that_go_before_their_time(now: float, began: float, expire: float | None) -> None:
     """What is seen can only shorten what the settings say, and only if a file was younger than those allow."""
-    seen = Retention(expire).seen(now, began)
-    assert seen.expire == expire
+    seen = Retention(expire).with_observed_purge(now, began)
+    assert seen.expire_seconds == expire
     age = max(0.0, now - began)
     if expire is not None and age >= expire:
-        assert seen.observed is None and seen.kept == expire
+        assert seen.observed_seconds is None and seen.keep_seconds == expire
     else:
-        assert seen.kept == seen.observed == age
-        assert expire is None or seen.kept < expire
+        assert seen.keep_seconds == seen.observed_seconds == age
+        assert expire is None or seen.keep_seconds < expire
 
 
 def test_an_estimate_keeps_to_the_limits() -> None:

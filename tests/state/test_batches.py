@@ -51,7 +51,7 @@ def test_old_batches_go_and_the_totals_stay(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(streams, "_PRUNE_EVERY", 10)
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         for name in (P, "other"):
-            store.register(name, "server")
+            store.register_pipeline(name, "server")
         for epoch, count in ((1, 45), (2, 3), (3, 101)):
             assert store.new_epoch(P, 0, "host", 1, 1.0) == epoch
             for number in range(count):
@@ -66,7 +66,7 @@ def test_old_batches_go_and_the_totals_stay(tmp_path: Path, monkeypatch: pytest.
 
 def test_no_more_is_looked_at_than_the_index_says(tmp_path: Path) -> None:
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register(P, "server")
+        store.register_pipeline(P, "server")
         store.new_epoch(P, 0, "host", 1, 1.0)
         with asked(store) as statements:
             batch(store, 1, 0)
@@ -137,7 +137,7 @@ def test_what_an_older_version_has_written(books: URL) -> None:
 def test_a_million_batches(books: URL) -> None:
     """What an older version has left: it goes by and by, and is in nobody's way."""
     with closing(Store.open(books, migrate=True)) as store:
-        store.register(P, "server")
+        store.register_pipeline(P, "server")
         store.new_epoch(P, 0, "host", 1, 1.0)
         row = {"pipeline": P, "epoch": 1, "changes": 5, "bytes": 7, "seconds": 0.5, "committed_at": now()}
         with store._writer.begin() as connection:
@@ -160,7 +160,7 @@ def test_an_earlier_try_waits_for_the_later_one(url: URL) -> None:
         ThreadPoolExecutor(1) as pool,
         create_engine(url).connect() as later,
     ):
-        store.register(P, "server")
+        store.register_pipeline(P, "server")
         store.new_epoch(P, 0, "host", 1, 1.0)
         store.supervise(P, 1, f"{TASK} 1")
         later.execute(update(StreamRow).values(supervisor=f"{TASK} 2"))
@@ -178,20 +178,20 @@ def test_old_runs_and_events_go_and_the_totals_stay(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(pruning, name, kept)
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         for name in (P, "other"):
-            store.register(name, "server")
+            store.register_pipeline(name, "server")
         for epoch in range(1, 31):
             assert store.new_epoch(P, 0, "host", 1, 1.0) == epoch
             for number in range(epoch % 4):
                 batch(store, epoch, number)
             for name in (P, "other"):
-                store.event(name, "some", str(epoch))
+                store.add_event(name, "some", str(epoch))
             store.end_stream(P, epoch, "caught_up")
         batches = sum(epoch % 4 for epoch in range(1, 31))
         held = store.held(P)
         assert held["streams"] == 5 and held["events"] == 9 and held["batches"] <= 10 + 3
         assert store.held("other")["events"] == 30, "it has had no run"
         assert store.batch_totals(P) == BatchTotals(batches, 2 * batches, 10 * batches, batches / 2, 2.0)
-        assert [row.detail for row in store.events(P, 3)] == ["30", "29", "28"]
+        assert [row.detail for row in store.last_events(P, 3)] == ["30", "29", "28"]
         assert store.epoch(P, 26) is not None and store.epoch(P, 25) is None
         assert store.batch_totals("other") == BatchTotals(0, 0, 0, 0.0, None)
 
@@ -199,7 +199,7 @@ def test_old_runs_and_events_go_and_the_totals_stay(tmp_path: Path, monkeypatch:
 def test_what_an_older_version_has_let_grow_gets_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "KEPT_RUNS", 1000)
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register(P, "server")
+        store.register_pipeline(P, "server")
         for epoch in range(40):
             store.new_epoch(P, 0, "host", 1, 1.0)
             batch(store, epoch + 1, 0)
@@ -213,7 +213,7 @@ def test_what_an_older_version_has_let_grow_gets_smaller(tmp_path: Path, monkeyp
 
 def test_old_snapshots_go(tmp_path: Path) -> None:
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register(P, "server")
+        store.register_pipeline(P, "server")
         table = {"database": "d", "name": "t", "schema": {}, "fingerprint": "", "rows_estimate": 1}
         chunk = {"chunk_no": 0, "group_no": 0, "database": "d", "table_name": "t", "lower": None, "upper": None}
         for generation in range(1, 6):

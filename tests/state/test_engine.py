@@ -21,14 +21,14 @@ def test_a_connection_that_falls_silent(url: URL, monkeypatch: pytest.MonkeyPatc
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(url.port))
         store = stack.enter_context(closing(Store.open(url.set(port=proxy.port), migrate=True)))
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         proxy.silence()
         assert store.server_uuid("p") == "server"
 
         # In the middle of a transaction it is an outage.
         event.listen(store._engine, "after_cursor_execute", lambda *_: proxy.silence())
         with pytest.raises(TransientError, match="bookkeeping database .*"):
-            store.register("q", "server")
+            store.register_pipeline("q", "server")
 
 
 @pytest.mark.timeout(60)
@@ -38,7 +38,7 @@ def test_a_statement_of_a_migration_may_take_its_time(url: URL, monkeypatch: pyt
     with closing(Store.open(url, migrate=True)) as store, pytest.raises(TransientError):
         with store._write() as session:
             session.execute(sleep)
-    patient = engine.make_engine(url, patient=True)
+    patient = engine.make_engine(url, for_migration=True)
     with patient.connect() as connection:
         connection.execute(sleep)
     patient.dispose()
@@ -52,4 +52,4 @@ def test_a_server_that_takes_no_writes(postgres: Postgres) -> None:
     with closing(Store.open(standby, migrate=True)) as store:
         assert store.server_uuid("nobody") is None
         with pytest.raises(TransientError, match="read-only transaction. Try again when it can be .* written to"):
-            store.register("r", "server")
+            store.register_pipeline("r", "server")

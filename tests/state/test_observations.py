@@ -51,19 +51,19 @@ def test_samples_go_after_a_week(store: Store) -> None:
 
 
 def test_states_of_tables(store: Store) -> None:
-    store.write_table_states(P, [STATE, STATE._replace(name="t")], sizes={("d", "T"): SIZE}, all_of_them=True)
+    store.write_table_states(P, [STATE, STATE._replace(name="t")], sizes={("d", "T"): SIZE}, delete_others=True)
     first, second = store.table_states(P)
     assert (first.name, second.name) == ("T", "t"), "case counts"
     assert (first.rows, first.dead_rows, second.rows) == (7, 1, None)
     moment = datetime(2026, 2, 28, tzinfo=UTC)
-    store.write_table_states(P, [STATE], compacted={("d", "T"): Compacted(moment, 2.5)})
+    store.write_table_states(P, [STATE], last_compactions={("d", "T"): Compacted(moment, 2.5)})
     writes: list[str] = []
     event.listen(store._engine, "before_cursor_execute", lambda *args: writes.append(args[2]))
     # A place alone is no change.
     store.write_table_states(P, [STATE._replace(position="binlog.000001:99")], sizes={("d", "T"): SIZE})
     assert writes and not [sql for sql in writes if sql.startswith(("UPDATE", "INSERT", "DELETE"))]
-    store.write_table_states(P, [STATE._replace(position="binlog.000001:99")], applied={("d", "T"): [3, 2, 0]})
-    store.write_table_states(P, [STATE._replace(position="binlog.000002:4")], applied={("d", "T"): [1, 0, 4]})
+    store.write_table_states(P, [STATE._replace(position="binlog.000001:99")], applied_counts={("d", "T"): [3, 2, 0]})
+    store.write_table_states(P, [STATE._replace(position="binlog.000002:4")], applied_counts={("d", "T"): [1, 0, 4]})
     again, other = store.table_states(P)
     assert (again.inserts, again.updates, again.deletes) == (4, 2, 4)
     assert (again.position, again.since, again.files) == ("binlog.000002:4", first.since, 3)
@@ -82,25 +82,25 @@ def test_states_of_tables(store: Store) -> None:
     store.verified(P, {("d", "T"): {"equal": True}, ("d", "nobody"): {"equal": False}})
     row = store.table_states(P)[0]
     assert row.last_verified == {"equal": True} and row.last_verified_at is not None
-    store.write_table_states(P, [STATE], all_of_them=True)
+    store.write_table_states(P, [STATE], delete_others=True)
     assert [row.name for row in store.table_states(P)] == ["T"]
     assert store.table_states("other") == []
 
 
 def test_who_has_taken_care(store: Store) -> None:
-    store.event(P, "kind", "what", table="d.t", remedy="do it", by="somebody")
-    store.event(P, "kind", "more")
-    more, found = store.events(P, 2)
+    store.add_event(P, "kind", "what", table="d.t", remedy="do it", by="somebody")
+    store.add_event(P, "kind", "more")
+    more, found = store.last_events(P, 2)
     assert (found.table, found.remedy, found.by, found.acknowledged_by) == ("d.t", "do it", "somebody", None)
     assert (more.table, more.remedy, more.by) == (None, None, None)
-    assert not store.acknowledge("other", found.id, "ann")
-    assert store.acknowledge(P, found.id, "ann")
-    assert not store.acknowledge(P, found.id, "bob"), "the first one stays"
-    found = store.events(P, 2)[1]
+    assert not store.acknowledge_event("other", found.id, "ann")
+    assert store.acknowledge_event(P, found.id, "ann")
+    assert not store.acknowledge_event(P, found.id, "bob"), "the first one stays"
+    found = store.last_events(P, 2)[1]
     assert found.acknowledged_by == "ann" and found.acknowledged_at is not None
 
 
 def test_names_of_pipelines(store: Store) -> None:
     for name in ("b", "a"):
-        store.register(name, "server")
-    assert store.pipelines() == ["a", "b"]
+        store.register_pipeline(name, "server")
+    assert store.pipeline_names() == ["a", "b"]

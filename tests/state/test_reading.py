@@ -27,14 +27,14 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reader]:
 
 
 def states(reader: Reader, *groups: int, lost: tuple[int, ...] = ()) -> list[tuple[int, int, str]]:
-    runs = reader.chunk_runs("p", 1, groups or None, lost)
+    runs = reader.chunk_state_runs("p", 1, groups or None, lost)
     return [(first, count, CHUNK_STATES[code]) for first, count, code in runs]
 
 
 def test_runs_of_chunks(reader: Reader) -> None:
     books.plan(reader, "p", tables={"a": 10, "b": 5}, per_group=5)
     assert states(reader) == [(0, 15, "waiting")]
-    assert reader.chunk_tables("p", 1) == [("shop", "a", 0, 10), ("shop", "b", 10, 5)]
+    assert reader.chunk_ranges_by_table("p", 1) == [("shop", "a", 0, 10), ("shop", "b", 10, 5)]
 
     books.read(reader, "p", 0, corrected=2)
     attempt = reader.claim_group("p", 1, 1, holder="somebody")
@@ -75,27 +75,27 @@ def test_overview(reader: Reader) -> None:
     ]
     reader.write_table_states("c", tables)
 
-    a, b, c = reader.overview()
-    assert (a.name, a.snapshot, a.tables, a.groups, a.stream, a.event) == ("a", None, 0, None, None, None)
+    a, b, c = reader.read_overview()
+    assert (a.name, a.snapshot, a.tables, a.chunk_groups, a.newest_epoch, a.last_event) == ("a", None, 0, None, None, None)
     assert b.snapshot is not None
     assert b.snapshot[:2] == (1, "running")
-    assert b.groups == (2, 1, (Held(1, "running", 1, None),))
+    assert b.chunk_groups == (2, 1, (Held(1, "running", 1, None),))
     assert c.snapshot is not None
     assert c.snapshot[1] == "done"
     assert c.tables == 1
-    assert c.stream is not None
-    assert c.event is not None
-    assert (c.stream.epoch, c.event.detail) == (first, "two")
-    assert c.pace is not None
-    assert 50 < c.pace.changes_per_second <= 300
-    assert c.pace.lag_p95_ms == 800
-    assert c.sample is not None
-    assert c.sample.lag_seconds == 1.5
-    assert (a.sample, a.states, c.states) == (None, {}, {"streaming": 2, "suspended": 1})
+    assert c.newest_epoch is not None
+    assert c.last_event is not None
+    assert (c.newest_epoch.epoch, c.last_event.detail) == (first, "two")
+    assert c.throughput is not None
+    assert 50 < c.throughput.changes_per_second <= 300
+    assert c.throughput.lag_p95_ms == 800
+    assert c.last_sample is not None
+    assert c.last_sample.lag_seconds == 1.5
+    assert (a.last_sample, a.table_state_counts, c.states) == (None, {}, {"streaming": 2, "suspended": 1})
     reader.end_stream("c", first, "failed", "broken")
     second = books.stream(reader, "c", batches=1)
-    assert [run.epoch for run in reader.streams("c", 5)] == [second, first]
-    newest = reader.overview()[2].stream
+    assert [run.epoch for run in reader.newest_epochs("c", 5)] == [second, first]
+    newest = reader.read_overview()[2].newest_epoch
     assert newest is not None
     assert newest.epoch == second
 
@@ -119,6 +119,6 @@ def test_many_pipelines_cost_no_more_queries(tmp_path: Path) -> None:
                 books.stream(reader, f"p{one}", batches=2)
             asked: list[str] = []
             event.listen(reader._engine, "before_cursor_execute", lambda *a, asked=asked: asked.append(a[2]))
-            assert len(reader.overview()) == number
+            assert len(reader.read_overview()) == number
             counts.append(len(asked))
     assert counts[0] == counts[1]

@@ -77,7 +77,7 @@ def test_migrations_build_what_the_models_describe(store: Store, path: Path) -> 
 
 
 def test_opening_again_changes_nothing(store: Store, path: Path) -> None:
-    store.register(P, "uuid")
+    store.register_pipeline(P, "uuid")
     for migrate in (True, False):
         again = Store.open(url(path), migrate=migrate)
         assert again.server_uuid(P) == "uuid"
@@ -112,7 +112,7 @@ def test_unusable_files_are_refused_by_name(store: Store, path: Path, tmp_path: 
 
 def test_a_folder_may_have_a_percent_sign_and_a_query_in_its_name(tmp_path: Path) -> None:
     store = Store.open(url(tmp_path / "50%20 off?x=1" / "state.db"), migrate=True)
-    assert store.register(P, "uuid") == "uuid"
+    assert store.register_pipeline(P, "uuid") == "uuid"
     assert (tmp_path / "50%20 off?x=1" / "state.db").exists()
 
 
@@ -129,15 +129,15 @@ def test_errors_of_a_running_database_are_transient(store: Store, path: Path) ->
     with sqlite3.connect(path) as connection:
         connection.execute("DROP TABLE events")
     with pytest.raises(TransientError, match="no such table"):
-        store.event(P, "kind", "detail")
+        store.add_event(P, "kind", "detail")
 
 
 def test_a_pipeline_keeps_the_server_it_was_registered_with(store: Store) -> None:
     assert store.server_uuid(P) is None
-    assert store.register(P, "one") == "one"
-    assert store.register(P, "two") == "one"
+    assert store.register_pipeline(P, "one") == "one"
+    assert store.register_pipeline(P, "two") == "one"
     assert store.server_uuid(P) == "one"
-    assert store.register("Shop", "three") == "three"
+    assert store.register_pipeline("Shop", "three") == "three"
 
 
 def test_a_plan_is_written_once(store: Store) -> None:
@@ -186,8 +186,8 @@ def test_the_life_of_a_group(store: Store) -> None:
     assert (group.state, group.attempt, group.rows, group.min_lw, group.max_hw) == ("done", 2, 30, LW, HW)
     assert store.claim_group(P, G, 0) == 0
     assert not store.finish_snapshot(P, G)
-    assert store.claim_group(P, G, 1, seen=7) == 0
-    assert store.claim_group(P, G, 1, seen=0) == 1
+    assert store.claim_group(P, G, 1, expected_attempt=7) == 0
+    assert store.claim_group(P, G, 1, expected_attempt=0) == 1
     assert store.finish_group(P, G, 1, 1, 0, LW, LW)
     assert store.finish_snapshot(P, G)
     assert store.finish_snapshot(P, G)
@@ -210,7 +210,7 @@ def test_the_claim_of_a_group_shows_who_holds_it(store: Store) -> None:
     assert store.group_heartbeat(P, G, 0, 1)
     second = store.group(P, G, 0).heartbeat_at
     assert second is not None and second > first.heartbeat_at
-    assert store.claim_group(P, G, 0, seen=1, holder="two") == 2
+    assert store.claim_group(P, G, 0, expected_attempt=1, holder="two") == 2
     assert not store.group_heartbeat(P, G, 0, 1)  # it has been taken over
     store.release_group(P, G, 0, 1)
     assert store.group(P, G, 0).heartbeat_at is not None
@@ -282,7 +282,7 @@ def desired(store: Store, epoch: int, progress: bool = True) -> str | None:
 def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
     with pytest.raises(NotReadyError, match="not in the bookkeeping"):
         store.new_epoch(P, 0, "host", 1, 1.5)
-    store.register(P, "uuid")
+    store.register_pipeline(P, "uuid")
     assert store.current_stream(P) is None
     assert store.request_stop(P) is None
     assert store.new_epoch(P, 0, "host", 10, 1.5) == 1
@@ -307,7 +307,7 @@ def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
 
 def test_a_later_try_stays_the_supervisor(store: Store) -> None:
     """The trigger of a task that was cleared goes on for moments beside the next try, and has to find it then."""
-    store.register(P, "server")
+    store.register_pipeline(P, "server")
     store.new_epoch(P, 0, "host", 1, 1.0)
     task = "shop.stream, run manual, try"
     for by, supervisor in ((1, 1), (2, 2), (1, 2), (10, 10), (9, 10)):
@@ -319,7 +319,7 @@ def test_a_later_try_stays_the_supervisor(store: Store) -> None:
 
 def test_batches(store: Store) -> None:
     assert store.batch_totals(P) == BatchTotals(0, 0, 0, 0.0, None)
-    store.register(P, "uuid")
+    store.register_pipeline(P, "uuid")
     assert [store.new_epoch(P, 0, "host", 1, 1.0) for _ in range(2)] == [1, 2]
     for epoch, batch, changes in ((1, 0, 5), (1, 1, 7), (1, 1, 8), (2, 0, 1)):
         store.record_batch(
@@ -332,7 +332,7 @@ def test_batches(store: Store) -> None:
             bytes=100,
             seconds=0.5,
             lag_max_ms=changes,
-            index=(changes, 2**40) if epoch == 1 else None,
+            index_bytes_used=(changes, 2**40) if epoch == 1 else None,
         )
     runs = [store.epoch(P, epoch) for epoch in (1, 2)]
     assert [(r.index_bytes, r.index_disk_bytes) for r in runs if r] == [(8, 2**40), (None, None)]
@@ -348,24 +348,24 @@ def test_lineage_by_many_at_once() -> None:
     segments = [Segment("a", "binlog.000007", 4, 0), Segment("b", "binlog.000001", 157, 9)]
     with Postgres(["bookkeeping"]) as postgres, ThreadPoolExecutor(8) as pool:
         address = postgres.sqlalchemy_url("bookkeeping")
-        Store.open(address, migrate=True).register(P, "a")
+        Store.open(address, migrate=True).register_pipeline(P, "a")
         stores = [Store.open(address, migrate=False) for _ in range(8)]
-        for done in [pool.submit(store.set_lineage, P, segments) for store in stores * 10]:
+        for done in [pool.submit(store.set_timeline, P, segments) for store in stores * 10]:
             done.result()
-        assert stores[0].lineage(P) == segments
+        assert stores[0].timeline(P) == segments
         for store in stores:
             store.close()
 
 
 def test_lineage_and_events(store: Store) -> None:
-    assert store.lineage(P) == []
+    assert store.timeline(P) == []
     first, second = Segment("a", "binlog.000007", 4, 0), Segment("b", "binlog.000001", 157, 9)
-    store.set_lineage(P, [first])
-    store.set_lineage(P, [first, second, first._replace(base_ordinal=20)])
-    assert store.lineage(P) == [first, second, first._replace(base_ordinal=20)]
-    store.event(P, "start", "one")
-    store.event(P, "stop", "two")
-    assert [(e.kind, e.detail) for e in store.events(P, 5)] == [("stop", "two"), ("start", "one")]
+    store.set_timeline(P, [first])
+    store.set_timeline(P, [first, second, first._replace(base_ordinal=20)])
+    assert store.timeline(P) == [first, second, first._replace(base_ordinal=20)]
+    store.add_event(P, "start", "one")
+    store.add_event(P, "stop", "two")
+    assert [(e.kind, e.detail) for e in store.last_events(P, 5)] == [("stop", "two"), ("start", "one")]
 
 
 def _claim(path: Path, start: Barrier, groups: int) -> list[int]:
@@ -373,7 +373,7 @@ def _claim(path: Path, start: Barrier, groups: int) -> list[int]:
     won = []
     for group in range(groups):
         start.wait()
-        if store.claim_group(P, G, group, seen=0):
+        if store.claim_group(P, G, group, expected_attempt=0):
             won.append(group)
     return won
 
@@ -381,7 +381,7 @@ def _claim(path: Path, start: Barrier, groups: int) -> list[int]:
 def _open_and_plan(path: Path, start: Barrier, tag: int) -> list[bool]:
     start.wait()
     store = Store.open(url(path), migrate=True)
-    store.register(P, f"uuid {tag}")
+    store.register_pipeline(P, f"uuid {tag}")
     start.wait()
     return [store.write_plan(P, G, **plan(groups=20, chunks=20, tag=f"of {tag}"))]
 
@@ -432,7 +432,7 @@ def test_processes_may_set_up_and_plan_at_the_same_time(path: Path) -> None:
 
 
 def test_no_epoch_is_given_out_twice(store: Store, path: Path) -> None:
-    store.register(P, "uuid")
+    store.register_pipeline(P, "uuid")
     start = _spawn.Barrier(2)
     one, two = together(_count_epochs, (path, start, 25), (path, start, 25))
     assert sorted(one + two) == list(range(1, 51))

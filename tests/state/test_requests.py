@@ -200,6 +200,6 @@ def test_streams_of_the_version_before(address: URL | str) -> None:
         assert run(reader) == ("run", None)
         assert reader.ask(P, "suspend", "d.t", "ann") == 1 and heard(reader, 1) == [(1, "open")]
         assert reader.pause(P, "ann") and run(reader) == ("pause", "ann")
-        row = reader.overview()[0].stream
+        row = reader.read_overview()[0].newest_epoch
         assert isinstance(row, StreamRow) and row.paused_by == "ann"
     engine.dispose()

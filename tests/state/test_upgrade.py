@@ -96,16 +96,16 @@ def test_a_triggerer_that_is_the_first_to_look(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/books.db"
     books = Bookkeeping(None, f"{tmp_path}/books.db")
     with pytest.raises(NotReadyError, match="there is no bookkeeping file"):
-        books._answer(lambda store: store.pipelines())
+        books._run_query(lambda store: store.pipeline_names())
     create_engine(url).connect().close()  # an empty one
     with pytest.raises(NotReadyError, match="is not set up"):
-        books._answer(lambda store: store.pipelines())
+        books._run_query(lambda store: store.pipeline_names())
     engine = make_engine(make_url(url))
     with engine.execution_options(cdc_write=True).begin() as connection:
         upgrade(connection, OLDEST_WITH_STREAMS)
     with pytest.raises(NotReadyError, match=rf"is of an older version \({OLDEST_WITH_STREAMS}\)"):
         Store.open(url, migrate=False)
-    assert books._answer(lambda store: store.pipelines()) == []
+    assert books._run_query(lambda store: store.pipeline_names()) == []
     Store.open(url, migrate=False).close()
     assert revisions()[0] != OLDEST_WITH_STREAMS
 

@@ -161,13 +161,13 @@ def test_there_and_back(pair: Pair) -> None:
         assert status.code == 0 and server.execute("SELECT @@server_uuid")[0][0] in status.out
     assert highest == sorted(set(highest))
     with pair.cli.opened() as (context, store):
-        stand = context.sink.resume_point().stand()
+        stand = context.sink.resume_point().read_with_timeline()
         assert stand is not None and len(stand[1].segments) == 4
-        assert [s.base_ordinal for s in store.lineage(d)] == [s.base for s in stand[1].segments]
-        assert len([e for e in store.events(d, 50) if e.kind == "failover"]) == 3
+        assert [s.base_ordinal for s in store.timeline(d)] == [s.first_ordinal for s in stand[1].segments]
+        assert len([e for e in store.last_events(d, 50) if e.kind == "failover"]) == 3
         # Every number leads back to its segment.
         for segment in stand[1].segments:
-            at = segment.position(segment.base << 41 | 1000)
+            at = segment.position(segment.first_ordinal << 41 | 1000)
             assert stand[1].position(segment.seq(at)) == at and segment.start_file == at.file
 
 
@@ -184,20 +184,20 @@ def test_why_a_row_is_as_it_is(pair: Pair) -> None:
     pair.run(f"UPDATE {d}.keyed SET v = 2 WHERE id = 1")
     pair.copy(pair.old)
     before = why("1")
-    assert (before.equal, before.pending, before.corrections.unknown) == (True, 0, "")
+    assert (before.equal, before.pending_changes, before.corrections.unknown_reason) == (True, 0, "")
     pair.run(f"UPDATE {d}.keyed SET v = 3 WHERE id = 2")
     pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = pair.new.uri()
     for key, value in (("1", 2), ("2", 1)):
         between = why(key)
-        assert between.equal is None and "the connection reaches server" in between.why
+        assert between.equal is None and "the connection reaches server" in between.not_compared_reason
         assert [row["v"] for row in between.copy.rows] == [value] and between.source.rows
-        assert "whose binlog is not at hand" in between.corrections.unknown
-        assert between.last is not None and between.last.operation == "update", "the new server has that as well"
+        assert "whose binlog is not at hand" in between.corrections.unknown_reason
+        assert between.last_change is not None and between.last_change.operation == "update", "the new server has that as well"
     pair.copy(pair.new)
     for key, value in (("1", 2), ("2", 3), ("3", 1)):
         found = why(key)
 
-        assert (found.equal, found.pending) == (True, 0), found.why
+        assert (found.equal, found.pending_changes) == (True, 0), found.not_compared_reason
         assert found.copy.rows == found.source.rows == ({"id": int(key), "v": value},)
 
 
@@ -260,11 +260,11 @@ def test_another_order(pair: Pair, seed: int) -> None:
     assert swapped > 5
     pair.run(f"INSERT INTO {d}.keyed VALUES (101, 1)", on=[pair.new])
     with epoch(pair, pair.new, batch_bytes=draw.choice((1, 2000, 1 << 28))) as found:
-        assert found.start.held or seed > 2  # else the orders agree up to there, by chance
+        assert found.section_start.already_applied or seed > 2  # else the orders agree up to there, by chance
         verified = pair.cli.call("verify")
-        assert not found.start.held or (verified.code == 4 and "Let it catch up" in verified.err), verified
+        assert not found.section_start.already_applied or (verified.code == 4 and "Let it catch up" in verified.err), verified
         run_in_process(found)
-        assert not found.applier.at.held
+        assert not found.applier.offset.already_applied
     assert pair.differences(pair.new) == []
     pair.run(f"UPDATE {d}.keyed SET v = -1", gtid=f"{ELSEWHERE}:{seed + 1000}")
     pair.copy(pair.new)
@@ -418,7 +418,7 @@ def test_a_table_that_was_planned_again(pair: Pair, monkeypatch: pytest.MonkeyPa
     pair.cli.snapshot()
     pair.run(f"INSERT INTO {d}.keyed VALUES (8, 8, 8)")
     with pair.cli.opened() as (context, store):
-        assert [d.since is None for d in context.ensure_plan(store).definitions] == [False, True, False]
+        assert [d.start is None for d in context.ensure_plan(store).definitions] == [False, True, False]
     pair.copy(pair.old)
     pair.run(f"UPDATE {d}.keyed SET v = 9", f"INSERT INTO {d}.plain VALUES (1, 1)")
     pair.copy(pair.new)
@@ -558,7 +558,7 @@ def test_a_table_without_a_key_that_is_further_than_the_resume_point(pair: Pair)
     pair.run(f"INSERT INTO {d}.keyed VALUES (8, 8)")
     pair.copy(pair.old)
     progress = DeltaResumePoint(LocalStorage(pair.cli.sink / "_cdc_progress" / d), d)
-    stand = progress.stand()
+    stand = progress.read_with_timeline()
     assert stand is not None
     table = DeltaTarget(LocalStorage(pair.cli.sink / d / "plain"), pair.cli.rows(d, "plain").schema)
     marker = stream_marker(d)
@@ -581,7 +581,7 @@ def test_in_the_middle_of_an_epoch(pair: Pair) -> None:
         with pytest.raises(TransientError, match=said):
             run_in_process(found)
         with pytest.raises(TransientError, match=said):
-            found.job.stage(found.start, replace(found.start, at=replace(found.start.at, position=1 << 30)), "0")
+            found.job.stage_range(found.section_start, replace(found.section_start, at=replace(found.start.at, position=1 << 30)), "0")
     pair.copy(pair.new)
     assert pair.differences(pair.new) == []
 
@@ -608,4 +608,4 @@ def test_ddl_at_both_servers_there_and_back(pair: Pair) -> None:
         pair.run(f"INSERT INTO {d}.plain (c{number}) VALUES ({number}), ({number})")
         pair.copy(server)
         assert pair.differences(server) == []
-    assert all(v.equal for v in verify(pair.cli.context))
+    assert all(v.is_equal for v in verify(pair.cli.context))

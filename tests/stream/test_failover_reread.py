@@ -112,20 +112,20 @@ class Counted:
         self.missing: list[int] = []
 
     def __call__(self, job: SnapshotJob) -> list[dict[str, Any]]:
-        self.missing.append(len(job.missing))
+        self.missing.append(len(job.slice_numbers))
         return run_in_threads(job)
 
 
 def group(pair: Pair) -> Group:
     context = pair.cli.context
-    return Group(context, context.need_plan(), 0)
+    return Group(context, context.require_plan(), 0)
 
 
 def break_copy(pair: Pair) -> None:
     """Behind the project's back: a wrong row, one that is missing, one too many; only reading again mends that."""
     for index, wrong in ((0, [1, 2, 10]), (1, ["a", "b", "aa"])):
         target = as_delta(group(pair).tables[index])
-        rows = [row for row in target.to_arrow().to_pylist() if row["id"] not in wrong]
+        rows = [row for row in target.read_with_soft_deleted().to_pylist() if row["id"] not in wrong]
         rows += [{**rows[0], "id": key, "v": -1} for key in (wrong[0], wrong[2])]
         stat = "id" if isinstance(rows[0]["id"], int) else None
         put(target, pa.Table.from_pylist(rows, schema=target.schema), stat=stat)
@@ -137,22 +137,22 @@ def exact(pair: Pair, server: MySQLServer) -> None:
     pair.copy(server)
     assert pair.differences(server) == []
     change(pair)
-    assert all(verdict.equal for verdict in verify(pair.cli.context))
+    assert all(verdict.is_equal for verdict in verify(pair.cli.context))
     pair.copy(server)
     assert pair.differences(server) == []
 
 
 def events(pair: Pair, kind: str) -> list[str]:
     with pair.cli.opened() as (_, store):
-        return [event.detail for event in store.events("d", 100) if event.kind == kind]
+        return [event.detail for event in store.last_events("d", 100) if event.kind == kind]
 
 
 def die_in_a_batch(pair: Pair, server: MySQLServer) -> None:
     """Apply what there is to the tables, and die before the resume point is written."""
     with epoch(pair, server) as found:
         with contextlib.closing(found.job.make_planner()) as planner:
-            manifest = found.job.stage(found.start, planner.advance(found.start, 1 << 40), "0")
-        found.applier._progress = Lost(found.applier._progress)
+            manifest = found.job.stage_range(found.section_start, planner.find_batch_end(found.section_start, 1 << 40), "0")
+        found.applier._resume_point = Lost(found.applier._resume_point)
         with pytest.raises(KeyboardInterrupt):
             found.applier.apply(manifest)
 
@@ -197,7 +197,7 @@ def test_what_was_read_at_another_server_says_nothing_of_the_tables_now(
         pair.old.execute("FLUSH BINARY LOGS")
     pair.run("INSERT INTO d.keyed VALUES (9, 9)")
     with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_planner()) as planner:
-        manifest = found.job.stage(found.start, planner.advance(found.start, 1 << 40), "0")
+        manifest = found.job.stage_range(found.section_start, planner.find_batch_end(found.section_start, 1 << 40), "0")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(DeltaTarget, "commit", _die)
             found.applier.apply(manifest)
@@ -216,7 +216,7 @@ def _die(*_: object) -> None:
 def test_nobody_knows_what_a_table_holds(pair: Pair) -> None:
     pair.run("INSERT INTO d.keyed VALUES (9, 9)")
     die_in_a_batch(pair, pair.old)
-    pair.cli.context.storage.delete(pair.cli.context.layout.batch)
+    pair.cli.context.storage.delete(pair.cli.context.layout.current_batch)
     pair.refused(TerminalError, r"d\.keyed is ahead of the resume point, and nothing says which transactions")
     pair.copy(pair.old)
     exact(pair, pair.new)
@@ -237,7 +237,7 @@ def test_read_again_at_the_new_server(pair: Pair) -> None:
         assert found.outcome == "staged"
         change(pair)
         pair.copy(server)
-        assert set(group(pair).markers().values()) == {found.attempt}
+        assert set(group(pair).published_by_table().values()) == {found.attempt}
         assert pair.differences(server) == []
         pair.run("UPDATE d.keyed SET v = 0", "DELETE FROM d.keyed WHERE id > 200")
         pair.run("DELETE FROM d.plain WHERE v > 100", "DELETE FROM d.other WHERE id = 'c'")
@@ -270,8 +270,8 @@ def test_a_request_of_an_earlier_segment(pair: Pair) -> None:
     change(pair)
     pair.copy(pair.old)
     with pair.cli.opened() as (context, _):
-        assert not waiting(context, context.need_plan())
-    assert set(group(pair).markers().values()) == {1}
+        assert not waiting(context, context.require_plan())
+    assert set(group(pair).published_by_table().values()) == {1}
     (told,) = events(pair, "reread_dropped")
     assert told.startswith("group 0 was read again (attempt 2), and cannot be published: it was read at server ")
     break_copy(pair)
@@ -314,9 +314,9 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
         read_again(pair, pair.old)
     assert read_again(pair, pair.new).outcome == "staged"
     with pair.cli.opened() as (context, store):
-        (staged,) = waiting(context, context.need_plan())
+        (staged,) = waiting(context, context.require_plan())
         assert not settle(group(pair), store, staged)
-        forget(context, context.need_plan(), staged.group, staged.attempt)
+        forget(context, context.require_plan(), staged.group, staged.attempt)
         with pytest.raises(TransientError, match="and cannot be published"):
             settle(group(pair), store, staged)
     break_copy(pair)
@@ -348,7 +348,7 @@ def _killed_try(pair: Pair, *, purged: bool) -> None:
 
     def killed(job: SnapshotJob) -> list[dict[str, Any]]:
         pair.old.execute("FLUSH BINARY LOGS")  # the high watermark lies in another file than where the try begins
-        next(job.read(0))
+        next(job.read_slices(0))
         raise KeyboardInterrupt
 
     break_copy(pair)
@@ -370,8 +370,8 @@ def _purged_before_it_is_published(pair: Pair) -> None:
     change(pair)
     with epoch(pair, pair.old) as found:
         with contextlib.closing(found.job.make_planner()) as planner:
-            end = planner.advance(found.start, 1 << 40)
-        found.applier.apply(found.job.stage(found.start, end, "0"))
+            end = planner.find_batch_end(found.section_start, 1 << 40)
+        found.applier.apply(found.job.stage_range(found.section_start, end, "0"))
     pair.old.purge(flush=False)
 
 
@@ -382,11 +382,11 @@ def test_a_request_whose_binlog_is_gone(pair: Pair) -> None:
     exact(pair, pair.old)
     (told,) = events(pair, "reread_dropped")
     assert "(attempt 2), and cannot be published: the binlog position" in told and "is no longer on the server" in told
-    assert set(group(pair).markers().values()) == {1}
+    assert set(group(pair).published_by_table().values()) == {1}
     break_copy(pair)
     assert read_again(pair, pair.old).outcome == "staged"
     exact(pair, pair.old)
-    assert set(group(pair).markers().values()) == {3}
+    assert set(group(pair).published_by_table().values()) == {3}
 
 
 def test_a_try_that_died_behind_its_request(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,10 +425,10 @@ def test_nothing_is_published_before_its_high_watermark_is_reached(pair: Pair) -
     change(pair)
     assert read_again(pair, pair.old).outcome == "staged"
     with epoch(pair, pair.old) as found:
-        found.publish()
-        assert set(group(pair).markers().values()) == {1}
+        found.publish_pending()
+        assert set(group(pair).published_by_table().values()) == {1}
         run_in_process(found)
-    assert set(group(pair).markers().values()) == {2}
+    assert set(group(pair).published_by_table().values()) == {2}
     exact(pair, pair.new)
 
 
@@ -537,6 +537,6 @@ def test_whatever_happens(pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch
     if broken:
         attempt = read_again(pair, server).attempt
         pair.copy(server)
-        assert set(group(pair).markers().values()) == {attempt}
+        assert set(group(pair).published_by_table().values()) == {attempt}
     print(seed, dict(seen))
     exact(pair, server)

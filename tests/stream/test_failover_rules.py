@@ -19,8 +19,8 @@ def in_the_snapshot(pair: Pair) -> None:
         pair.run(f"INSERT INTO {d}.keyed VALUES ({number}, 1)", f"UPDATE {d}.keyed SET v = v + 1 WHERE id = 1")
     pair.cli.snapshot()
     with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_planner()) as planner:
-        first = planner.advance(found.start, 1)
-        found.apply(found.job.stage(found.start, first, "0"))
+        first = planner.find_batch_end(found.section_start, 1)
+        found.apply_batch(found.job.stage_range(found.section_start, first, "0"))
 
 
 def test_before_the_stream_has_passed_the_snapshot(pair: Pair) -> None:
@@ -37,7 +37,7 @@ def test_a_failover_that_is_refused_suspends_nothing(pair: Pair) -> None:
     in_the_snapshot(pair)
     pair.new.session(d, "SET sql_log_bin = 0", "DROP TABLE other")
     pair.refused(TerminalError, f"the stream had not passed the snapshot of {d}.keyed")
-    assert pair.cli.context.need_plan().suspended == ()
+    assert pair.cli.context.require_plan().suspensions == ()
     pair.run(f"INSERT INTO {d}.other VALUES ('a', 1)", on=[pair.old])
     pair.copy(pair.old)
     assert pair.differences(pair.old) == []
@@ -52,7 +52,7 @@ def test_there_before_all_that_is_held_has_come(pair: Pair) -> None:
     late = pair.run(f"INSERT INTO {d}.plain VALUES (2)", on=[pair.new])
     pair.run(f"INSERT INTO {d}.plain VALUES (1)", gtid=held, on=[pair.new])
     with epoch(pair, pair.new) as found:
-        assert found.start.held == held
+        assert found.section_start.already_applied == held
     pair.run(f"INSERT INTO {d}.plain VALUES (2)", gtid=late, on=[pair.old])
     pair.copy(pair.old)
     assert pair.differences(pair.old) == []

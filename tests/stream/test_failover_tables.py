@@ -44,7 +44,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._SECONDS", 0.5)
     monkeypatch.setattr(rereading, "_PAUSE_SECONDS", 0.2)
     monkeypatch.setattr(rereading, "_GONE_SECONDS", 0.1)
-    go = rereading.Rereading._go
+    go = rereading.Rereading._loop
 
     def ends(self: rereading.Rereading) -> None:
         with contextlib.suppress(Killed):
@@ -94,8 +94,8 @@ def stream(pair: Pair, server: MySQLServer, dies: str | None = None) -> bool:
 
 
 def suspended(pair: Pair) -> list[str]:
-    plan = pair.cli.context.need_plan()
-    return [plan.tables[step.table].name for step in plan.suspended]
+    plan = pair.cli.context.require_plan()
+    return [plan.tables[step.table].name for step in plan.suspensions]
 
 
 def exact(pair: Pair, server: MySQLServer, *tables: str) -> None:
@@ -103,7 +103,7 @@ def exact(pair: Pair, server: MySQLServer, *tables: str) -> None:
     tables = tables or ("keyed", "other", "plain")
     pair.copy(server)
     change(pair)
-    assert {v.table for v in verify(pair.cli.context) if v.equal} == {f"d.{name}" for name in tables}
+    assert {v.table for v in verify(pair.cli.context) if v.is_equal} == {f"d.{name}" for name in tables}
     pair.copy(server)
     assert [text for text in pair.differences(server) if any(f"d.{name}" in text for name in tables)] == []
 
@@ -167,7 +167,7 @@ def test_rows_that_were_read_at_the_old_server(pair: Pair) -> None:
     assert stream(pair, pair.new) and suspended(pair) == ["keyed"]
     assert len([text for text in events(pair, "reread_dropped") if "before the stream went on at another" in text]) == 2
     context = pair.cli.context
-    assert waiting(context, context.need_plan()) == []
+    assert waiting(context, context.require_plan()) == []
     assert pair.cli.resnapshot("d.keyed") == "staged"
     exact(pair, pair.new)
 
@@ -230,7 +230,7 @@ def test_ddl_that_was_followed_and_that_only_the_old_server_ran(pair: Pair) -> N
     pair.run(ADDS, gtid=lost, on=[pair.new])
     pair.run("UPDATE d.keyed SET w = 7 WHERE id = 1")
     pair.copy(pair.new)
-    assert pair.differences(pair.new) == [] and all(v.equal for v in verify(pair.cli.context))
+    assert pair.differences(pair.new) == [] and all(v.is_equal for v in verify(pair.cli.context))
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["both ran it", "the old server ran it"])
@@ -249,7 +249,7 @@ def test_a_run_that_died_at_a_ddl(pair: Pair, point: str, there: bool) -> None:
     assert len(again) == (point != "definition.before_write")
     pair.run("UPDATE d.keyed SET v = 8 WHERE id = 2", on=[] if there else [pair.new])
     pair.copy(pair.new)
-    assert pair.differences(pair.new) == [] and all(v.equal for v in verify(pair.cli.context))
+    assert pair.differences(pair.new) == [] and all(v.is_equal for v in verify(pair.cli.context))
 
 
 def test_a_table_without_a_key_that_is_further_than_the_resume_point(pair: Pair) -> None:
@@ -291,7 +291,7 @@ def test_a_table_that_was_suspended_for_ddl_that_only_the_old_server_ran(pair: P
         assert suspended(pair) == ["keyed"] and pair.cli.resnapshot("d.keyed") == "staged"
     pair.copy(pair.new)
     assert pair.differences(pair.new) == [] and suspended(pair) == []
-    column = next(c for c in pair.cli.context.need_plan().tables[0].columns if c.name == "v")
+    column = next(c for c in pair.cli.context.require_plan().tables[0].columns if c.name == "v")
     assert column.column_type.startswith("int")
 
 

@@ -44,14 +44,14 @@ def test_a_disk_with_hardly_any_room(
     cli = Cli(tmp_path, mysql_server, table)
 
     def warned() -> list[Finding]:
-        return [one for one in preflight.preflight(cli.context, spark=False) if " bytes left" in one.what]
+        return [one for one in preflight.preflight(cli.context, spark=False) if " bytes left" in one.message]
 
     monkeypatch.setattr(preflight, "_ROOM", 0)
     assert warned() == []
     monkeypatch.setattr(preflight, "_ROOM", 1 << 62)
     (found,) = warned()
-    assert found.level == "warning" and found.what.startswith(f"the disk of sink {cli.sink} has only ")
-    assert found.what.endswith(f"(at {tmp_path})") and found.remedy.startswith("Make room on that disk")
+    assert found.level == "warning" and found.message.startswith(f"the disk of sink {cli.sink} has only ")
+    assert found.message.endswith(f"(at {tmp_path})") and found.remedy.startswith("Make room on that disk")
 
 
 def test_two_pipelines_do_not_write_to_one_table(mysql_server: MySQLServer, table: str, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_table_maps_that_say_little(request: pytest.FixtureRequest, tmp_path: Pa
         server.execute(f"SET GLOBAL binlog_row_metadata = {metadata}")
         with closing(connect(server.connect_args())) as connection:
             found = list(check_server(cli.context, connection))
-        return [f"{one.what}. {one.remedy}" for one in found if "binlog_row_metadata" in one.what]
+        return [f"{one.message}. {one.remedy}" for one in found if "binlog_row_metadata" in one.message]
 
     try:
         (minimal,) = warned("MINIMAL")

@@ -168,18 +168,18 @@ def test_a_reset_under_a_stream_that_runs(world: World) -> None:
         epoch = begin(context, store, catch_up=False)
         with contextlib.closing(epoch.job.make_planner()) as planner:
             world.server.execute("INSERT INTO d.t VALUES (100, 'row')")
-            (end,) = epoch.job.pieces(planner, epoch.start)
-            epoch.apply(epoch.job.stage(epoch.start, end, "0"))
+            (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
+            epoch.apply_batch(epoch.job.stage_range(epoch.section_start, end, "0"))
             stood = world.at
             world.reset()
             with pytest.raises(OtherHistoryError, match="and was read up to"):
-                epoch.job.pieces(planner, end)
+                epoch.job.find_range_ends(planner, end)
             world.grow(stood, 1000)
             planner._binlog.close()  # the connection is lost
             with pytest.raises(OtherHistoryError, match=r"was begun at .*, and the one that was read"):
-                epoch.job.pieces(planner, end)
+                epoch.job.find_range_ends(planner, end)
             with pytest.raises(OtherHistoryError, match=r"was begun at .*, and the one that was read"):
-                epoch.job.stage(end, replace(end, at=replace(end.at, position=world.at[1])), "1")
+                epoch.job.stage_range(end, replace(end, at=replace(end.at, position=world.at[1])), "1")
         store.end_stream("p", epoch.number, "failed", "", "")
 
 
@@ -219,7 +219,7 @@ def test_tables_are_not_read_again_behind_a_reset(server: MySQLServer, tmp_path:
     world.cli.snapshot()
     with pytest.raises(OtherHistoryError):
         world.cli.catch_up()
-    assert world.cli.context.need_plan().generation == 1
+    assert world.cli.context.require_plan().generation == 1
 
 
 # ------------------------------------------------------------ older copies
@@ -296,9 +296,9 @@ def test_what_lies_before_a_file_was_read(world: World) -> None:
     world.server.execute("INSERT INTO d.t VALUES (100, 'row')")
     world.server.execute("FLUSH BINARY LOGS")
     world.exact()
-    old = replace(world.offset, began=0)
+    old = replace(world.offset, file_start_time=0)
     with contextlib.closing(connect(world.server.connect_args())) as connection:
-        opener = world.cli.context.opener(0)
+        opener = world.cli.context.binlog_opener(0)
         assert resume(connection, old, opener) == old
         world.reset()
         for n in range(200, 210):
@@ -324,14 +324,14 @@ def test_a_gtid_that_comes_again(mysql_server: MySQLServer, tmp_path: Path) -> N
         world.server.session("d", "SET gtid_next = 'AUTOMATIC:shop'", "INSERT INTO t VALUES (101, 'row')")
         uuid = world.server.execute("SELECT @@server_uuid")[0][0]
         with contextlib.closing(epoch.job.make_planner()) as planner:
-            start = epoch.start
+            start = epoch.section_start
             ahead = replace(start, gtid_set=str(GtidSet.parse(start.gtid_set).add(f"{uuid}:shop:1")))
             with pytest.raises(OtherHistoryError, match=rf"{uuid}:shop:1 is in the binlog of the server"):
-                epoch.job.pieces(planner, ahead)
+                epoch.job.find_range_ends(planner, ahead)
             # Held after a failover, or an offset of an older version, which may be a few GTIDs ahead.
-            for given in (replace(start, held=f"{uuid}:shop:1"), replace(ahead, began=0)):
-                (end,) = epoch.job.pieces(planner, given)
-                assert f"{uuid}:shop:1" in GtidSet.parse(end.gtid_set) and not end.held
+            for given in (replace(start, already_applied=f"{uuid}:shop:1"), replace(ahead, file_start_time=0)):
+                (end,) = epoch.job.find_range_ends(planner, given)
+                assert f"{uuid}:shop:1" in GtidSet.parse(end.gtid_set) and not end.already_applied
         store.end_stream("p", epoch.number, "stopped", "", "")
 
 
@@ -358,9 +358,9 @@ def test_the_first_offset_is_exact(mysql_server: MySQLServer, tmp_path: Path) ->
             writer.join()
     mysql_server.execute("FLUSH BINARY LOGS")
     for plan in plans:
-        with contextlib.closing(world.cli.context.opener(5)(plan.p0.at)) as stream:
+        with contextlib.closing(world.cli.context.binlog_opener(5)(plan.p0.at)) as stream:
             behind = [t.gtid for t in read_transactions(stream, {}) if isinstance(t, Transaction)]
-        assert behind and not GtidSet.parse(plan.p0.gtid_set).again(GtidSet().with_all(behind))
+        assert behind and not GtidSet.parse(plan.p0.gtid_set).repeated_in(GtidSet().with_all(behind))
 
 
 # ------------------------------------------------------------ purged files
@@ -416,8 +416,8 @@ def test_a_batch_that_ends_before_what_has_no_gtids(tmp_path: Path) -> None:
         server.session("d", "SET gtid_next = 'ANONYMOUS'", "INSERT INTO t VALUES (101, 'row')")
         server.execute("SET GLOBAL gtid_mode = ON")
         with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
-            epoch.apply(epoch.job.stage(epoch.start, planner.advance(epoch.start, 1), "0"))
-        assert world.offset.at > epoch.start.at
+            epoch.apply_batch(epoch.job.stage_range(epoch.section_start, planner.find_batch_end(epoch.section_start, 1), "0"))
+        assert world.offset.at > epoch.section_start.at
         server.purge(flush=False)
         with pytest.raises(PurgedError, match="is no longer on the server"):
             world.cli.catch_up()
@@ -445,7 +445,7 @@ def test_gtids_are_switched_before_what_is_there_is_read(tmp_path: Path, modes: 
 def test_a_purged_file_before_the_stream_begins(world: World) -> None:
     world.cli.snapshot()
     world.server.purge()
-    if not world.cli.context.need_plan().p0.gtid_set:
+    if not world.cli.context.require_plan().p0.gtid_set:
         with pytest.raises(TerminalError):
             world.cli.catch_up()
         return
@@ -482,15 +482,15 @@ def test_a_domain_that_is_taken_out(mariadb_server: MySQLServer, tmp_path: Path)
     with world.cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=False)
         with contextlib.closing(epoch.job.make_planner()) as planner:
-            (end,) = epoch.job.pieces(planner, epoch.start)
-            epoch.apply(epoch.job.stage(epoch.start, end, "0"))
+            (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
+            epoch.apply_batch(epoch.job.stage_range(epoch.section_start, end, "0"))
             world.server.purge()
             world.server.execute("FLUSH BINARY LOGS DELETE_DOMAIN_ID = (7, 8)")
             # The planner may have to connect again, where its file is gone: that is for the next epoch.
             with contextlib.suppress(TransientError):
-                epoch.job.pieces(planner, end)
+                epoch.job.find_range_ends(planner, end)
             with pytest.raises(TransientError, match="the next epoch continues if nothing is missing"):
-                epoch.job.stage(end, replace(end, at=Position(*world.at)), "1")
+                epoch.job.stage_range(end, replace(end, at=Position(*world.at)), "1")
         store.end_stream("p", epoch.number, "stopped", "", "")
     write(105, 8)
     world.exact()
@@ -499,18 +499,18 @@ def test_a_domain_that_is_taken_out(mariadb_server: MySQLServer, tmp_path: Path)
 def test_an_encrypted_binlog() -> None:
     """MariaDB sends it decrypted. What says that it is encrypted comes at its place, or without one."""
     stream = object.__new__(BinlogStream)
-    stream.file, stream.position, stream.begun = "binlog.000001", 1000, {}
-    stream._checksum, stream._mariadb = True, True
+    stream.file, stream.position, stream.file_start_times = "binlog.000001", 1000, {}
+    stream._has_checksums, stream._mariadb = True, True
 
     def packet(kind: int, end: int) -> bytes:
         data = struct.pack("<IBIIIH", 7, kind, 1, 40, end, 0) + bytes(17)
         return data + zlib.crc32(data).to_bytes(4, "little")
 
     for end, position in ((0, 1000), (1040, 1040)):
-        event = stream._event(packet(164, end))
+        event = stream._parse_event(packet(164, end))
         assert (event.position, [*read_transactions([event], {})]) == (position, [Reached("binlog.000001", position)])
     with pytest.raises(DamageError, match="1080 expected"):
-        stream._event(packet(164, 1041))
+        stream._parse_event(packet(164, 1041))
 
 
 # ------------------------------------------------------------ a server that is killed
@@ -605,12 +605,12 @@ def test_a_restart_is_noted(tmp_path: Path) -> None:
         world.exact()
         for restarts in range(2):
             with world.cli.opened() as (_, store):
-                kinds = [event.kind for event in store.events("p", 10)]
+                kinds = [event.kind for event in store.last_events("p", 10)]
                 assert kinds == ["restart"] * restarts + ["server"], kinds
             time.sleep(3)
             server.restart()
             world.exact()
         with world.cli.opened() as (_, store):
-            event = store.events("p", 1)[0]
+            event = store.last_events("p", 1)[0]
         assert event.kind == "restart" and "innodb_flush_log_at_trx_commit=0" in event.detail
         assert "`airflow-cdc verify` compares them" in event.detail

@@ -69,9 +69,9 @@ class World:
 
     def batch(self, epoch: Epoch) -> dict[str, Any]:
         """Stage what is new."""
-        start = epoch.applier.at
+        start = epoch.applier.offset
         with closing(epoch.job.make_planner()) as planner:
-            return epoch.job.stage(start, planner.advance(start, 1 << 40), "0")
+            return epoch.job.stage_range(start, planner.find_batch_end(start, 1 << 40), "0")
 
     def differences(self) -> str:
         with closing(self.server.connect()) as connection:
@@ -101,8 +101,8 @@ def world(
         monkeypatch.setenv("AIRFLOW_CONN_CDC_SOURCE", mysql_server.uri(**cdc_user))
         for name, value in lake.connections.items():
             monkeypatch.setenv(name, value)
-        context = Context.of(Pipeline.load(lake.write_pipeline(database)))
-        with closing(context.store()) as store:
+        context = Context.for_pipeline(Pipeline.load(lake.write_pipeline(database)))
+        with closing(context.open_state_database()) as store:
             plan = context.ensure_plan(store)
 
             def snapshot() -> None:
@@ -117,7 +117,7 @@ def warmed_up(world: World) -> Epoch:
     epoch = world.begin()
     for value in (1, 2):
         world.write(*TABLES, value=value)
-        epoch.apply(world.batch(epoch))
+        epoch.apply_batch(world.batch(epoch))
     return epoch
 
 
@@ -145,7 +145,7 @@ def test_a_batch_into_one_table_makes_few_requests_one_after_the_other(
     world.write("a", value=7)
     # While it is said how far the batch goes, its files are read: held up, the one meets the other on any machine.
     world.proxy.meet("delay", "put", "/batch.json$")
-    found = world.proxy.record(lambda: epoch.apply(world.batch(epoch)))
+    found = world.proxy.record(lambda: epoch.apply_batch(world.batch(epoch)))
     said = [(r.what, r.key.removeprefix("lake/")) for r in found]
     print(*said, sep="\n")
     assert in_a_row(found) <= 6, said
@@ -174,12 +174,12 @@ def test_what_status_says_of_the_store_is_what_the_store_has_seen(
         with stream._Life(epoch):
             for value in range(8):
                 world.write(*TABLES, value=100 + value)
-                with counting(epoch.asked):
+                with counting(epoch.request_counts):
                     manifest = world.batch(epoch)  # the plan is read once
                 if value == 7:
-                    with counting(epoch.asked):
-                        epoch.upkeep.__exit__()  # from now on nothing else asks the store
-                applied = world.proxy.record(partial(epoch.apply, manifest))
+                    with counting(epoch.request_counts):
+                        epoch.maintenance.__exit__()  # from now on nothing else asks the store
+                applied = world.proxy.record(partial(epoch.apply_batch, manifest))
                 last.clear()
                 last.update(summed([counted_by(applied), manifest["asked"]]))
                 time.sleep(0.3)
@@ -199,8 +199,8 @@ def test_nothing_is_said_of_a_store_where_there_is_none(
     with closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE t (id int PRIMARY KEY)")
         cursor.execute("INSERT INTO t VALUES (1)")
-    context = Context.of(Pipeline.load(Lake(tmp_path / "lake", "local").write_pipeline(database)))
-    with closing(context.store()) as store:
+    context = Context.for_pipeline(Pipeline.load(Lake(tmp_path / "lake", "local").write_pipeline(database)))
+    with closing(context.open_state_database()) as store:
         run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
         epoch = stream.begin(context, store, catch_up=True)
         stream.run_in_process(epoch)
@@ -214,7 +214,7 @@ def test_tables_are_committed_at_the_same_time_and_all_before_the_resume_point(w
     world.write(*TABLES, value=7)
     world.proxy.meet("delay", "create", f"/{TABLES[1]}/_delta_log/")
     world.proxy.meet("delay", "put", "/batch.json$")
-    found = world.proxy.record(lambda: epoch.apply(world.batch(epoch)))
+    found = world.proxy.record(lambda: epoch.apply_batch(world.batch(epoch)))
     commits = ends(found, "create", _OF_TABLE)
     assert len(commits) == len(TABLES) and in_a_row(commits) < len(TABLES)
     resume_point, said = ends(found, "create", _OF_PROGRESS), ends(found, "put", re.compile("/batch.json$"))
@@ -233,11 +233,11 @@ def test_a_table_that_fails_beside_others_keeps_the_resume_point_back(world: Wor
     targets(world.context, epoch.plan)[1].raise_fence(epoch_fence("store", epoch.number + 1))
     stood = world.context.sink.resume_point().read()
     with pytest.raises(FencedError):
-        epoch.apply(manifest)
+        epoch.apply_batch(manifest)
     assert [world.version(table) - old for table, old in zip(TABLES, before, strict=True)] == [1, 1, 1, 1]
-    assert world.context.sink.resume_point().read() == stood == epoch.applier.at
+    assert world.context.sink.resume_point().read() == stood == epoch.applier.offset
     again = world.begin()
-    again.apply(world.batch(again))
+    again.apply_batch(world.batch(again))
     assert not world.differences()
 
 
@@ -250,11 +250,11 @@ def test_a_commit_whose_answer_says_nothing(world: World, commit: str, fault: Fa
     before = world.version("a")
     world.write(*TABLES, value=7)
     world.proxy.meet(fault, "create", commit)
-    epoch.apply(world.batch(epoch))
+    epoch.apply_batch(world.batch(epoch))
     assert not world.proxy.waiting and world.proxy.met == {fault: 1}
     assert world.version("a") == before + 1 and not world.differences()
     world.write(*TABLES, value=8)
-    epoch.apply(world.batch(epoch))
+    epoch.apply_batch(world.batch(epoch))
     if fault == "late":
         time.sleep(LATE)
     assert world.version("a") == before + 2 and not world.differences()

@@ -49,8 +49,8 @@ def exact(cli: Cli, server: MySQLServer, generation: int) -> None:
     cli.catch_up()
     with closing(server.connect()) as connection:
         assert compare_all(connection, "d", cli.sink) == []
-    assert all(found.equal for found in verify(cli.context))
-    assert cli.context.need_plan().generation == generation
+    assert all(found.is_equal for found in verify(cli.context))
+    assert cli.context.require_plan().generation == generation
 
 
 @pytest.mark.parametrize("batches", [0, 1])
@@ -115,6 +115,6 @@ def test_in_the_middle_of_an_epoch(server: MySQLServer, tmp_path: Path) -> None:
     with cli.epoch() as run:
         renamed(server, "other")
         with pytest.raises(TransientError, match="have another name now"), closing(run.job.make_planner()) as planner:
-            planner.advance(run.start, 1)
+            planner.find_batch_end(run.section_start, 1)
     change(server, 20)
     exact(cli, server, 1)

@@ -61,8 +61,8 @@ def is_equal(server: MySQLServer, cli: Cli, *tables: str) -> bool:
 
 
 def suspended(cli: Cli) -> dict[str, str]:
-    plan = cli.context.need_plan()
-    return {plan.tables[step.table].name: step.kind for step in plan.suspended}
+    plan = cli.context.require_plan()
+    return {plan.tables[step.table].name: step.kind for step in plan.suspensions}
 
 
 def request(books: Store, number: int) -> RequestRow:
@@ -84,7 +84,7 @@ def ended(books: Store, number: int) -> tuple[str, str]:
 
 
 def told(books: Store, *kinds: str) -> list[tuple[str, str | None, str | None]]:
-    return [(event.kind, event.table, event.by) for event in reversed(books.events("p", 100, kinds))]
+    return [(event.kind, event.table, event.by) for event in reversed(books.last_events("p", 100, kinds))]
 
 
 def behind_the_binlog(server: MySQLServer, *statements: str) -> None:
@@ -253,14 +253,14 @@ def test_a_pause(server: MySQLServer, cli: Cli, books: Store) -> None:
         assert books.pause("p", "ann")
         wait_for("the pause", lambda: epoch.inbox.paused)
         time.sleep(0.5)
-        at, beat = epoch.applier.at, stream(books).heartbeat_at
+        at, beat = epoch.applier.offset, stream(books).heartbeat_at
         run(server, "UPDATE keyed SET v = 'later'", "UPDATE quiet SET v = 'later' WHERE id = 2")
         behind_the_binlog(server, "UPDATE plain SET v = 'lost' WHERE n = 2")
         read = books.ask("p", "reread", "d.plain", "bob")
         # What needs no reading is done.
         assert ended(books, books.ask("p", "suspend", "d.quiet", "bob"))[0] == "done"
         time.sleep(2)
-        assert epoch.applier.at == at and not is_equal(server, cli, "keyed")
+        assert epoch.applier.offset == at and not is_equal(server, cli, "keyed")
         assert request(books, read).state == "open", "it would read"
         now = stream(books)
         assert (now.state, now.paused_by) == ("running", "ann") and now.heartbeat_at > beat
@@ -308,9 +308,9 @@ def test_a_catch_up_waits_and_a_stop_is_obeyed(server: MySQLServer, cli: Cli, bo
     run(server, "UPDATE keyed SET v = 'later'")
     with going(cli, catch_up=True) as (epoch, thread):
         assert epoch.inbox.paused_by == "ann"
-        at = epoch.applier.at
+        at = epoch.applier.offset
         thread.join(3)
-        assert thread.is_alive() and epoch.applier.at == at, "it neither reads nor ends"
+        assert thread.is_alive() and epoch.applier.offset == at, "it neither reads nor ends"
         assert books.resume("p", "bob")
         thread.join(30)
         assert not thread.is_alive()
@@ -342,41 +342,41 @@ def test_an_outage_of_the_bookkeeping(server: MySQLServer, cli: Cli, books: Stor
 
 def test_an_outcome_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         epoch, asked = store.new_epoch("p", 0, "here", 1, 1.0), store.ask("p", "suspend", "d.t", "ann")
         inbox = Inbox(store, {})
         beat = store.heartbeat("p", epoch, False)
         assert beat is not None
-        inbox.hear(beat)
-        assert [row.id for row in inbox.take()] == [asked] and not inbox.waiting
+        inbox.receive_reply(beat)
+        assert [row.id for row in inbox.take_new_requests()] == [asked] and not inbox.has_new_requests
         with read_only(store):
-            inbox.end(asked, "done", "it is suspended")
+            inbox.end_request(asked, "done", "it is suspended")
         assert request(store, asked).state == "taken"
         # It is not done a second time meanwhile, but by the next run, if this one dies.
         beat = store.heartbeat("p", epoch, False)
         assert beat is not None and [row.id for row in beat.requests] == [asked]
         other = Inbox(store, {})
-        other.hear(beat)
-        assert [row.id for row in other.take()] == [asked]
-        inbox.hear(beat)
-        assert not inbox.waiting and request(store, asked).outcome == "it is suspended"
+        other.receive_reply(beat)
+        assert [row.id for row in other.take_new_requests()] == [asked]
+        inbox.receive_reply(beat)
+        assert not inbox.has_new_requests and request(store, asked).outcome == "it is suspended"
 
 
 def test_a_bookkeeping_that_is_lost_during_a_pause(tmp_path: Path) -> None:
     """The run is written down again as it is: paused."""
     details: dict[str, Any] = {"mode": "continuous"}
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
-        store.register("p", "server")
+        store.register_pipeline("p", "server")
         number = store.new_epoch("p", 0, "here", 1, 1.0)
         assert store.pause("p", "ann")
         inbox = Inbox(store, details)
         beat = store.heartbeat("p", number, False)
         assert beat is not None
-        inbox.hear(beat)
+        inbox.receive_reply(beat)
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/anew.db", migrate=True)) as store:
-        store.register("p", "server")
-        inbox._store = store
-        with Heart(store, "p", number, details, threading.Event(), lambda: False, hear=inbox.hear):
+        store.register_pipeline("p", "server")
+        inbox._state_database = store
+        with Heart(store, "p", number, details, threading.Event(), lambda: False, on_reply=inbox.receive_reply):
             wait_for("the run", lambda: store.current_stream("p") is not None)
             time.sleep(1.5)
             assert inbox.paused_by == stream(store).paused_by == "ann" and stream(store).desired_state == "pause"
@@ -391,8 +391,8 @@ def test_where_the_stream_stands_before_a_ddl(server: MySQLServer, cli: Cli, boo
     asked = books.ask("p", "suspend", "d.keyed", "ann")
     with cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=True)
-        take = epoch.inbox.take
-        epoch.inbox.take = lambda: take() if epoch.before_ddl else []  # type: ignore[method-assign]
+        take = epoch.inbox.take_new_requests
+        epoch.inbox.take_new_requests = lambda: take() if epoch.before_ddl else []  # type: ignore[method-assign]
         run_in_process(epoch)
     assert ended(books, asked)[0] == "done" and suspended(cli) == {"keyed": ASKED}
     assert "w" in cli.rows("d", "keyed").column_names

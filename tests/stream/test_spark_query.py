@@ -93,7 +93,7 @@ class Applied:
                 assert time.monotonic() < deadline, "the next batch is not read"
                 time.sleep(0.05)
             self.then()
-        self.epoch.apply(together(manifests))
+        self.epoch.apply_batch(together(manifests))
         self._at_once -= 1
 
     def _staged(self) -> int:
@@ -107,9 +107,9 @@ def test_the_next_batch_is_read_meanwhile(
     with cli.epoch() as epoch:
         apply = Applied(cli, mysql_server, epoch, lambda: None)
         with StreamQuery(
-            spark, apply, each_second=lambda: None, over=lambda: apply.count == 2 and query.idle()
+            spark, apply, on_tick=lambda: None, is_section_over=lambda: apply.count == 2 and query.is_idle()
         ) as query:
-            query.run(epoch.job, epoch.start, checkpoint=tmp_path / "checkpoint", seconds=0)
+            query.run_section(epoch.job, epoch.section_start, checkpoint=tmp_path / "checkpoint", seconds=0)
         assert apply.most == 1
     with mysql_server.connect() as connection:
         assert compare_all(connection, database, cli.sink) == []
@@ -141,10 +141,10 @@ def test_what_a_section_has_read_ahead_is_not_applied_in_the_next(
             applied(manifests)
             sections.append(manifests[0]["section"])
 
-        with StreamQuery(spark, apply, each_second=lambda: None, over=lambda: len(sections) > wanted) as query:
+        with StreamQuery(spark, apply, on_tick=lambda: None, is_section_over=lambda: len(sections) > wanted) as query:
             for wanted in range(2):
                 job = replace(epoch.job, section=wanted)
-                query.run(job, epoch.applier.at, checkpoint=tmp_path / str(wanted), seconds=0)
+                query.run_section(job, epoch.applier.offset, checkpoint=tmp_path / str(wanted), seconds=0)
     assert sections == [0, 1]
     with mysql_server.connect() as connection:
         assert compare_all(connection, database, cli.sink) == []
@@ -171,7 +171,7 @@ def test_one_query_carries_all_sections(
         "UPDATE t SET x = 4 WHERE id = 1",
         "INSERT INTO u VALUES (2, 2)",
     )
-    begun, begin = [], StreamQuery._begin
+    begun, begin = [], StreamQuery._start_query
 
     def count(self: StreamQuery, *args: Any) -> None:
         begun.append(args[0].section)
@@ -184,7 +184,7 @@ def test_one_query_carries_all_sections(
     def go_on() -> None:
         """Both have rejoined: what comes then is read by the next section, and the last change ends it all."""
         end = time.monotonic() + 90
-        while len(cli.context.need_plan().active) < 2 and time.monotonic() < end:
+        while len(cli.context.require_plan().active_tables) < 2 and time.monotonic() < end:
             time.sleep(0.1)
         mysql_server.session(database, "UPDATE t SET x = 9 WHERE id = 2", "DELETE FROM u WHERE id = 1")
         while 9 not in cli.rows(database, "t").column("x").to_pylist() and time.monotonic() < end:
@@ -192,7 +192,7 @@ def test_one_query_carries_all_sections(
         epoch.stop.set()
 
     with cli.epoch() as epoch:
-        epoch.job, epoch.target = replace(epoch.job, max_batch_bytes=300, piece_bytes=100), None
+        epoch.job, epoch.target = replace(epoch.job, max_batch_bytes=300, min_range_bytes=100), None
         thread = threading.Thread(target=go_on)
         thread.start()
         run_on_spark(epoch, spark)
@@ -225,7 +225,7 @@ def test_what_suspends_a_table_does_not_end_the_query(
     mysql_server.session(database, "UPDATE t SET v = 2", "SET SESSION sql_mode = ''", "UPDATE staged SET d = 0")
     mysql_server.session(database, "UPDATE t SET v = 3 WHERE id = 1", *by_statement)
     mysql_server.session(database, "INSERT INTO t VALUES (3, 3)")
-    begun, begin, stopped, stop = [], StreamQuery._begin, [], StreamQuery._stop
+    begun, begin, stopped, stop = [], StreamQuery._start_query, [], StreamQuery._stop
 
     def count(self: StreamQuery, *args: Any) -> None:
         begun.append(args[0].section)
@@ -240,7 +240,7 @@ def test_what_suspends_a_table_does_not_end_the_query(
     with cli.epoch() as epoch:
         run_on_spark(epoch, spark)
         assert begun == [0] and stopped == [None], "at the end"
-        found = {epoch.plan.tables[step.table].name: step.message for step in epoch.plan.suspended}
+        found = {epoch.plan.tables[step.table].name: step.message for step in epoch.plan.suspensions}
     assert sorted(found) == ["planned", "staged"]
     assert "0000-00-00" in found["staged"] and "statement" in found["planned"]
     assert cli.rows(database, "t").sort_by("id").column("v").to_pylist() == [3, 2, 3]
@@ -254,9 +254,9 @@ def test_a_worker_that_comes_up_too_slowly_is_started_again(
     slow.touch()
     with cli.epoch() as epoch:
         with StreamQuery(
-            spark, lambda manifests: epoch.apply(together(manifests)), each_second=lambda: None, over=epoch.section_over
+            spark, lambda manifests: epoch.apply_batch(together(manifests)), on_tick=lambda: None, is_section_over=epoch.is_section_over
         ) as query:
-            query.run(epoch.job, epoch.start, checkpoint=tmp_path / "checkpoint", seconds=0)
+            query.run_section(epoch.job, epoch.section_start, checkpoint=tmp_path / "checkpoint", seconds=0)
     assert not slow.exists()
     with mysql_server.connect() as connection:
         assert compare_all(connection, database, cli.sink) == []
@@ -273,11 +273,11 @@ def test_what_was_read_behind_a_failure_is_not_applied(
     with cli.epoch() as epoch:
         apply = Applied(cli, mysql_server, epoch, fail)
         with (
-            StreamQuery(spark, apply, each_second=lambda: None, over=lambda: False) as query,
+            StreamQuery(spark, apply, on_tick=lambda: None, is_section_over=lambda: False) as query,
             pytest.raises(TransientError, match="the storage is away"),
         ):
-            query.run(epoch.job, epoch.start, checkpoint=tmp_path / "checkpoint", seconds=0)
-        assert apply.count == 1 and epoch.applier.at == epoch.start
+            query.run_section(epoch.job, epoch.section_start, checkpoint=tmp_path / "checkpoint", seconds=0)
+        assert apply.count == 1 and epoch.applier.offset == epoch.section_start
     cli.catch_up()
     with mysql_server.connect() as connection:
         assert compare_all(connection, database, cli.sink) == []
@@ -287,7 +287,7 @@ def test_a_pause_lets_go_of_the_source(
     spark: SparkSession, cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No query runs while the stream is paused; the next one begins where it stood, also after the shortest pause."""
-    begun, begin = [], StreamQuery._begin
+    begun, begin = [], StreamQuery._start_query
 
     def count(self: StreamQuery, *args: Any) -> None:
         begun.append(args[0].section)
@@ -316,7 +316,7 @@ def test_a_pause_lets_go_of_the_source(
             epoch.inbox.paused_by = None
             wait_for("the next query", is_equal)
             epoch.inbox.paused_by = "ann"
-            wait_for("somebody to see it", lambda: epoch.anew)
+            wait_for("somebody to see it", lambda: epoch.needs_new_section)
             epoch.inbox.paused_by = None
             mysql_server.execute(f"UPDATE `{database}`.t SET v = 4")
             wait_for("the rest", is_equal)

@@ -123,7 +123,7 @@ def test_what_planning_has_asked_of_a_store_is_told_once(tmp_path: Path) -> None
     reader = BinlogReader(cast(StreamJob, Job()), at(20), tmp_path / "section")
     told: list[tuple[list[dict[str, int]], ...]] = [([{"get": 1}], []), ([], [])]
     for expected in told:
-        start = reader._pieces[-1] if reader._pieces else at(20)
+        start = reader._range_ends[-1] if reader._range_ends else at(20)
         end = reader.latestOffset()
         parts = [cast(Any, part) for part in reader.partitions(SectionOffset(0, start).encode(), end)]
         assert tuple(part.asked for part in parts) == expected

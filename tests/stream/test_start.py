@@ -130,8 +130,8 @@ def start_at(history: History, kind: str, number: int) -> Any:
 def test_it_begins_in_front_of_the_change(history: History, kind: str, number: int, tmp_path: Path) -> None:
     cli = pipeline(tmp_path, history.server, start_at(history, kind, number))
     cli.snapshot()
-    found = cli.context.need_plan()
-    assert found.chunks == () and found.lineage.start_file == found.p0.at.file
+    found = cli.context.require_plan()
+    assert found.chunks == () and found.timeline.start_file == found.p0.at.file
     kinds = MariadbPosition if isinstance(history.server, MariaDBServer) else GtidSet
     assert kinds.parse(found.p0.gtid_set) == kinds.parse(history.gtids[number]), "and no other transaction lies between"
     # In bytes it may be before or behind events that belong to no transaction.
@@ -147,7 +147,7 @@ def test_earliest(history: History, tmp_path: Path) -> None:
     cli = pipeline(tmp_path, history.server, "earliest")
     cli.snapshot()
     first = history.server.execute("SHOW BINARY LOGS")[0][0]
-    assert cli.context.need_plan().p0.at == Position(first, 4)
+    assert cli.context.require_plan().p0.at == Position(first, 4)
     cli.catch_up()
     assert rows(cli) == AFTER[1]
     with pytest.raises(NotReadyError, match="began without a snapshot"):
@@ -163,7 +163,7 @@ def test_earliest(history: History, tmp_path: Path) -> None:
 def test_latest(history: History, tmp_path: Path) -> None:
     cli = pipeline(tmp_path, history.server, "latest")
     cli.snapshot()
-    assert cli.context.need_plan().p0.at == end(history.server)
+    assert cli.context.require_plan().p0.at == end(history.server)
     cli.catch_up()
     assert rows(cli) == {}
 
@@ -217,7 +217,7 @@ def test_an_xa_transaction_that_is_open_at_the_place(history: History, tmp_path:
         cursor.execute("XA COMMIT 'x'")
     for place, wanted in ((at, {7: 7}), (end(server), {})):
         cli = pipeline(tmp_path / str(place.position), server, start_of(place), "d.x")
-        assert bool(p0(cli).xa) == (place == at)
+        assert bool(p0(cli).open_xa) == (place == at)
         cli.snapshot()
         cli.catch_up()
         assert rows(cli, "x") == wanted
@@ -281,4 +281,4 @@ def test_the_stream_is_ready_at_once(tmp_path: Path, mysql_server: MySQLServer, 
     assert found["snapshot"]["complete"] and found["groups"] == [] and found["start"] == "latest"
     with cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=True)
-        assert epoch.start.at == epoch.plan.p0.at
+        assert epoch.section_start.at == epoch.plan.p0.at

@@ -53,14 +53,14 @@ def test_through_a_view(server: MySQLServer, database: str, tmp_path: Path) -> N
 
 
 def test_the_data_source(server: MySQLServer, database: str) -> None:
-    log = TableChanges.of(server.connect_args, "d", "t", "error", piece_bytes=1 << 20)
+    log = TableChanges.look_up(server.connect_args, "d", "t", "error", piece_bytes=1 << 20)
     with contextlib.closing(ChangesPlanner(log)) as planner:
-        start = planner.find("latest")
+        start = planner.find_offset("latest")
         server.session("d", "SET SESSION binlog_format = STATEMENT", "INSERT INTO mine VALUES (5)")
-        planner.check(start)
+        planner.check_readable(start)
         server.session("d", "SET SESSION binlog_format = STATEMENT", "UPDATE v SET b = 3")
         with pytest.raises(TerminalError, match=r"through d\.v"):
-            planner.check(start)
+            planner.check_readable(start)
 
 
 @pytest.mark.parametrize("kind", [MySQLServer, MariaDBServer])

@@ -101,7 +101,7 @@ def test_in_the_stream(world: World) -> None:
     world.run("UPDATE t SET v = 'plain' WHERE id = 5")
     world.exact()
     standing = world.cli.context.sink.resume_point().read()
-    assert standing is not None and [" " in text for text in standing.xa] == [True, True, False, True]
+    assert standing is not None and [" " in text for text in standing.open_xa] == [True, True, False, True]
     world.run("FLUSH BINARY LOGS", "UPDATE t SET v = 'later' WHERE id = 5")
     world.exact()
     world.finish("COMMIT", "'a'")
@@ -121,8 +121,8 @@ def test_in_the_stream(world: World) -> None:
     world.run("XA START 'f'", "INSERT INTO t VALUES (7, 'one phase')", "XA END 'f'", "XA COMMIT 'f' ONE PHASE")
     world.exact()
     standing = world.cli.context.sink.resume_point().read()
-    assert standing is not None and standing.xa == ()
-    assert len(world.cli.rows("d", "t")) == 32 and all(v.equal for v in verify(world.cli.context))
+    assert standing is not None and standing.open_xa == ()
+    assert len(world.cli.rows("d", "t")) == 32 and all(v.is_equal for v in verify(world.cli.context))
 
 
 def test_verify_while_one_is_open(world: World) -> None:
@@ -130,7 +130,7 @@ def test_verify_while_one_is_open(world: World) -> None:
     world.prepare("'a'", "UPDATE t SET v = 'xa' WHERE id = 3")
     world.cli.catch_up()
     world.finish("COMMIT", "'a'")
-    assert all(v.equal for v in verify(world.cli.context))
+    assert all(v.is_equal for v in verify(world.cli.context))
 
 
 BEFORE, LOW, SELECT, HIGH = "chunk.before_lw", "chunk.after_lw", "chunk.after_select", "chunk.after_hw"
@@ -185,7 +185,7 @@ def test_around_the_snapshot(
         world.exact()
         world.finish(end, "'x'")
     world.exact()
-    assert all(v.equal for v in verify(world.cli.context))
+    assert all(v.is_equal for v in verify(world.cli.context))
 
 
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_open_for_long_before_the_snapshot(world: World, monkeypatch: pytest.Mon
             world.cli.snapshot()
         return
     world.cli.snapshot()
-    assert [" " in text for text in world.cli.context.need_plan().p0.xa] == [True, False]
+    assert [" " in text for text in world.cli.context.require_plan().p0.open_xa] == [True, False]
     world.exact()
     world.finish("COMMIT", "'x'")
     world.finish("COMMIT", "'y'")
@@ -239,7 +239,7 @@ def test_open_at_p0_and_not_listed(world: World, ended: str, end: str, monkeypat
     world.run("FLUSH BINARY LOGS", "INSERT INTO t VALUES (40, 'plain')")
     with monkeypatch.context() as patch, world.cli.opened() as (context, store):
         unseen(patch)
-        assert context.ensure_plan(store).p0.xa == ()
+        assert context.ensure_plan(store).p0.open_xa == ()
     seen: list[str] = []
 
     def both() -> None:
@@ -264,7 +264,7 @@ def test_open_at_p0_and_not_listed(world: World, ended: str, end: str, monkeypat
     world.exact()
     world.finish("COMMIT", "'x'")
     world.exact()
-    assert all(v.equal for v in verify(world.cli.context))
+    assert all(v.is_equal for v in verify(world.cli.context))
 
 
 def test_what_it_changed_is_purged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +377,7 @@ def test_open_while_a_table_is_planned_again(world: World, monkeypatch: pytest.M
         with contextlib.suppress(TransientError):  # the attempt; the next one has the new plan
             world.cli.snapshot()
         world.cli.snapshot()
-    assert world.cli.context.need_plan().definitions[0].revision == 1
+    assert world.cli.context.require_plan().definitions[0].revision == 1
     world.finish("COMMIT", "'x'")
     world.exact()
     world.finish("COMMIT", "'y'")

@@ -147,12 +147,12 @@ class Cli:
     @property
     def context(self) -> Context:
         with self._environment():
-            return Context.of(Pipeline.load(self.file))
+            return Context.for_pipeline(Pipeline.load(self.file))
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[tuple[Context, Store]]:
         context = self.context
-        with contextlib.closing(context.store()) as store:
+        with contextlib.closing(context.open_state_database()) as store:
             yield context, store
 
     def snapshot(self) -> None:
@@ -198,8 +198,8 @@ class Cli:
     def rows(self, database: str, table: str) -> pa.Table:
         """The rows of a sink table, as the project itself reads them."""
         context = self.context
-        schema = next(t for t in context.need_plan().tables if t.id == (database, table))
-        return delta_table(context, schema).to_arrow()
+        schema = next(t for t in context.require_plan().tables if t.id == (database, table))
+        return delta_table(context, schema).read_with_soft_deleted()
 
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:

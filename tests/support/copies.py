@@ -108,7 +108,7 @@ def wait_for(path: Path, seconds: float = 60) -> None:
 def run(case: str, file: str, master: str, folder: str, point: str) -> dict[str, Any]:
     """Read the group, let the first copy go on, and say what came of it."""
     words = Path(folder)
-    context = Context.of(Pipeline.load(file))
+    context = Context.for_pipeline(Pipeline.load(file))
     real = session._settings
 
     def settings(*arguments: Any) -> dict[str, str]:
@@ -121,7 +121,7 @@ def run(case: str, file: str, master: str, folder: str, point: str) -> dict[str,
         def runner(job: SnapshotJob) -> list[dict[str, Any]]:
             return run_on_spark(spark, print)(OddJob(**vars(job), case=case, point=point, folder=folder))
 
-        with closing(context.store()) as store:
+        with closing(context.open_state_database()) as store:
             plan = context.ensure_plan(store)
             result = run_group(context, store, plan, 0, runner, holder="a test")
         (words / "published").touch()

@@ -43,4 +43,4 @@ def put(
         name = f"part-damaged-{uuid.uuid4().hex}.parquet"
         return Edit(removed_files=gone, added_files=[(write_file(target.storage, name, rows.schema, [rows], stat), BitMap())])
 
-    assert target.transact(decide, {}, Fence("test", 1))
+    assert target.commit_edit(decide, {}, Fence("test", 1))

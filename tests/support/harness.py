@@ -72,8 +72,8 @@ def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None =
     :param batch_bytes: bytes of binlog in one batch, less than a pipeline allows: a short test has many batches then.
     :param only: ``snapshot`` or ``stream``, to run that alone.
     """
-    context = Context.of(Pipeline.load(pipeline))
-    store = context.store()
+    context = Context.for_pipeline(Pipeline.load(pipeline))
+    store = context.open_state_database()
     try:
         if only != "stream":
             run_snapshot(context, store, context.ensure_plan(store), run_in_threads, observed)
@@ -81,7 +81,7 @@ def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None =
             return
         epoch = stream.begin(context, store, catch_up=True)
         if batch_bytes:
-            epoch.job = replace(epoch.job, max_batch_bytes=batch_bytes, piece_bytes=max(1, batch_bytes // 3))
+            epoch.job = replace(epoch.job, max_batch_bytes=batch_bytes, min_range_bytes=max(1, batch_bytes // 3))
         stream.run_in_process(epoch)
     finally:
         store.close()
@@ -92,8 +92,8 @@ def read_group(pipeline: str, group: int, task: str) -> None:
 
     :param task: the task and the number of its request, see :func:`tests.support.cli.asked_by`.
     """
-    context = Context.of(Pipeline.load(pipeline))
-    with closing(context.store()) as store:
+    context = Context.for_pipeline(Pipeline.load(pipeline))
+    with closing(context.open_state_database()) as store:
         plan = context.ensure_plan(store)
         asked = asked_by(task)
         found = run_group(

@@ -18,6 +18,6 @@ def access(place: S3) -> StoreAccess:
 
 def object_storage(place: S3, prefix: str = "") -> ObjectStorage:
     """The storage of a prefix."""
-    address = StoreAddress.of(place.uri(prefix))
+    address = StoreAddress.parse(place.uri(prefix))
     assert address is not None
     return ObjectStorage(address, access(place))

@@ -52,13 +52,13 @@ class NarrowSink:
     supports: ClassVar[frozenset[Feature]] = frozenset()
 
     def table(self, table: TableSchema) -> WriteOnlyTable:
-        return WriteOnlyTable(storage_at(self.path).within(Layout(self.pipeline).table(table)), table)
+        return WriteOnlyTable(storage_at(self.path).subfolder(Layout(self.pipeline).table_folder(table)), table)
 
     def staging(self) -> FileStaging:
-        return FileStaging(storage_at(self.path), Layout(self.pipeline).staging)
+        return FileStaging(storage_at(self.path), Layout(self.pipeline).change_staging_folder)
 
     def resume_point(self) -> PlainResumePoint:
-        return PlainResumePoint(storage_at(self.path).within(Layout(self.pipeline).progress))
+        return PlainResumePoint(storage_at(self.path).subfolder(Layout(self.pipeline).resume_point_folder))
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class PlainSink(NarrowSink):
     deletes: Deletes = ALL_HARD
 
     def table(self, table: TableSchema) -> PlainTable:
-        storage = storage_at(self.path).within(Layout(self.pipeline).table(table))
-        return PlainTable(storage, table, self.deletes.of(table))
+        storage = storage_at(self.path).subfolder(Layout(self.pipeline).table_folder(table))
+        return PlainTable(storage, table, self.deletes.mode_of(table))
 
 
 class States:
@@ -217,7 +217,7 @@ class WriteOnlyTable(States):
         self.storage.delete(file.path)
 
     def clear_staged(self, place: str) -> None:
-        self.storage.clear(f"snapshot/{place}")  # rows that are part of the table are written anew, elsewhere
+        self.storage.delete_folder(f"snapshot/{place}")  # rows that are part of the table are written anew, elsewhere
 
     def _changed(self, rows: pa.Table, change: Change) -> pa.Table:
         match change:

@@ -82,7 +82,7 @@ def test_a_half_open_connection(mysql_server: MySQLServer, database: str) -> Non
                 for _ in binlog.steps(at, end):
                     pass
                 at = end
-                seen += [a for _, batch in binlog.take() for a in batch["a"].to_pylist()]
+                seen += [a for _, batch in binlog.take_changes() for a in batch["a"].to_pylist()]
                 if number % 2:
                     proxy.silence()
             assert seen == list(range(6)) and proxy.accepted == 3

@@ -92,7 +92,7 @@ def test_names_of_tables_and_columns(
         cli.catch_up()
     for name in ODD:
         equal(cli, mysql_server, database, name, [name, f"v {name}"[:64]])
-    assert all(v.equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify(cli.context))
     folders = {p.name for p in (cli.sink / database).iterdir()}
     assert folders == {folder(name) for name in ODD}
 

@@ -62,11 +62,11 @@ def test_altered_online(
         with cli.streaming(), Threads(server, 1, "d", [write] * 3, "autocommit = 1"):
             for change in CHANGES:
                 TOOLS[tool](server, "keyed", change)
-            wait_until(lambda: "table_rejoined" in events(cli) and len(cli.context.need_plan().active) == 3, 180)
+            wait_until(lambda: "table_rejoined" in events(cli) and len(cli.context.require_plan().active_tables) == 3, 180)
     except ServerUnavailable as error:
         pytest.skip(str(error))
     cli.catch_up()
     equal(server, cli, *TABLES)
-    assert {table.name for table in cli.context.need_plan().tables} == {*TABLES}
+    assert {table.name for table in cli.context.require_plan().tables} == {*TABLES}
     assert {"w", "v"} <= {*cli.rows("d", "keyed").column_names}
     assert "table_added" not in events(cli)

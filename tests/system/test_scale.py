@@ -41,20 +41,20 @@ IN_GROUP = 494
 def write_slices(job: SnapshotJob) -> list[dict[str, Any]]:
     """What the tasks of a job leave: a manifest for each slice."""
     layout = job.layout
-    plan = Plan.from_json(read_json(job.storage, layout.share(job.generation, job.group)))
+    plan = Plan.from_json(read_json(job.storage, layout.group_plan(job.generation, job.group)))
     wanted, found = slices(plan.chunks), []
     at = plan.p0.at.to_json()
-    for no in job.missing:
+    for no in job.slice_numbers:
         table = plan.tables[wanted[no][0].table]
-        name = layout.slice(table, job.generation, job.group, job.attempt, no)
-        path = name.removeprefix(f"{layout.table(table)}/").replace(".json", ".parquet")
+        name = layout.slice_manifest(table, job.generation, job.group, job.attempt, no)
+        path = name.removeprefix(f"{layout.table_folder(table)}/").replace(".json", ".parquet")
         chunk = {"lw": at, "hw": at, "rows": 1, "corrected": 0, "seconds": 0.001}
         manifest = {
             "slice": no,
             "table": wanted[no][0].table,
             "fingerprint": table.fingerprint(),
             "file": {"path": path, "size": 1000, "rows": len(wanted[no]), "low": no, "high": no},
-            "chunks": [{"no": c.no, **chunk} for c in wanted[no]],
+            "chunks": [{"no": c.number, **chunk} for c in wanted[no]],
         }
         write_json_once(job.storage, name, manifest)
         found.append(manifest)
@@ -71,9 +71,9 @@ def measure(file: str) -> dict[str, Any]:
         now = time.process_time()
         steps[name], began = now - began, now
 
-    context = Context.of(Pipeline.load(file))
+    context = Context.for_pipeline(Pipeline.load(file))
     lap("start")
-    with closing(context.store()) as store:
+    with closing(context.open_state_database()) as store:
         plan = context.ensure_plan(store)
         chunks = len(plan.chunks)
         lap("plan")
@@ -87,8 +87,8 @@ def measure(file: str) -> dict[str, Any]:
     lap("coverage")
     for part in (Path(context.pipeline.sink.path) / "_cdc").rglob("bookkeeping.db*"):
         part.unlink()
-    with closing(context.store()) as store:
-        assert adopt_published(context, store, context.need_plan())
+    with closing(context.open_state_database()) as store:
+        assert adopt_published(context, store, context.require_plan())
     lap("rebuild the bookkeeping")
     assert "numba" not in sys.modules, "what decodes is for the tasks: it would be 100 MB of the driver's memory"
     # Not ru_maxrss: that one begins with the memory of the process which started this one.

@@ -115,7 +115,7 @@ class Pipeline:
         for table in (BUSY, STILL):
             sink.table(table).create(P)
         with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=True)) as store:
-            store.register(P, "server")
+            store.register_pipeline(P, "server")
 
     def run(self, *, batches: int, is_killed: bool) -> None:
         """What a run of the stream does with sink and bookkeeping: it takes over, applies batches, tidies and ends."""
@@ -127,14 +127,14 @@ class Pipeline:
             number = store.new_epoch(P, highest_epoch(P, [*known.values(), progress.markers()]), "host", 1, 1.0)
             fence = epoch_fence(P, number)
             all_over = claim_epoch(P, progress, fence)
-            raise_fences(P, fence, tables, known, all_over=all_over)
-            sink.staging().clear((BUSY, STILL), number)
+            raise_fences(P, fence, tables, known, older_epochs_ended=all_over)
+            sink.change_staging().clear_older_epochs((BUSY, STILL), number)
             for batch in range(batches):
                 self.seq += 100
                 file = f"epoch-{number}/{self.seq}"
-                with closing(sink.staging().writer(BUSY, file)) as writer:
+                with closing(sink.change_staging().open_writer(BUSY, file)) as writer:
                     writer.add(self._changes().to_batches()[0])
-                changes = sink.staging().changes(BUSY, [file])
+                changes = sink.change_staging().read_for_apply(BUSY, [file])
                 tables[0].commit(partial(_upserted, changes), {f"cdc/{P}/stream": self.seq}, fence)
                 offset = Offset("server", Position("binlog.000001", self.seq & ((1 << 41) - 1)), "")
                 progress.write(offset, LINEAGE, fence)
@@ -143,15 +143,15 @@ class Pipeline:
             if is_killed:
                 return
             store.sample(P, number, lag_seconds=0.0, lag_bytes=0, purge_hours=None)
-            store.event(P, "some", f"event of epoch {number}")
+            store.add_event(P, "some", f"event of epoch {number}")
             request = store.ask(P, "reread", "shop.busy", "somebody")
             store.take_request(request)
             store.end_request(request, "done", "it was")
             if batches:
                 looked_after = DeltaSink(str(self.lake), P).table(BUSY)
                 compact(looked_after, run_in_threads)
-                looked_after.tidy()
-                assert not looked_after.load().revived
+                looked_after.clean_up()
+                assert not looked_after.load_log().revived_files
             progress.raise_fence(end_fence(P, number))
             store.end_stream(P, number, "caught_up")
 
@@ -175,9 +175,9 @@ class Pipeline:
         for name in ("shop/busy", "shop/still", f"_cdc_progress/{P}"):
             log = Log(LocalStorage(self.lake / name))
             log.refresh()
-            found[f"commits of {name}"] = log.version - (log.checkpointed or 0)
+            found[f"commits of {name}"] = log.version - (log.checkpoint_version or 0)
             found[f"live files of {name}"] = len(log.files)
-            found[f"tombstones of {name}"] = len(log.removed)
+            found[f"tombstones of {name}"] = len(log.tombstones)
         found |= {f"files in {name}": count for name, count in files_of(self.lake).items()}
         with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=False)) as store:
             found |= {f"rows of {name}": count for name, count in store.held(P).items()}
@@ -235,7 +235,7 @@ def test_a_table_that_is_read_again_and_again(tmp_path: Path, times: int) -> Non
     """Each time it was altered, suspended, read again and rejoined."""
     storage, layout = LocalStorage(tmp_path), Layout(P)
     offset = Offset("server", Position("binlog.000001", 4), "")
-    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), tuple(map(Definitions.of, (BUSY, STILL))), ())
+    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), tuple(map(Definitions.from_single, (BUSY, STILL))), ())
     write_json(storage, layout.plan, plan.to_json())
     sizes = list[int]()
     added = replace(STILL, name="late")
@@ -256,14 +256,14 @@ def test_a_table_that_is_read_again_and_again(tmp_path: Path, times: int) -> Non
         assert found is not None
         remove_superseded_steps(storage, layout, found)
         again = read_plan(storage, layout)
-        assert again is not None and again.tables == (BUSY, STILL, added) and again.active == (0, 1, 2)
+        assert again is not None and again.tables == (BUSY, STILL, added) and again.active_tables == (0, 1, 2)
         for index in range(3):
-            assert again.revision(index) == found.revision(index)
-            assert again.definitions_of(LINEAGE)[index] == found.definitions_of(LINEAGE)[index]
+            assert again.revision_of(index) == found.revision_of(index)
+            assert again.definitions_for(LINEAGE)[index] == found.definitions_for(LINEAGE)[index]
             assert again.start_seq(index) == found.start_seq(index)
-        kept = [step.revision for step in again.steps if isinstance(step, Rejoined) and step.table == 0]
+        kept = [step.revision for step in again.amendments if isinstance(step, Rejoined) and step.table == 0]
         assert kept == [number, number + 1][-len(kept) :] and len(kept) == min(2, number + 1), "and the one before"
-        sizes.append(len(again.steps) + sum(files_of(tmp_path).values()))
+        sizes.append(len(again.amendments) + sum(files_of(tmp_path).values()))
     assert max(sizes) == max(sizes[:5]), sizes
 
 
@@ -282,17 +282,17 @@ def test_a_step_that_is_removed_while_the_plan_is_read(tmp_path: Path) -> None:
     class Slow(LocalStorage):
         def list(self, folder: str) -> Iterator[tuple[str, int]]:
             yield from [*super().list(folder)]
-            if folder == layout.amendments(1) and not removed:
+            if folder == layout.amendments_folder(1) and not removed:
                 removed.append(True)
                 rejoin(2)
                 rejoin(3)
 
     removed = list[bool]()
-    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), (Definitions.of(BUSY),), ())
+    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), (Definitions.from_single(BUSY),), ())
     write_json(storage, layout.plan, plan.to_json())
     rejoin(1)
     again = read_plan(Slow(tmp_path), layout)
-    assert again is not None and again.revision(0) == 3 and removed
+    assert again is not None and again.revision_of(0) == 3 and removed
 
 
 # ---------------------------------------------------------------- processes that live long
@@ -310,13 +310,13 @@ def test_table_ids_without_end(monkeypatch: pytest.MonkeyPatch, times: int) -> N
     for table_id in range(times):
         if table_id % 3 == 0:
             state[walk_state.STATEMENT] += 1
-        tables.announce(table_id, body, table if table_id % 2 else None)
-        most = max(most, len(tables.maps))
-        if table_id % 1000 < 10 or len(tables.maps) == 64:
+        tables.announce_table_map(table_id, body, table if table_id % 2 else None)
+        most = max(most, len(tables.map_lines))
+        if table_id % 1000 < 10 or len(tables.map_lines) == 64:
             said = dict.fromkeys((table_id,), None if table_id % 2 == 0 else table)
             ids = range(table_id - table_id % 3, table_id + 1)
             said = {known: table if known % 2 else None for known in ids}
-            assert tables.announced() == said
+            assert tables.announced_table_maps() == said
     assert most <= 8 * 1000
 
 
@@ -329,14 +329,14 @@ def test_an_object_that_writes_for_long(small: None, tmp_path: Path, clock: Cloc
     held = list[int]()
     for number in range(240):
         pipeline.seq += 100
-        with closing(sink.staging().writer(BUSY, f"epoch-1/{number}")) as writer:
+        with closing(sink.change_staging().open_writer(BUSY, f"epoch-1/{number}")) as writer:
             writer.add(pipeline._changes().to_batches()[0])
-        changes = sink.staging().changes(BUSY, [f"epoch-1/{number}"])
+        changes = sink.change_staging().read_for_apply(BUSY, [f"epoch-1/{number}"])
         table.commit(partial(_upserted, changes), {"stream": pipeline.seq}, fence)
         if number % 3 == 2:
             compact(beside, run_in_threads)
-            beside.tidy()
+            beside.clean_up()
             clock.move(86400.0, pipeline.lake)
         logs = table._log, beside._log
-        held.append(sum(len(log.files) + len(log.removed) + len(log._dead) + len(log.revived) for log in logs))
+        held.append(sum(len(log.files) + len(log.tombstones) + len(log._dead_rows) + len(log.revived_files) for log in logs))
     assert max(held[150:]) <= max(held[:150]) * 1.1

@@ -148,7 +148,7 @@ def test_every_type_of_a_key(kind: str) -> None:
 def test_a_type_that_is_not_known_is_refused_by_name() -> None:
     """Not taken for bytes with a length in front."""
     kind, wire = "hologram", WireColumn(wire_types.BLOB, 4)
-    assert "hologram" in str(column(kind).refusal())
+    assert "hologram" in str(column(kind).unsupported_reason())
     places: list[Callable[[], Any]] = [
         lambda: column(kind).arrow_type,
         lambda: _readers(map_of(column(kind), wire), UNICODE),

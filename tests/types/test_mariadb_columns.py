@@ -71,7 +71,7 @@ class World:
     def agree(self, start: tuple[str, int], *tables: str, without: tuple[str, ...] = ()) -> None:
         """Both decoders read the same in what was written behind a place."""
         captured = capture(self.server, self.name, *tables)
-        captured = {name: replace(table, left_out=(*table.left_out, *without)) for name, table in captured.items()}
+        captured = {name: replace(table, excluded=(*table.excluded, *without)) for name, table in captured.items()}
         texts = decoders(lambda: contextlib.closing(connect(self.server.connect_args())), captured.values())
         events = [e for t in transactions(self.server, start, captured) for e in t.rows]
         assert events
@@ -159,7 +159,7 @@ def test_hidden_columns(world: World, metadata: str) -> None:
             "INSERT INTO p VALUES (1, 'x'), (2, NULL)",
         )
         cli = world.begin()
-        keys = {t.name: t.key for t in cli.context.need_plan().tables}
+        keys = {t.name: t.key for t in cli.context.require_plan().tables}
         assert keys == {"h": ("id",), "k": (), "p": ("id",)}  # a hash has no order that could be read in chunks
         start = world.end()
         world.run(
@@ -286,7 +286,7 @@ def test_years_of_two_digits(world: World) -> None:
     world.check(cli, "y", "k")
     world.agree(start, "y", "k")
     assert cli.rows(world.name, "y").filter(pc.field("id") == 1000)["y2"].to_pylist() == [70]
-    assert {t.name: t.key for t in cli.context.need_plan().tables} == {"y": ("id",), "k": ()}
+    assert {t.name: t.key for t in cli.context.require_plan().tables} == {"y": ("id",), "k": ()}
 
 
 def test_vectors(newest_mariadb_server: MySQLServer, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_snapshot_and_stream_and_server_agree(
             a, b = a.view(bits), b.view(bits)
         assert a.equals(b), (kind, values)
         assert a.null_count < len(a), kind
-    assert all(v.equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify(cli.context))
 
 
 def test_columns_that_select_star_leaves_out(
@@ -332,7 +332,7 @@ def test_zero_dates_as_null(mysql_server: MySQLServer, database: str, tmp_path: 
         cursor.execute("UPDATE t SET z0 = '0000-00-00' WHERE id = 2")
         cursor.execute("DELETE FROM t WHERE id = 5")
         cli.catch_up()
-        assert all(v.equal for v in verify(cli.context))
+        assert all(v.is_equal for v in verify(cli.context))
         rows = {row["id"]: row for row in cli.rows(database, "t").to_pylist()}
         assert sorted(rows) == [0, 2, 3, 4, 10, 11]
         for i in range(len(kinds)):
@@ -374,7 +374,7 @@ def test_wide_tables(
         cursor.execute("UPDATE t SET id = id + 100 WHERE id < 2")
         cli.catch_up()
         assert compare(connection, database, "t", cli.sink / database / "t") is None
-    assert all(v.equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify(cli.context))
 
 
 def test_a_server_that_ignores_case(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def plan(store: Store, name: str, *, tables: dict[str, int], per_group: int, dat
     :param tables: number of chunks of each.
     :return: how many groups it has.
     """
-    store.register(name, f"server-of-{name}")
+    store.register_pipeline(name, f"server-of-{name}")
     chunks: list[dict[str, Any]] = []
     for table, count in tables.items():
         for _ in range(count):

@@ -51,7 +51,7 @@ def logged(site: Site, act: str) -> list[tuple[Any, ...]]:
 
 def said(site: Site, kind: str) -> list[str | None]:
     """Who has done that, as our events have it."""
-    return [event.by for event in site.store.events(NAME, 50) if event.kind == kind]
+    return [event.by for event in site.store.last_events(NAME, 50) if event.kind == kind]
 
 
 @pytest.fixture(scope="module")

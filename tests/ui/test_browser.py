@@ -137,7 +137,7 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         books.read(store, name, group)
     store.finish_snapshot(name, 1)
     epoch = books.stream(store, name, batches=120)
-    store.event(name, "schema_change", "shop.orders: column note added")
+    store.add_event(name, "schema_change", "shop.orders: column note added")
     with opened(site, browser, of(site, name)) as (page, _):
         expect(page.get_by_role("status").first).to_have_text("streaming")
         expect(page.get_by_role("img", name="Lag in seconds: p50 400 ms, p95 800 ms")).to_be_visible()
@@ -153,7 +153,7 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         stands = TableStanding("shop", "orders", "suspended", "binlog.000007:120", definitions=places, **why)
         table = "shop", "orders"
         done = {table: Compacted(now(), 4.0)}
-        store.write_table_states(name, [stands], sizes={table: sizes}, compacted=done, applied={table: (5, 6, 7)})
+        store.write_table_states(name, [stands], sizes={table: sizes}, last_compactions=done, applied_counts={table: (5, 6, 7)})
         store.verified(name, {table: {"equal": True}})
         refusal = {"at": "2026-01-02T03:04:05+00:00", "reason": "the copy stands at binlog.000007:120"}
         store.verified(name, {table: {"not_comparable": refusal}})
@@ -203,7 +203,7 @@ def test_hostile_names(site: Site, browser: Browser) -> None:
     store, name = site.store, "hostile"
     books.plan(store, name, tables=dict.fromkeys(books.HOSTILE, 2), per_group=2, database=books.HOSTILE[0][:60])
     for text in books.HOSTILE:
-        store.event(name, text[:60], text)
+        store.add_event(name, text[:60], text)
     attempt = store.claim_group(name, 1, 0, holder=books.HOSTILE[1])
     store.release_group(name, 1, 0, attempt)
     epoch = books.stream(store, name, batches=1)
@@ -292,7 +292,7 @@ def test_two_databases_with_one_name(site: Site, tmp_path: Any) -> None:
     from airflow_provider_cdc.ui.books import Books
 
     with closing(Store.open(f"sqlite:///{tmp_path}/b.db", migrate=True)) as store:
-        store.register("shop", "another")
+        store.register_pipeline("shop", "another")
     known = {"one": str(site.file), "two": str(site.file)}
     places = Books(
         list,
@@ -301,6 +301,6 @@ def test_two_databases_with_one_name(site: Site, tmp_path: Any) -> None:
     )
     with closing(places):
         deadline = time.monotonic() + 60
-        while len(found := [one for one in places.look()[0] if one.found.name == "shop"]) < 2:
+        while len(found := [one for one in places.read_all()[0] if one.overview.name == "shop"]) < 2:
             assert time.monotonic() < deadline
-        assert len({one.book.key for one in found}) == 2
+        assert len({one.database.key for one in found}) == 2

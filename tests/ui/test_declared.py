@@ -30,13 +30,13 @@ def test_kinds_of_tasks() -> None:
         CdcSnapshotOperator.partial(task_id="two", pipeline=PIPELINE.to_dict()).expand(group=[0, 1])
         CdcSnapshotOperator(task_id="one", pipeline=PIPELINE, group=4)
 
-    found = {one.task: one for one in _all(None, "whole", list(_tasks(kept(whole))))}
-    assert {one.name for one in found.values()} == {"shop"}
-    assert all(one.beside_stream for one in found.values())
+    found = {one.task_id: one for one in _all(None, "whole", list(_tasks(kept(whole))))}
+    assert {one.pipeline_name for one in found.values()} == {"shop"}
+    assert all(one.dag_has_stream for one in found.values())
     assert found["shop.snapshot"].groups == "shop.plan_chunks"
-    assert (found["shop.verify"].kind, found["shop.verify"].repair) == ("CdcVerifyOperator", False)
+    assert (found["shop.verify"].operator_name, found["shop.verify"].repair) == ("CdcVerifyOperator", False)
 
-    tasks = {task.task: task for task in _tasks(kept(parts))}
+    tasks = {task.task_id: task for task in _tasks(kept(parts))}
     assert {name: task.repair for name, task in tasks.items()} == {
         "repair": True,
         "repairs": True,

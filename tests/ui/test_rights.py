@@ -119,11 +119,11 @@ def test_acts(site: Site) -> None:
     assert site.get(f"/api/pipelines/{site.book}/shop", "viewer").json()["offers"] == []
     assert site.act("shop", "no_such").status_code == 404
 
-    site.store.event("shop", "restart", "the server was restarted")
-    [event] = site.store.events("shop", 1)
+    site.store.add_event("shop", "restart", "the server was restarted")
+    [event] = site.store.last_events("shop", 1)
     assert site.act("shop", "acknowledge", "editor", id=event.id).json() == {"done": True}
     assert site.act("shop", "acknowledge", "root", id=event.id).status_code == 409
-    [event] = site.store.events("shop", 1)
+    [event] = site.store.last_events("shop", 1)
     assert event.acknowledged_by == "editor"
     logged = site.airflow.client.get("/eventLogs", event="cdc_acknowledge")["event_logs"]
     mine = [one for one in logged if json.loads(one["extra"])["id"] == event.id]

@@ -89,11 +89,11 @@ def verdict(cli: Cli, table: str, **how: Any) -> TableComparison:
 
 def damage(cli: Cli, table: str, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
     """Behind the project's back."""
-    schema = next(t for t in cli.context.need_plan().tables if t.name == table)
+    schema = next(t for t in cli.context.require_plan().tables if t.name == table)
     target = delta_table(cli.context, schema)
-    rows = target.to_arrow()
+    rows = target.read_with_soft_deleted()
     listed = sorted(rows.to_pylist(), key=lambda row: str(row[schema.columns[0].name]))
-    put(target, pa.Table.from_pylist(change(listed), schema=rows.schema), stat=schema.integer_key)
+    put(target, pa.Table.from_pylist(change(listed), schema=rows.schema), stat=schema.integer_key_column)
 
 
 def test_a_bit_of_each_type(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_bit_of_each_type(mysql_server: MySQLServer, database: str, tmp_path: 
     cli = Cli(tmp_path, mysql_server, table)
     cli.snapshot()
     cli.catch_up()
-    assert verdict(cli, "t").equal
+    assert verdict(cli, "t").is_equal
 
     def bits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         by_id = {row["id"]: row for row in rows}
@@ -180,8 +180,8 @@ def test_lost_doubled_stale_truncated_and_shifted(
     }
     assert (found.missing, found.extra, found.different) == (1, 2, 3) and found.columns == {"v": 2, "w": 1}
     assert 1 <= len(found.ranges) < 6 and all(r.group == 0 for r in found.ranges)
-    touched = {d.key: d.touched for d in found.differences}
-    assert {n: str(t.at) for n in (30, 31) if (t := touched[key(n)])} == ends
+    touched = {d.key: d.last_change for d in found.differences}
+    assert {n: str(t.position) for n in (30, 31) if (t := touched[key(n)])} == ends
     assert touched[key(5)] is not None and touched[key(99)] is None, "it was inserted; and it never was"
     shown = found.to_json(show_values=True)["differences"]
     assert {"kind": MISSING, "key": list(key(7)), "columns": []}.items() <= shown[0].items()
@@ -189,7 +189,7 @@ def test_lost_doubled_stale_truncated_and_shifted(
     assert not any(key(n)[0] in hidden for n in (5, 7, 9, 30, 31, 99)), "values are shown to nobody who did not ask"
     monkeypatch.setattr(last_changes, "SEARCHED_BYTES", 1)
     older = verdict(cli, "t")
-    assert all(d.touched is None for d in older.differences) and older.searched is not None
+    assert all(d.last_change is None for d in older.differences) and older.searched is not None
     assert older.searched == Position(str(mysql_server.execute("SHOW BINARY LOG STATUS")[0][0]), 4)
 
 
@@ -224,7 +224,7 @@ def test_a_cascade_that_the_binlog_does_not_show(tmp_path: Path) -> None:
         cli.snapshot()
         server.execute("DELETE FROM d.parent WHERE id = 1")
         cli.catch_up()
-        assert verdict(cli, "parent").equal
+        assert verdict(cli, "parent").is_equal
         assert {(d.kind, d.key) for d in verdict(cli, "child").differences} == {(EXTRA, (10,)), (EXTRA, (11,))}
 
 
@@ -235,7 +235,7 @@ def test_scans_travel_to_tasks(cli: Cli) -> None:
         parcel = PickleEnvelope()
         return [pickle.loads(pickle.dumps(parcel.unpack(parcel.pack(one)).run())) for one in work]
 
-    assert verdict(cli, "t", run=run).equal
+    assert verdict(cli, "t", run=run).is_equal
     damage(cli, "t", lambda rows: [{**row, "v": None} if row["k"] == "key 01" else row for row in rows])
     assert [d.columns for d in verdict(cli, "t", run=run).differences] == [("v",)]
 
@@ -274,8 +274,8 @@ def test_equal_sums_are_believed(
         mysql_server.session(database, sql)
     again = [f"UPDATE t SET v = 'again' WHERE k IN ('key 0{n}', 'key 1{n}', 'key 5{n}', 'zzz')" for n in range(9)]
     with after_a_chunk(monkeypatch, lambda: mysql_server.session(database, again.pop()), times=5):
-        assert verdict(cli, "t", selection=Selection.of([f"{database}.t"], today=1)).equal
-    assert verdict(cli, "bare").equal
+        assert verdict(cli, "t", selection=Selection.from_options([f"{database}.t"], today=1)).is_equal
+    assert verdict(cli, "bare").is_equal
 
 
 def test_what_differs_is_seen_in_rows_at_one_position(
@@ -286,11 +286,11 @@ def test_what_differs_is_seen_in_rows_at_one_position(
     damage(cli, "t", lambda rows: [{**row, "v": "stale"} if row["k"] == "key 33" else row for row in rows])
     mysql_server.session(database, "UPDATE t SET v = CONCAT(v, '!') WHERE k < 'key 20'", "DELETE FROM bare LIMIT 5")
     again = [f"UPDATE t SET v = 'again' WHERE k IN ('key 0{n}', 'key 1{n}', 'key 5{n}')" for n in range(9)]
-    chosen = Selection.of([f"{database}.t"], today=1)
+    chosen = Selection.from_options([f"{database}.t"], today=1)
     with after_a_chunk(monkeypatch, lambda: mysql_server.session(database, again.pop()), times=9):
         found = verdict(cli, "t", selection=chosen)
     assert [(d.key, d.columns) for d in found.differences] == [((b"key 33".hex(),), ("v",))]
-    assert verdict(cli, "bare").equal
+    assert verdict(cli, "bare").is_equal
 
 
 def test_truncated_while_it_is_read(
@@ -303,11 +303,11 @@ def test_truncated_while_it_is_read(
         mysql_server.execute(f"INSERT INTO {database}.t VALUES ('key 10', 'new', NULL), ('other', 'new', NULL)")
 
     with after_a_chunk(monkeypatch, truncate):
-        assert verdict(cli, "t").equal
+        assert verdict(cli, "t").is_equal
     with after_a_chunk(monkeypatch, truncate):
-        assert verdict(cli, "t").equal
+        assert verdict(cli, "t").is_equal
     cli.catch_up()
-    assert verdict(cli, "t").equal and verdict(cli, "t").rows == 2
+    assert verdict(cli, "t").is_equal and verdict(cli, "t").rows == 2
 
 
 def test_rows_are_held_portion_by_portion(
@@ -329,7 +329,7 @@ def test_rows_are_held_portion_by_portion(
     assert (verdict(cli, "bare").missing, verdict(cli, "bare").extra) == (60, 60)
     monkeypatch.setattr(comparing, "ENOUGH", 10)
     few = verdict(cli, "t")
-    assert few.at_least and 10 <= few.different < 40 and "at least" in str(few) and not few.equal
+    assert few.at_least and 10 <= few.different < 40 and "at least" in str(few) and not few.is_equal
 
 
 def test_old_rows_that_are_not_whole(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
@@ -340,12 +340,12 @@ def test_old_rows_that_are_not_whole(cli: Cli, mysql_server: MySQLServer, databa
         "DELETE FROM t WHERE k = 'key 03'",
     )
     mysql_server.session(database, *images)
-    assert verdict(cli, "t").equal
+    assert verdict(cli, "t").is_equal
 
 
 def test_chosen_tables_and_limits(cli: Cli, database: str) -> None:
     def tables(**how: Any) -> set[str]:
-        return {found.table for found in verify(cli.context, selection=Selection.of(**how, today=5))}
+        return {found.table for found in verify(cli.context, selection=Selection.from_options(**how, today=5))}
 
     assert tables(tables=[f"{database}.b.*"]) == {f"{database}.bare"}
     halves = [tables(sample="1/2", seed=seed) for seed in (0, 1)]
@@ -376,5 +376,5 @@ def test_rows_per_second(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict(cli, "t")
     assert sorted(told) == [4000, 4000, 8000], "one reader for the table without a key"
     told.clear()
-    verdict(cli, "t", selection=Selection.of(max_rows_per_second=3000, today=1))
+    verdict(cli, "t", selection=Selection.from_options(max_rows_per_second=3000, today=1))
     assert sorted(told) == [1500, 1500, 3000]

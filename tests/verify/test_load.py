@@ -143,9 +143,9 @@ def test_no_false_alarms(mysql_server: MySQLServer, database: str, tmp_path: Pat
                 waited += 1
                 assert waited < 5 or compared
                 continue
-            assert [str(v) for v in found if not v.equal] == []
+            assert [str(v) for v in found if not v.is_equal] == []
             compared += 1
         assert min(done) > 100
     mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 'behind' LIMIT 1")
     cli.catch_up()
-    assert [v.different for v in verify(cli.context) if not v.equal] == [1]
+    assert [v.different for v in verify(cli.context) if not v.is_equal] == [1]

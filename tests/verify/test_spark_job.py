@@ -31,14 +31,14 @@ def test_tasks_find_what_threads_find(mysql_server: MySQLServer, database: str, 
         def run(work: list[scans.Scan]) -> list[scans.Gathering]:
             found = run_scans(spark, print)(work)
             here = scans.run_in_threads(work)
-            assert all(not len(a.sums.differing(b.sums)) for a, b in zip(found, here, strict=True))
+            assert all(not len(a.sums.differing_buckets(b.sums)) for a, b in zip(found, here, strict=True))
             assert [[t.num_rows for t in a.rows] for a in found] == [[t.num_rows for t in b.rows] for b in here]
             sizes.append(len(work))
             return list(found)
 
-        assert verify(cli.context, run=run)[0].equal and sizes[0] > 1  # type: ignore[arg-type]
+        assert verify(cli.context, runner=run)[0].is_equal and sizes[0] > 1  # type: ignore[arg-type]
         mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 'x' WHERE id IN (7, 4000)")
-        (found,) = verify(cli.context, run=run)  # type: ignore[arg-type]
+        (found,) = verify(cli.context, runner=run)  # type: ignore[arg-type]
         assert {d.key for d in found.differences} == {(7,), (4000,)} and len(sizes) == 3
     finally:
         spark.stop()

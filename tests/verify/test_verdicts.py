@@ -47,8 +47,8 @@ class Heard(Quiet):
 
 def damage(cli: Cli, name: str) -> None:
     """Behind the project's back."""
-    target = delta_table(cli.context, next(t for t in cli.context.need_plan().tables if t.name == name))
-    put(target, target.to_arrow().filter(pc.not_equal(pc.field("id"), 2)), stat="id")
+    target = delta_table(cli.context, next(t for t in cli.context.require_plan().tables if t.name == name))
+    put(target, target.read_with_soft_deleted().filter(pc.not_equal(pc.field("id"), 2)), stat="id")
 
 
 def told(result: Result) -> dict[str, dict[str, Any]]:
@@ -142,7 +142,7 @@ def test_how_far_the_copy_stands(cli: Cli, mysql_server: MySQLServer, database: 
     result = cli.call("verify", "--json", "--max-lag-seconds", "0")
     assert set(verdicts(result).values()) == {"not_comparable"} and result.code == 4
     assert at in told(result)["c"]["reason"] and "--max-lag-seconds" in told(result)["c"]["remedy"]
-    (found,) = verify(cli.context, selection=Selection.of([rf"{database}\.c"], max_lag_seconds=0, today=1))
+    (found,) = verify(cli.context, selection=Selection.from_options([rf"{database}\.c"], max_lag_seconds=0, today=1))
     assert found.refusal is not None and found.refusal.retry
 
 
@@ -150,11 +150,11 @@ def test_what_the_bookkeeping_keeps(cli: Cli, mysql_server: MySQLServer, databas
     """A table that could not be compared is as it was found the last time, and that is as long ago as it is."""
 
     def numbers(name: str) -> dict[str, float]:
-        with closing(cli.context.store()) as store:
+        with closing(cli.context.open_state_database()) as store:
             return {m.name: m.value for m in measure(store, "p") if m.table == f"{database}.{name}"}
 
     def kept(name: str) -> Any:
-        with closing(cli.context.store()) as store:
+        with closing(cli.context.open_state_database()) as store:
             (row,) = [row for row in store.table_states("p") if row.name == name]
         return row.last_verified_at, row.last_verified
 
@@ -181,7 +181,7 @@ def test_only_what_differs_is_repaired(cli: Cli, mysql_server: MySQLServer, data
     lines: list[str] = []
     context = cli.context
     context.reporter = Heard(lines)
-    found = compared(context, show_values=False, selection=Selection.of(today=1), repair=True)
+    found = compared(context, show_values=False, selection=Selection.from_options(today=1), repair=True)
     assert [one.verdict for one in found] == ["not_comparable", "equal", "different"]
     assert not [line for line in lines if "not repaired" in line]
     assert [line for line in lines if "keys are read again" in line] == [f"{database}.c: 1 keys are read again"]

@@ -66,9 +66,9 @@ class CdcStopOperator(PipelineOperator):
         until = time.time() + self.timeout.total_seconds()
         with task_errors(self.log):
             run_context = context_of(self.pipeline, self.log)
-            name = run_context.need_plan().pipeline
-            with closing(run_context.store()) as store:
-                run, is_alive = run_context.watcher.watch(store, name)
+            name = run_context.require_plan().pipeline
+            with closing(run_context.open_state_database()) as store:
+                run, is_alive = run_context.liveness.wait_until_known(store, name)
                 if run is None or not is_alive:
                     last_run_text = f"; epoch {run.epoch} is {run.state}" if run else ""
                     self.log.info("no stream of %s is running%s", name, last_run_text)
@@ -91,7 +91,7 @@ class CdcStopOperator(PipelineOperator):
             name, epoch = run_context.pipeline.name, int(event["epoch"])
             if "unseen" in event:
                 raise unpack(event["unseen"]) or TerminalError(event["unseen"])
-            with closing(run_context.store()) as store:
+            with closing(run_context.open_state_database()) as store:
                 return self._end_result(store, name, epoch, event["verdict"])
 
     def _defer(self, run_context: Work, epoch: int, until: float) -> NoReturn:
@@ -103,7 +103,7 @@ class CdcStopOperator(PipelineOperator):
                 epoch=epoch,
                 until=until,
                 state_conn_id=run_context.pipeline.state.conn_id,
-                state_path=str(run_context.local.bookkeeping),
+                state_path=str(run_context.local_files.state_database),
                 poll_seconds=self.poll_seconds,
             ),
             method_name="resume",
@@ -118,7 +118,7 @@ class CdcStopOperator(PipelineOperator):
             except TransientError as error:
                 self.log.warning("%s; looking again", error)
                 row = None
-            verdict = watch.see(row, time.monotonic())
+            verdict = watch.observe(row, time.monotonic())
             if verdict is not None:
                 return verdict
             time.sleep(self.poll_seconds)

@@ -120,7 +120,7 @@ class LogReporter:
 
     def progress(self, progress: ChunkProgress) -> None:
         """A line now and then."""
-        if self._throttle.worth(progress):
+        if self._throttle.should_show(progress):
             self._log.info("%s: %s", progress.label, progress)
 
 
@@ -129,7 +129,7 @@ def context_of(value: Mapping[str, Any] | str, log: Any) -> Context:
     from airflow_provider_cdc.airflow.hooks.connections import resolve
     from airflow_provider_cdc.runtime.run_context import Context
 
-    return Context.of(pipeline_of(value), LogReporter(log), resolve)
+    return Context.for_pipeline(pipeline_of(value), LogReporter(log), resolve)
 
 
 def request_of(pipeline: Pipeline, **what: Any) -> Request:

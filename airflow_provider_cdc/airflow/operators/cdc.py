@@ -71,8 +71,8 @@ class CdcPreflightOperator(PipelineOperator):
                 levels[result.level]("%s", result)
             for result in findings:
                 if result.level == "error":
-                    raise result.error()
-            run_context.store().close()
+                    raise result.to_error()
+            run_context.open_state_database().close()
         return [f.to_json() for f in findings]
 
 
@@ -106,14 +106,14 @@ class CdcPlanChunksOperator(PipelineOperator):
         with task_errors(self.log):
             run_context = context_of(self.pipeline, self.log)
             require(run_context, spark=False)
-            with closing(run_context.store()) as store:
+            with closing(run_context.open_state_database()) as store:
                 plan = planned(run_context, store)
                 adopt_published(run_context, store, plan)
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
         rows = run_context.pipeline.snapshot.chunk_rows
         if self._has_mapped_tasks(context):  # a group of which nothing is left to read keeps its place
-            return plan.summaries(rows, left=True)
-        groups = plan.summaries(rows)
+            return plan.group_summaries(rows, superseded_chunks=True)
+        groups = plan.group_summaries(rows)
         if not self.map_published and groups and published_attempts(plan, targets(run_context, plan)) is not None:
             self.log.info(
                 "all %s groups are published: none is mapped, so the snapshot tasks of this run are skipped "
@@ -172,13 +172,13 @@ class CdcSnapshotOperator(CopiesTables, PipelineOperator):
 
     def table_indexes(self, plan: Plan) -> set[int]:
         """Those with a chunk in the group."""
-        groups = plan.groups() | plan.groups_left()
+        groups = plan.groups() | plan.superseded_groups()
         return {chunk.table for chunk in groups.get(self._group_number(), ())}
 
     def on_kill(self) -> None:
         """End the driver: what it has finished is used again by the next try."""
         if self._driver is not None:
-            self._driver.end()
+            self._driver.terminate()
 
     def _group_number(self) -> int:
         value = self.group["group"] if isinstance(self.group, Mapping) and "group" in self.group else self.group
@@ -219,7 +219,7 @@ class CdcMaintainOperator(PipelineOperator):
     def on_kill(self) -> None:
         """End the driver: nothing is lost but its work."""
         if self._driver is not None:
-            self._driver.end()
+            self._driver.terminate()
 
 
 class CdcResnapshotOperator(CopiesTables, PipelineOperator):
@@ -260,7 +260,7 @@ class CdcResnapshotOperator(CopiesTables, PipelineOperator):
     def on_kill(self) -> None:
         """End the driver: nobody has seen what it has read."""
         if self._driver is not None:
-            self._driver.end()
+            self._driver.terminate()
 
 
 class CdcVerifyOperator(CopiesTables, PipelineOperator):
@@ -330,7 +330,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
             run = context["dag_run"]
             day = (run.logical_date or run.run_after).toordinal()
             selection_args = (self.tables, self.sample, self.seed, self.max_rows_per_second, self.max_lag_seconds)
-            selection = Selection.of(*selection_args, today=day)
+            selection = Selection.from_options(*selection_args, today=day)
             run_context = context_of(self.pipeline, self.log)
             what = {**asdict(selection), "show_values": self.show_values, "repair": self.repair}
             tables: list[dict[str, Any]] = _attended(self, request_of(run_context.pipeline, verify=what), context)["tables"]
@@ -342,7 +342,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
     def on_kill(self) -> None:
         """End the driver: it has written nothing."""
         if self._driver is not None:
-            self._driver.end()
+            self._driver.terminate()
 
 
 def _verdict(table_verdict: Mapping[str, Any]) -> dict[str, Any]:
@@ -363,8 +363,8 @@ def _attended(
 
     with attached(request) as driver:
         operator._driver = driver
-        for line in driver.lines():
+        for line in driver.output_lines():
             operator.log.info("%s", line)
             if UI_LINE in line:
                 show_page(context, line.partition(UI_LINE)[2], operator.log)
-        return driver.outcome()
+        return driver.wait_for_outcome()

@@ -33,12 +33,12 @@ def poll_seconds() -> float:
 
     :raises NotReadyError: if it is no number above 0; so are the others.
     """
-    return _seconds("poll_seconds", above=0)
+    return _seconds("poll_seconds", exclusive_minimum=0)
 
 
 def report_seconds() -> float:
     """``report_seconds``."""
-    return _seconds("report_seconds", above=0)
+    return _seconds("report_seconds", exclusive_minimum=0)
 
 
 def restart_timeout() -> timedelta:

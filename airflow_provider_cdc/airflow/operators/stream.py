@@ -177,14 +177,14 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         """Tell people what the trigger has seen, and let it watch on."""
         with task_errors(self.log):
             run_context = context_of(self.pipeline, self.log)
-            with suppress(TransientError), closing(run_context.store()) as store:
-                self._hooks.tell(context, store, run_context.pipeline, self.log)
+            with suppress(TransientError), closing(run_context.open_state_database()) as store:
+                self._hooks.notify(context, store, run_context.pipeline, self.log)
             self._defer(context, run_context, int(event["epoch"]), bool(event["found"]), restarts)
 
     def _supervise(
         self, context: Context, restarts: Restarts, event: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        with task_errors(self.log), self._hooks.around(context, self._open_state, lambda: self._killed, self.log):
+        with task_errors(self.log), self._hooks.notify_on_error(context, self._open_state, lambda: self._killed, self.log):
             defers = self._should_defer()
             while True:
                 began = time.monotonic()
@@ -193,7 +193,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                         if event is not None:
                             result = outcome(run_context.pipeline.name, store, event, self.log)
                             if result is not None:
-                                self._hooks.tell(context, store, run_context.pipeline, self.log)
+                                self._hooks.notify(context, store, run_context.pipeline, self.log)
                                 emit_windows(self, context, run_context.pipeline, store, result)
                                 self.task_result = result
                                 return result
@@ -204,14 +204,14 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                         event = {"epoch": epoch, "found": found_running, "verdict": self._watch_epoch(context, store, run_context, epoch)}
                     continue
                 except Setback as setback:
-                    error, ran_seconds, made_progress, event = setback.error, setback.lived, setback.moved, None
+                    error, ran_seconds, made_progress, event = setback.error, setback.ran_seconds, setback.made_progress, None
                 except TransientError as failure:
                     error, ran_seconds, made_progress = failure, time.monotonic() - began, False
                 if self._killed:
                     raise error
                 restarts = self._count_failure(restarts, error, ran_seconds, made_progress)
                 self._wait_before_restart(restarts, error, event, defers)
-                restarts = restarts.waited()
+                restarts = restarts.after_delay()
 
     def _should_defer(self) -> bool:
         pod = bool(os.environ.get(_POD))
@@ -233,8 +233,8 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         :raises TransientError: if there were too many: the try fails.
         """
         driver_lost = isinstance(error, UnexpectedError)
-        restarts = restarts.failed(ran_seconds, moved=made_progress, lost=driver_lost)
-        if restarts.crashing:
+        restarts = restarts.with_failure(ran_seconds, moved=made_progress, lost=driver_lost)
+        if restarts.is_crash_looping:
             raise TransientError(
                 f"the Spark driver was lost {LOSSES} times within {LOSS_SECONDS / 60:g} minutes of running; at last: "
                 f"{error.message}",
@@ -265,7 +265,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         self.defer(
             trigger=CdcPauseTrigger(seconds=restarts.delay),
             method_name="resume",
-            kwargs={**_plain(restarts.waited()), "pending": event, "fresh": self._pause_pending},
+            kwargs={**_plain(restarts.after_delay()), "pending": event, "fresh": self._pause_pending},
         )
 
     def _sleep(self, seconds: float) -> None:
@@ -285,7 +285,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             run_context, epoch = context_of(self.pipeline, self.log), int(event["epoch"])
             run, label = None, task_label(context)
             try:
-                with closing(run_context.store()) as store:
+                with closing(run_context.open_state_database()) as store:
                     run = store.supervise(run_context.pipeline.name, epoch, label)
                     if run is not None and (run.epoch, run.state) == (epoch, "running"):
                         store.request_stop(run_context.pipeline.name, epoch, by=label)
@@ -301,7 +301,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
     @contextmanager
     def _open_state(self) -> Iterator[tuple[Work, Store]]:
         run_context = context_of(self.pipeline, self.log)
-        with closing(run_context.store()) as store:
+        with closing(run_context.open_state_database()) as store:
             yield run_context, store
 
     def _is_catch_up(self, run_context: Work) -> bool:
@@ -314,7 +314,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         """
         logged_waiting = False
         while not self._killed:
-            run, is_alive = run_context.watcher.look(store, run_context.pipeline.name)
+            run, is_alive = run_context.liveness.check_once(store, run_context.pipeline.name)
             if run is None or is_alive is False:
                 new_run = self._start_stream(context, run_context, store)
                 if new_run is not None:
@@ -390,10 +390,10 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                 epoch=epoch,
                 found=found_running,
                 state_conn_id=run_context.pipeline.state.conn_id,
-                state_path=str(run_context.local.bookkeeping),
+                state_path=str(run_context.local_files.state_database),
                 supervisor=task_label(context),
                 poll_seconds=self.poll_seconds,
-                alerts=self._hooks.request(run_context.pipeline),
+                alerts=self._hooks.trigger_request(run_context.pipeline),
             ),
             method_name="resume",
             kwargs=_plain(restarts),
@@ -407,9 +407,9 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             run_context.pipeline.name,
             epoch,
             self.log,
-            killed=lambda: self._killed,
+            is_killed=lambda: self._killed,
             sleep=lambda: self._sleep(self.poll_seconds),
-            tell=lambda: self._hooks.tell(context, store, run_context.pipeline, self.log),
+            notify=lambda: self._hooks.notify(context, store, run_context.pipeline, self.log),
         )
 
 

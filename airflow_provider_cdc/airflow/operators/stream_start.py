@@ -42,7 +42,7 @@ def started(
     """
     from airflow_provider_cdc.driver.launch import detach, new_log, release, result_of
 
-    log = new_log(run_context.local.logs)
+    log = new_log(run_context.local_files.log_folder)
     request = request_of(run_context.pipeline, result=str(result_of(log)), log=str(log), catch_up=catch_up, lease=lease)
     process = detach(request, log)
     assert process.stdin is not None
@@ -69,7 +69,7 @@ def _first_epoch(
             logger.info("stream epoch %s has begun; its page: %s", run.epoch, run.ui or "none")
             return run
         if code is not None:
-            if run is None or run_context.watcher.lives(run) is False:
+            if run is None or run_context.liveness.is_alive(run) is False:
                 show_driver_log(logger, str(log))
                 _raise_unless_refused(log, code)
             return None

@@ -35,7 +35,7 @@ def _ask(run_context: Context, run: StreamRow, by: str, log: Any) -> None:
     requested = threading.Event()
 
     def ask() -> None:
-        with suppress(Exception), closing(run_context.store()) as store:
+        with suppress(Exception), closing(run_context.open_state_database()) as store:
             store.request_stop(run.pipeline, run.epoch, by=by)
             requested.set()
 

@@ -51,18 +51,18 @@ def watched(
         row = None
         with suppress(CdcError):
             row = store.supervise(name, epoch, by)
-            if row is not None and row.epoch == epoch and reports.due:
-                values, lines = reports.look(store, row)
+            if row is not None and row.epoch == epoch and reports.is_due:
+                values, lines = reports.make_report(store, row)
                 for line in lines:
                     log.info("%s", line)
-                reports.push(values, context["ti"], log)
+                reports.push_xcom(values, context["ti"], log)
             if time.monotonic() - stats_sent_at > STATS_SECONDS:
                 stats_sent_at = time.monotonic()
                 tell_stats(store, name, task=True)
                 notify()
             if is_killed():
                 store.request_stop(name, epoch, by=by)
-        verdict = watch.see(row, time.monotonic())
+        verdict = watch.observe(row, time.monotonic())
         if verdict is not None:
             return verdict
         if is_killed():

@@ -106,7 +106,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         checked = None
         try:
             run_context = context_of(self.pipeline, self.log)
-            plan = run_context.need_plan()
+            plan = run_context.require_plan()
             checked = run_context, plan, False, None
             return run_context, plan, *self._check_snapshot(context, run_context, plan)
         except TransientError as error:
@@ -117,7 +117,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         from airflow_provider_cdc.chunk_groups.groups import coverage, targets
         from airflow_provider_cdc.snapshot.run import adopt_published
 
-        with closing(run_context.store()) as store:
+        with closing(run_context.open_state_database()) as store:
             is_recorded = store.snapshot(plan.pipeline, plan.generation) is not None
             # Also what the bookkeeping has lost, so that the trigger has something to wait for.
             adopt_published(run_context, store, plan)
@@ -126,7 +126,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
                 return is_recorded, None
             self._emit_snapshot_events(context, run_context, store, plan, table_coverages)
         marks = [seq for table in table_coverages for seq in table.high_watermarks]
-        high = run_context.stand(plan)[1].position(max([plan.p0_seq, *marks]))
+        high = run_context.resume_state(plan)[1].position(max([plan.p0_seq, *marks]))
         return is_recorded, {
             "generation": plan.generation,
             "groups": len(plan.groups()),
@@ -140,8 +140,8 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         from airflow_provider_cdc.observe.asset_windows import new_snapshots
         from airflow_provider_cdc.state import now
 
-        timeline, by = run_context.stand(plan)[1], task_identity(context)
-        tables = {plan.tables[i].id: table_coverages[i] for i in plan.active}
+        timeline, by = run_context.resume_state(plan)[1], task_identity(context)
+        tables = {plan.tables[i].id: table_coverages[i] for i in plan.active_tables}
         emit(
             self,
             context,
@@ -174,7 +174,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
                 pipeline=plan.pipeline,
                 generation=plan.generation,
                 state_conn_id=run_context.pipeline.state.conn_id,
-                state_path=str(run_context.local.bookkeeping),
+                state_path=str(run_context.local_files.state_database),
                 poll_seconds=self.poke_interval,
             ),
             method_name="resume",

@@ -44,7 +44,7 @@ class BookkeepingTrigger(BaseTrigger):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kwargs = kwargs
-        self._state_db = Bookkeeping.of(kwargs["state_conn_id"], kwargs["state_path"])
+        self._state_db = Bookkeeping.shared(kwargs["state_conn_id"], kwargs["state_path"])
         self._began = time.monotonic()
         self._was_seen = self._was_lost = False
         self._outage = ""
@@ -62,7 +62,7 @@ class BookkeepingTrigger(BaseTrigger):
         """
         missing: CdcError | None
         try:
-            answer = await self._state_db.answer(read)
+            answer = await self._state_db.query(read)
             missing = None if answer is not None else NotReadyError(f"the bookkeeping has no {subject}")
             self._was_lost = answer is None and self._was_seen
         except CdcError as error:
@@ -127,12 +127,12 @@ class CdcSnapshotTrigger(BookkeepingTrigger):
                 await self._log_progress()
             if snapshot is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
                 stats_sent_at = time.monotonic()
-                await self._state_db.ask(partial(tell, pipeline=k["pipeline"]))
+                await self._state_db.query_or_none(partial(tell, pipeline=k["pipeline"]))
             await asyncio.sleep(k["poll_seconds"])
 
     async def _log_progress(self) -> None:
         k = self._kwargs
-        tables = await self._state_db.ask(lambda store: store.progress(k["pipeline"], k["generation"]))
+        tables = await self._state_db.query_or_none(lambda store: store.progress(k["pipeline"], k["generation"]))
         if tables:
             done, total = sum(t.done for t in tables), sum(t.chunks for t in tables)
             self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
@@ -204,7 +204,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
         watch, subject = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         self._began = time.monotonic()
 
-        def look(store: Store) -> StreamRow | None:
+        def read_run(store: Store) -> StreamRow | None:
             row = store.supervise(k["pipeline"], k["epoch"], k["supervisor"])
             return row if row is not None and row.epoch >= k["epoch"] else None
 
@@ -214,28 +214,28 @@ class CdcStreamTrigger(BookkeepingTrigger):
             except CdcError as error:
                 yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "unseen": pack(error)})
                 return
-            verdict: Verdict | None = watch.see(row, time.monotonic())
+            verdict: Verdict | None = watch.observe(row, time.monotonic())
             if verdict is not None:
                 yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)})
                 return
-            if row is not None and self._reports.due:
+            if row is not None and self._reports.is_due:
                 await self._push_report(row)
             if row is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
                 stats_sent_at = time.monotonic()
-                await self._state_db.ask(partial(tell, pipeline=k["pipeline"]))
+                await self._state_db.query_or_none(partial(tell, pipeline=k["pipeline"]))
             if row is not None and k["alerts"] and time.monotonic() - alerts_checked_at > STATS_SECONDS:
                 alerts_checked_at = time.monotonic()
-                if await self._state_db.ask(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
+                if await self._state_db.query_or_none(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
                     yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
                     return
             await asyncio.sleep(k["poll_seconds"])
 
     async def _push_report(self, row: StreamRow) -> None:
-        report = await self._state_db.ask(partial(self._reports.look, run=row))
+        report = await self._state_db.query_or_none(partial(self._reports.make_report, run=row))
         if report is not None:
             for line in report[1]:
                 self.log.info("%s", line)
-            await in_thread(self._reports.push, report[0], self.task_instance, self.log)
+            await in_thread(self._reports.push_xcom, report[0], self.task_instance, self.log)
 
     async def on_kill(self) -> None:
         """Stop the epoch at a transaction boundary, if the task really is no longer deferred.
@@ -265,7 +265,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
             self.log.info("the task is still deferred: another triggerer supervises the stream")
             return
         # A list, so that none to be stopped differs from no answer.
-        while (stopped := await self._state_db.ask(self._request_stop)) is None:
+        while (stopped := await self._state_db.query_or_none(self._request_stop)) is None:
             text = "the task is %s, and the bookkeeping cannot be asked to stop epoch %s: trying again"
             self.log.error(text, state, k["epoch"])
             await asyncio.sleep(_RETRY_SECONDS)
@@ -287,7 +287,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
             try:
                 state = await in_thread(task_state, self.task_instance)
                 if state == "deferred":  # of this try, or of the next one after a clear
-                    run = await self._state_db.answer(lambda store: store.current_stream(k["pipeline"]))
+                    run = await self._state_db.query(lambda store: store.current_stream(k["pipeline"]))
                     if run is not None and later_try(k["supervisor"], run.supervisor):
                         return "cleared"
                 return state

@@ -41,7 +41,7 @@ class Reports:
         """
         self._reported_at = time.monotonic()
         values = numbers(store, run)
-        return values, [text_of(values), *self._driver_log.lines(run.log, run.host)]
+        return values, [text_of(values), *self._driver_log.read_new_lines(run.log, run.host)]
 
     def push_xcom(self, values: dict[str, Any], ti: Any, log: Any) -> None:
         """Write the XCom. What Airflow, or a backend for XComs, has against it is of no concern to the stream.

@@ -54,7 +54,7 @@ class CdcStreamEndTrigger(BookkeepingTrigger):
             except CdcError as error:
                 yield await self._make_event({"epoch": k["epoch"], "unseen": pack(error)})
                 return
-            verdict = watch.see(row, time.monotonic())
+            verdict = watch.observe(row, time.monotonic())
             if verdict is not None or time.time() > k["until"]:
                 yield await self._make_event({"epoch": k["epoch"], "verdict": verdict and str(verdict)})
                 return

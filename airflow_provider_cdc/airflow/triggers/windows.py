@@ -59,11 +59,11 @@ class CdcTableTrigger(BaseEventTrigger):
         """Look now and then, for ever."""
         from airflow_provider_cdc.sinks.files.layout import LocalFiles
 
-        state_db = Bookkeeping.of(self.state_conn_id, str(LocalFiles.of(self.sink_path, self.pipeline).bookkeeping))
+        state_db = Bookkeeping.shared(self.state_conn_id, str(LocalFiles.for_pipeline(self.sink_path, self.pipeline).state_database))
         table = self.database, self.table
         last_mark = await self._read_mark(state_db)
         while True:
-            counts = await state_db.ask(lambda store: store.counts(self.pipeline, table))
+            counts = await state_db.query_or_none(lambda store: store.counts(self.pipeline, table))
             mark = mark_of(counts[0]) if counts else None
             new_window = window(last_mark, mark) if mark else None
             if mark is None or new_window is None or is_empty(new_window):
@@ -85,7 +85,7 @@ class CdcTableTrigger(BaseEventTrigger):
                     return await asset_store.aget(KEY)  # type: ignore[no-any-return]
                 # A list, so that nothing told yet differs from no answer.
                 answer = lambda store: [store.told(self.pipeline, WATCHER, (self.database, self.table))]  # noqa: E731
-                if (answers := await state_db.ask(answer)) is not None:
+                if (answers := await state_db.query_or_none(answer)) is not None:
                     return answers[0]  # type: ignore[no-any-return]
             except Exception as error:
                 self.log.warning("could not find out up to where %s was told: %s", self.table, error)
@@ -100,7 +100,7 @@ class CdcTableTrigger(BaseEventTrigger):
             self.log.warning("could not note up to where %s was told; the next window notes it: %s", self.table, error)
             return
         table = self.database, self.table
-        await state_db.ask(lambda store: store.tell(self.pipeline, WATCHER, {table: mark}, WATCHER))
+        await state_db.query_or_none(lambda store: store.tell(self.pipeline, WATCHER, {table: mark}, WATCHER))
 
     def _asset_store(self) -> Any:
         """The asset's own store; ``None`` before Airflow 3.3."""

@@ -82,7 +82,7 @@ def read_chunk(
     started = time.monotonic()
     for attempt in range(_ATTEMPTS):
         failpoint("chunk.before_lw")
-        low = watermarks.low(fresh=attempt > 0)
+        low = watermarks.low(force_new=attempt > 0)
         failpoint("chunk.after_lw")
         try:
             columns = select(connection, table, in_chunk(table, chunk))
@@ -104,9 +104,9 @@ def read_chunk(
         changes = window.changes
         seq = timeline.seq(high)
         meta_arrays = stamps(seq, clock, len(columns[0])).values()
-        retained = table.nulls(len(columns[0]))
+        retained = table.retained_nulls(len(columns[0]))
         rows = pa.Table.from_arrays([*columns, *retained, *meta_arrays], schema=table.sink_schema)
-        if window.emptied:
+        if window.truncate_seq:
             rows = rows.slice(0, 0)
         corrected = 0
         if changes.num_rows:
@@ -116,7 +116,7 @@ def read_chunk(
             rows = _stamp(apply_changes(rows, changes, table.key), seq, clock)
         return ChunkRead(rows, low, high, corrected, time.monotonic() - started)
     raise TerminalError(
-        f"in each of {_ATTEMPTS} reads of chunk {chunk.no} of {table.label} the table was truncated, or an XA "
+        f"in each of {_ATTEMPTS} reads of chunk {chunk.number} of {table.label} the table was truncated, or an XA "
         "transaction was committed whose rows are no longer in the binlog",
         "Run again when that has stopped",
     )
@@ -128,17 +128,17 @@ def select(connection: Connection[Any], table: TableSchema, condition: str) -> l
     :param condition: SQL condition on the key columns.
     :raises TerminalError: for a value that cannot be carried exactly, such as a zero date.
     """
-    wanted = ", ".join(copied_value(table, column) for column in table.copied)
+    wanted = ", ".join(copied_value(table, column) for column in table.copied_columns)
     sql = f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}"
     try:
-        arrays = list(resultset.read(connection, sql, table.arrow_schema, table.may_be_null).columns)
+        arrays = list(resultset.read(connection, sql, table.arrow_schema, table.null_date_columns).columns)
         for column in table.key_columns:
-            if arrays[i := table.copied.index(column)].null_count:
+            if arrays[i := table.copied_columns.index(column)].null_count:
                 error = _one_way(connection, table, column, condition)
                 raise UnfitValue(i, "key", str(error))
         return arrays
     except UnfitValue as error:
-        raise in_table(table, table.copied[error.column], error) from None
+        raise in_table(table, table.copied_columns[error.column], error) from None
 
 
 def _one_way(connection: Connection[Any], table: TableSchema, column: Column, condition: str) -> OneWayError:
@@ -158,9 +158,9 @@ def _window(
     :raises TableAlteredError: if another DDL changes the table there.
     """
     try:
-        key = reader.table.integer_key
+        key = reader.table.integer_key_column
         only = (key, lambda keys: _in_range(keys, chunk)) if key is not None else None
-        return reader.window(low, high, only=only)
+        return reader.read_window(low, high, only=only)
     except UnknownPrepareError:
         return None
     except TableAlteredError:
@@ -177,8 +177,8 @@ def _of_chunk(
 
     Of integers, the keys in its range. Else deletes (harmless elsewhere), keys it holds, keys that belong into it.
     """
-    if table.integer_key is not None:
-        return last_changes(changes.filter(_in_range(changes[table.integer_key], chunk)), table.key)
+    if table.integer_key_column is not None:
+        return last_changes(changes.filter(_in_range(changes[table.integer_key_column], chunk)), table.key)
     changes = last_changes(changes, table.key)
     is_concerned = pc.or_(pc.equal(changes[OP], "d"), matched_rows(changes, rows, table.key))
     open_keys = changes.filter(pc.invert(is_concerned))
@@ -193,7 +193,7 @@ def _in_range(keys: Any, chunk: Chunk) -> Any:
     to = Decimal if pa.types.is_decimal(keys.type) else int
     kind = keys.type if to is Decimal else pa.int64()
     low, high = (pa.scalar(to(bound[0]), kind) for bound in (chunk.lower, chunk.upper))
-    below = pc.less_equal if chunk.last else pc.less
+    below = pc.less_equal if chunk.includes_upper else pc.less
     return pc.and_(pc.greater_equal(keys, low), below(keys, high))
 
 

@@ -73,13 +73,13 @@ def read_keyless(
     started, change_count, window_seconds = time.monotonic(), 0, 0.0
     for attempt in range(_TRIES):
         failpoint("chunk.before_lw")
-        low, opened = watermarks.low(fresh=attempt > 0), time.monotonic()
+        low, opened = watermarks.low(force_new=attempt > 0), time.monotonic()
         failpoint("chunk.after_lw")
         try:
-            watermarks.hold()
+            watermarks.hold_view()
             # The table is opened in the view's transaction, so what follows is the same table: a DDL waits, or is done.
             rows(connection, f"SELECT 1 FROM {table_name(table)} LIMIT 0")
-            high, clock = watermarks.bound()
+            high, clock = watermarks.high_in_view()
             window_seconds += time.monotonic() - opened
             failpoint("chunk.after_hw")
             changes = _changes(reader, low, high)
@@ -96,36 +96,36 @@ def read_keyless(
             raise
         finally:
             if connection.open:
-                watermarks.release()
+                watermarks.release_view()
         change_count += changes
         time.sleep(min(_LONGEST_WAIT, 0.02 * 1.25**attempt) * random.uniform(0.5, 1.5))
     raise TransientError(
         f"table {table.label}, which has no usable key, was written to in each of the {_TRIES} moments in which its "
         f"reading was begun ({1000 * window_seconds / _TRIES:.1f} ms long, {change_count / _TRIES:.1f} changes each; "
         f"{time.monotonic() - started:.0f} s in all)",
-        watermarks.doubt or _PAUSE,
+        watermarks.imprecision or _PAUSE,
     )
 
 
 def _changes(reader: WindowReader, low: Position, high: Position) -> int:
     """Changes of the table in (low, high], and whatever else makes its rows there uncertain."""
     try:
-        window = reader.window(low, high)
+        window = reader.read_window(low, high)
     except UnknownPrepareError:  # of what an XA transaction has changed nothing is left in the binlog
         return 1
-    return int(window.changes.num_rows) + (window.emptied > 0)
+    return int(window.changes.num_rows) + (window.truncate_seq > 0)
 
 
 def _read(
     connection: Connection[Any], table: TableSchema, low: Position, high: Position, clock: int, seq: int, started: float
 ) -> Generator[ChunkRead, None, None]:
-    sql = f"SELECT {', '.join(quote(column.name) for column in table.copied)} FROM {table_name(table)}"
-    batches = resultset.read_in_pieces(connection, sql, table.arrow_schema, table.may_be_null, _PIECE_BYTES)
+    sql = f"SELECT {', '.join(quote(column.name) for column in table.copied_columns)} FROM {table_name(table)}"
+    batches = resultset.read_in_pieces(connection, sql, table.arrow_schema, table.null_date_columns, _PIECE_BYTES)
     has_yielded = False
     try:
         with closing(batches):
             for piece in batches:
-                retained = table.nulls(piece.num_rows)
+                retained = table.retained_nulls(piece.num_rows)
                 arrays = [*piece.columns, *retained, *stamps(seq, clock, piece.num_rows).values()]
                 part_rows = pa.Table.from_arrays(arrays, schema=table.sink_schema)
                 del piece, arrays
@@ -139,5 +139,5 @@ def _read(
     except OtherColumnsError as error:
         raise altered(table, f"seen at {low}: {error.message}", low) from None
     except UnfitValue as error:
-        raise in_table(table, table.copied[error.column], error) from None
+        raise in_table(table, table.copied_columns[error.column], error) from None
     failpoint("chunk.after_select")

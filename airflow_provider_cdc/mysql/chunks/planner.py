@@ -65,7 +65,7 @@ def make_plan(
     costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(session_costs)]
     timeline = Lineage(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
-    return Plan(pipeline, generation, p0, timeline, patterns, tuple(map(Definitions.of, tables)), grouped, tuple(costs))
+    return Plan(pipeline, generation, p0, timeline, patterns, tuple(map(Definitions.from_single, tables)), grouped, tuple(costs))
 
 
 def make_amendment(
@@ -96,7 +96,7 @@ def make_amendment(
     if definition.key_columns != old.key_columns:
         raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED)
     bounds = _bounds(connection, definition) if definition.key else None
-    low, high = (bounds.edge(), bounds.edge(" DESC")) if bounds else (None, None)
+    low, high = (bounds.edge_key(), bounds.edge_key(" DESC")) if bounds else (None, None)
     lower, upper = (chunks[0].lower, chunks[-1].upper) if chunks else (None, None)
     if low is not None and high is not None:
         if lower is None or upper is None:
@@ -107,7 +107,7 @@ def make_amendment(
         ranks = rows(connection, passed(definition, keys, [(key, False) for key in keys]))
         order = sorted((int(str(rank)), int(str(number))) for number, rank in ranks)
         lower, upper = keys[order[0][1]], keys[order[-1][1]]
-    replanned = plan.definitions[index].planned_again(since, definition)
+    replanned = plan.definitions[index].replanned(since, definition)
     return {"table": index, "definitions": replanned.to_json(), "lower": lower, "upper": upper}
 
 
@@ -170,12 +170,12 @@ def plan_table(connection: Connection[Any], index: int, table: TableSchema, chun
     if not table.key:
         return [Chunk(0, index, 0, (), (), includes_upper=True)]
     bounds = _bounds(connection, table)
-    low, high = bounds.edge(), bounds.edge(" DESC")
+    low, high = bounds.edge_key(), bounds.edge_key(" DESC")
     if low is None or high is None:
         return []
     estimate, width = estimates(connection, table)
     chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, width)))
-    return chunks_of(index, bounds.lowers(low, high, estimate, chunk_rows), high)
+    return chunks_of(index, bounds.lower_bounds(low, high, estimate, chunk_rows), high)
 
 
 def plan_ranges(
@@ -191,13 +191,13 @@ def plan_ranges(
         if span.lower == span.upper and len(span.lower) == len(table.key):  # a single key
             chunks.append(span)
             continue
-        low, high = (bounds.edge(direction, in_chunk(table, span)) for direction in ("", " DESC"))
+        low, high = (bounds.edge_key(direction, in_chunk(table, span)) for direction in ("", " DESC"))
         if low is None or high is None:
             chunks.append(span)
             continue
-        _, *inner = bounds.lowers(low, high, bounds.estimate(low, high), chunk_rows)
+        _, *inner = bounds.lower_bounds(low, high, bounds.estimate_rows(low, high), chunk_rows)
         *first, last = chunks_of(span.table, [span.lower, *inner], span.upper)
-        chunks += [*first, replace(last, last=span.last)]
+        chunks += [*first, replace(last, includes_upper=span.includes_upper)]
     return chunks
 
 

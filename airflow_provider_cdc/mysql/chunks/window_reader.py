@@ -68,7 +68,7 @@ class WindowReader:
         self._captured = by_table([definitions])
         self._lookback: LookBack | None = None
         self._prepared: Prepared
-        self._binlog = BinlogReader(open_at, self._captured, timeline, decoders, tell_ddl=True, both=with_before_images)
+        self._binlog = BinlogReader(open_at, self._captured, timeline, decoders, yield_ddl=True, with_before_images=with_before_images)
 
     def read_window(
         self,
@@ -88,8 +88,8 @@ class WindowReader:
         """
         parts, emptied = list[pa.Table](), 0
         for part in self.read_parts(low, high, prepared_rows, key_filter):
-            if part.emptied:
-                parts, emptied = [], part.emptied
+            if part.truncate_seq:
+                parts, emptied = [], part.truncate_seq
             parts.append(part.changes)
         return Window(pa.concat_tables([self.table.sink_schema.empty_table(), *parts]), emptied)
 
@@ -120,35 +120,35 @@ class WindowReader:
         self, low: Position, high: Position, prepared_rows: Mapping[str, tuple[RowsEvent, ...]], key_filter: Only | None
     ) -> Iterator[Window]:
         binlog, table = self._binlog, self.table
-        if binlog.at is not None and self._is_near(binlog.at, low):
-            for step in binlog.steps(binlog.at, low):
-                if step.item is not None:
-                    self._prepared.follow(step.item)
-            binlog.take()
-        if binlog.at != low:
-            if self._lookback is None or self._lookback.at != low:
+        if binlog.current_position is not None and self._is_near(binlog.current_position, low):
+            for step in binlog.steps(binlog.current_position, low):
+                if step.transaction is not None:
+                    self._prepared.track(step.transaction)
+            binlog.take_changes()
+        if binlog.current_position != low:
+            if self._lookback is None or self._lookback.position != low:
                 self._lookback = self._look_back(low)
-            self._prepared = Prepared(prepared_rows, self._lookback.rows, self._captured)
+            self._prepared = Prepared(prepared_rows, self._lookback.prepared_rows, self._captured)
         for step in binlog.steps(low, high) if low < high else ():
-            if (item := step.item) is not None:
+            if (item := step.transaction) is not None:
                 seq = self._lineage.seq(Position(step.file, step.position))
-                if table.id in item.altered:
+                if table.id in item.altered_tables:
                     at = Position(item.file, item.position)
                     raise altered(table, f"at {at}", at)
-                if item.emptied is not None:
-                    binlog.take()
+                if item.emptied_table is not None:
+                    binlog.take_changes()
                     yield Window(table.sink_schema.empty_table(), seq)
-                for _ in binlog.add(self._prepared.visible(item), seq, item.commit_us):
+                for _ in binlog.decode_rows(self._prepared.visible_rows(item), seq, item.commit_us):
                     yield from self._take_windows(high, key_filter)
-            if binlog.held >= _FLUSH_BYTES:
+            if binlog.held_bytes >= _FLUSH_BYTES:
                 yield from self._take_windows(high, key_filter)
         yield from self._take_windows(high, key_filter)
-        if low < high and binlog.at != high:
+        if low < high and binlog.current_position != high:
             self.close()
 
     def _take_windows(self, high: Position, key_filter: Only | None) -> Iterator[Window]:
         """Changes up to a position that have been read; what stands behind it has been read in vain."""
-        for _, batch in self._binlog.take(only=key_filter):
+        for _, batch in self._binlog.take_changes(only=key_filter):
             changes = shaped(batch, self.table.sink_schema)
             newest = self._lineage.seq(high)
             if changes.num_rows and pc.max(changes[SEQ]).as_py() > newest:

@@ -64,7 +64,7 @@ def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool
 def definition(connection: Connection[Any], table: TableSchema) -> str:
     """Fingerprint of a captured table as it is now, with the columns left out that were left out before."""
     return read_schema(
-        connection, table.database, table.name, keeps=lambda *name: name[-1] not in table.left_out
+        connection, table.database, table.name, keeps=lambda *name: name[-1] not in table.excluded
     ).fingerprint()
 
 
@@ -91,13 +91,13 @@ def read_schema(
     if not columns:
         raise NotReadyError(f"table {label} no longer exists", "Plan again, or exclude it")
     for column in columns:
-        reason = column.refusal()
+        reason = column.unsupported_reason()
         if reason:
             raise NotReadyError(f"table {label}, column {column.name}: {reason}", "Exclude the table in source.exclude")
     indexes, zoned = _unique_indexes(connection, database, table), _zoned(connection, database, table, columns)
     index, key, _ = _key(indexes, columns, zoned)
     columns += _hidden(indexes, columns)
-    left_out = tuple(c.name for c in columns if c.hidden or (c.name not in key and not keeps(database, table, c.name)))
+    left_out = tuple(c.name for c in columns if c.is_hidden or (c.name not in key and not keeps(database, table, c.name)))
     copied = [c for c in columns if c.name not in left_out]
     if not copied:
         raise NotReadyError(
@@ -286,7 +286,7 @@ def _unusable(parts: _Parts, columns: dict[str, Column], zoned: Collection[str] 
             return f"{name} may be NULL"
         if visible == "NO":
             return "the index is invisible"
-        if column.two_digits:
+        if column.is_two_digit_year:
             return f"{name} is of type {column.column_type}, which shows two values as 00"
         if column.data_type not in KEY_TYPES:
             return f"{name} is of type {column.data_type}"

@@ -26,7 +26,7 @@ def flavour(connection: Connection[Any]) -> Server:
         "SELECT collation_name, character_set_name FROM information_schema.collations "
         "WHERE character_set_name IS NOT NULL",
     )
-    if product.mariadb and product.version >= _FULL_NAMES:
+    if product.is_mariadb and product.version >= _FULL_NAMES:
         collations += rows(
             connection,
             "SELECT full_collation_name, character_set_name "
@@ -37,10 +37,10 @@ def flavour(connection: Connection[Any]) -> Server:
         "SELECT character_set_name, default_collate_name, maxlen FROM information_schema.character_sets",
     )
     return Server(
-        mariadb=product.mariadb,
+        mariadb=product.is_mariadb,
         version=product.version,
         default_collations=MappingProxyType({str(name): str(collation) for name, collation, _ in charsets}),
         charset_by_collation=MappingProxyType({str(collation): str(name) for collation, name in collations}),
-        old_temporal_format=product.mariadb and value(connection, "SELECT @@global.mysql56_temporal_format") == "0",
+        old_temporal_format=product.is_mariadb and value(connection, "SELECT @@global.mysql56_temporal_format") == "0",
         max_char_bytes=MappingProxyType({str(name): int(width or 1) for name, _, width in charsets}),
     )

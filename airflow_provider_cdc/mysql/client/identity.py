@@ -20,12 +20,12 @@ DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 
 def product_of(connection: Connection[Any]) -> Product:
     """The server's product and version, by its greeting (no round trip)."""
-    return Product.of(str(connection.get_server_info()))  # type: ignore[no-untyped-call]
+    return Product.parse(str(connection.get_server_info()))  # type: ignore[no-untyped-call]
 
 
 def is_mariadb(connection: Connection[Any]) -> bool:
     """Whether the server is MariaDB, by its greeting (no round trip)."""
-    return product_of(connection).mariadb
+    return product_of(connection).is_mariadb
 
 
 def identity(connection: Connection[Any]) -> str:
@@ -66,7 +66,7 @@ def binlog_status(connection: Connection[Any]) -> tuple[Position, str, str]:
 
     :raises NotReadyError: if the server writes no binlog.
     """
-    status = rows(connection, product_of(connection).binlog_status)
+    status = rows(connection, product_of(connection).binlog_status_sql)
     if not status:
         raise NotReadyError("the server writes no binary log", "Start it with --log-bin and binlog_format=ROW")
     file, position, do, ignore = status[0][:4]

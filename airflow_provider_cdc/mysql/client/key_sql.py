@@ -212,7 +212,7 @@ def _relation(column: Column, operator: str, value: KeyValue) -> str:
 
 def in_chunk(table: TableSchema, chunk: Chunk) -> str:
     """Condition that a row belongs to a chunk."""
-    end = compare(table, chunk.upper, "<=" if chunk.last else "<")
+    end = compare(table, chunk.upper, "<=" if chunk.includes_upper else "<")
     return f"{compare(table, chunk.lower, '>=')} AND {end}"
 
 

@@ -57,7 +57,7 @@ class Throttle:
         :param check: see :meth:`wait`.
         """
         check()
-        while (pause := max(self._row_limiter.wait(now := time.monotonic()), self._byte_limiter.wait(now))) > 0:
+        while (pause := max(self._row_limiter.seconds_to_wait(now := time.monotonic()), self._byte_limiter.seconds_to_wait(now))) > 0:
             time.sleep(min(pause, LOOK_SECONDS))
             check()
 
@@ -68,8 +68,8 @@ class Throttle:
         :param rows: its rows.
         :param size: its bytes.
         """
-        self._row_limiter.used(began, rows)
-        self._byte_limiter.used(began, size)
+        self._row_limiter.record_use(began, rows)
+        self._byte_limiter.record_use(began, size)
 
     def _pause_reason(self) -> str | None:
         limits = self._limits
@@ -79,7 +79,7 @@ class Throttle:
             return None
         threads = None if limits.threads_running is None else threads_running(self._connection)
         replica, lag = (False, None) if limits.replica_lag_seconds is None else replica_lag(self._connection)
-        why = limits.exceeded(threads, lag, replica)
+        why = limits.exceeded_reason(threads, lag, replica)
         if why is None:
             self._last_check = time.monotonic()
         return why
@@ -95,7 +95,7 @@ def replica_channels(connection: Connection[Any]) -> list[dict[str, str | None]]
 
     :raises NotReadyError: if the user may not look (``REPLICATION CLIENT``; on MariaDB ``REPLICA MONITOR``).
     """
-    return named(connection, product_of(connection).replica_status)
+    return named(connection, product_of(connection).replica_status_sql)
 
 
 def replica_lag(connection: Connection[Any]) -> tuple[bool, int | None]:

@@ -38,7 +38,7 @@ class GuardedConnection(_Connection):
 
     def __init__(self, **args: Any) -> None:
         self._address = where(args)
-        self._tls = Tls.of(f"the connection to {self._address}", args)
+        self._tls = Tls.from_settings(f"the connection to {self._address}", args)
         plain = {name: value for name, value in args.items() if name not in (*SETTINGS, "local_infile")}
         if isinstance(password := plain.get("password"), str):
             plain["password"] = password.encode()  # the driver would take Latin-1, which not every password is
@@ -53,15 +53,15 @@ class GuardedConnection(_Connection):
 
         The driver's own checks no name where the authorities are the system's, and loads them where nothing is checked.
         """
-        context, texts = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self._tls.texts
+        context, texts = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self._tls.options
         context.check_hostname = self._tls.mode == VERIFY_IDENTITY
-        context.verify_mode = ssl.CERT_REQUIRED if self._tls.verifies else ssl.CERT_NONE
+        context.verify_mode = ssl.CERT_REQUIRED if self._tls.verifies_server else ssl.CERT_NONE
         name = ""
         try:
             if "ssl_ca" in texts or "ssl_capath" in texts:
                 name = "ssl_ca"
                 context.load_verify_locations(texts.get("ssl_ca"), texts.get("ssl_capath"))
-            elif self._tls.verifies:
+            elif self._tls.verifies_server:
                 context.load_default_certs()
             if "ssl_cert" in texts:
                 name, password = "ssl_cert", texts.get("ssl_key_password", "")
@@ -79,7 +79,7 @@ class GuardedConnection(_Connection):
     @property
     def _is_trusted(self) -> bool:
         """Whether the server may have the password: it is on this host, or has proved itself just now."""
-        return self._tls.here or (self._tls.verifies and isinstance(self._sock, ssl.SSLSocket))
+        return self._tls.is_local or (self._tls.verifies_server and isinstance(self._sock, ssl.SSLSocket))
 
     @property
     def password(self) -> bytes:
@@ -129,7 +129,7 @@ class _Sealed(bytes):
 
     def __new__(cls, value: bytes, place: str) -> _Sealed:
         sealed = super().__new__(cls, value)
-        sealed._place = place
+        sealed._address = place
         return sealed
 
     def _refuse(self, *_: object) -> NoReturn:

@@ -112,13 +112,13 @@ class Bounds:
         return ranges
 
     def _is_small_enough(self, key_range: _Range, chunk_rows: int) -> bool:
-        return key_range.done or key_range.first == key_range.last or key_range.rows <= _CUT_ABOVE * chunk_rows
+        return key_range.is_final or key_range.first == key_range.last or key_range.rows <= _CUT_ABOVE * chunk_rows
 
     def _cut_ranges(self, ranges: Sequence[_Range], chunk_rows: int) -> list[list[_Range]]:
         """The parts of each range."""
         parts = [self._cut_evenly(r, chunk_rows) for r in ranges]
         uneven = [i for i, part in enumerate(parts) if part is None]
-        cuts = self._midpoints.between([(ranges[i].first, ranges[i].last) for i in uneven])
+        cuts = self._midpoints.propose_cuts([(ranges[i].first, ranges[i].last) for i in uneven])
         cuts = [None if ranges[i].misses == _MISSES else cut for i, cut in zip(uneven, cuts, strict=True)]
         around = self._keys_around([(ranges[i], cut) for i, cut in zip(uneven, cuts, strict=True) if cut is not None])
         halves: list[tuple[int, _Range]] = []

@@ -45,7 +45,7 @@ class Midpoints:
         """
         for i, alphabet in enumerate(self._alphabets):
             if alphabet is not None:
-                alphabet.learn([(_decoded(low[i]), _decoded(high[i])) for low, high in ranges])
+                alphabet.load_characters([(_decoded(low[i]), _decoded(high[i])) for low, high in ranges])
         return [self._propose_cut(low, high) for low, high in ranges]
 
     def _propose_cut(self, low: Key, high: Key) -> Key | None:

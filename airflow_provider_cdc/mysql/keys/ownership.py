@@ -31,9 +31,9 @@ def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chu
     """
     if not chunks or not keys:
         return [-1] * len(keys)
-    if table.integer_key is not None:
+    if table.integer_key_column is not None:
         lowers = [int(c.lower[0]) for c in chunks]
-        ends = [int(c.upper[0]) + c.last for c in chunks]
+        ends = [int(c.upper[0]) + c.includes_upper for c in chunks]
         chunk_indexes = [bisect_right(lowers, int(key[0])) - 1 for key in keys]
         return [i if i >= 0 and int(key[0]) < ends[i] else -1 for i, key in zip(chunk_indexes, keys, strict=True)]
     key_batches = (keys[start : start + _KEYS_A_QUERY] for start in range(0, len(keys), _KEYS_A_QUERY))
@@ -46,14 +46,14 @@ def owned(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chun
     :param chunks: as in :func:`owners`.
     :param rows: with the key's columns.
     """
-    if table.integer_key is None or not pa.types.is_integer(rows.schema.field(table.integer_key).type) or not chunks:
+    if table.integer_key_column is None or not pa.types.is_integer(rows.schema.field(table.integer_key_column).type) or not chunks:
         return pa.array([i >= 0 for i in owners(connection, table, chunks, keys_of(table, rows))], pa.bool_())
-    keys = rows[table.integer_key].to_numpy().astype(np.int64, copy=False)
+    keys = rows[table.integer_key_column].to_numpy().astype(np.int64, copy=False)
     lowers, uppers = (
         np.array([int(end[0]) for end in ends]) for ends in ([c.lower for c in chunks], [c.upper for c in chunks])
     )
     at = np.searchsorted(lowers, keys, "right") - 1
-    closed = np.array([chunk.last for chunk in chunks])
+    closed = np.array([chunk.includes_upper for chunk in chunks])
     return pa.array((at >= 0) & ((keys < uppers[at]) | (closed[at] & (keys == uppers[at]))))
 
 
@@ -68,7 +68,7 @@ def _narrowed(
         return _ranked(connection, table, chunks, keys)
     size = -(-len(chunks) // _BOUNDS_A_QUERY)
     runs = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-    spans = [replace(run[0], upper=run[-1].upper, last=run[-1].last) for run in runs]
+    spans = [replace(run[0], upper=run[-1].upper, includes_upper=run[-1].includes_upper) for run in runs]
     keys_by_run: dict[int, list[int]] = {}
     for i, run in enumerate(_narrowed(connection, table, spans, keys)):
         keys_by_run.setdefault(run, []).append(i)
@@ -90,8 +90,8 @@ def _ranked(connection: Connection[Any], table: TableSchema, chunks: Sequence[Ch
     for i, chunk in enumerate(chunks):
         bounds.append((chunk.lower, False))
         owner.append(i)
-        if chunk.last or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper:  # nobody's keys are behind it
-            bounds.append((chunk.upper, chunk.last))
+        if chunk.includes_upper or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper:  # nobody's keys are behind it
+            bounds.append((chunk.upper, chunk.includes_upper))
             owner.append(-1)
     owner_indexes = [-1] * len(keys)
     for number, count in rows(connection, passed(table, keys, bounds)):

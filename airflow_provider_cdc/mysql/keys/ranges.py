@@ -60,7 +60,7 @@ def keys_as_ranges(connection: Connection[Any], table: TableSchema, index: int, 
     """
     if not keys:
         return []
-    if table.integer_key is not None:
+    if table.integer_key_column is not None:
         chunks = list[Chunk]()
         for number in sorted({int(key[0]) for key in keys}):
             if chunks and int(chunks[-1].upper[0]) == number - 1:
@@ -104,7 +104,7 @@ def _chunk(
             raise BadPredicate(f"{column.name} > cannot be asked for, since {column.name} is no integer; use >=")
         lower = (*lower[:-1], int(lower[-1]) + 1)
     last = written.upper.included
-    if table.integer_key is not None:  # such keys are compared as numbers: they have an end on both sides
+    if table.integer_key_column is not None:  # such keys are compared as numbers: they have an end on both sides
         least, most = _extremes(column)
         below = int(upper[0]) - (not last) if upper else most
         lower, upper, last = (max(int(lower[0]), least) if lower else least,), (min(below, most),), True
@@ -114,7 +114,7 @@ def _chunk(
 def _extremes(column: Column) -> tuple[int, int]:
     """Smallest and largest value of an integer column."""
     bits = _BITS[column.data_type]
-    return (0, 2**bits - 1) if column.unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return (0, 2**bits - 1) if column.is_unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _in_order(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -130,7 +130,7 @@ def _in_order(connection: Connection[Any], table: TableSchema, chunks: Sequence[
     ranks = iter(_ranks(connection, column, values))
     ranked = [tuple(next(ranks) if len(end) > at else None for end in (c.lower, c.upper)) for c in chunks]
     for chunk, (low, high) in zip(chunks, ranked, strict=True):
-        if low is not None and high is not None and (low > high or (low == high and not chunk.last)):
+        if low is not None and high is not None and (low > high or (low == high and not chunk.includes_upper)):
             raise BadPredicate(f"no value of {column.name} lies in the range")
     chunk_by_ranks = dict(zip(ranked, chunks, strict=True))
     return [chunk_by_ranks[rank] for rank in sorted(chunk_by_ranks, key=lambda rank: rank[0] if rank[0] is not None else -1)]

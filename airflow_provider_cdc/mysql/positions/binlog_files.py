@@ -81,7 +81,7 @@ def file_began(open_at: OpenAt, file: str) -> float | None:
 
     :param open_at: opens a stream that ends where the binlog ends.
     """
-    began = with_beginning(Offset("", Position(file, FIRST_POSITION), ""), open_at).began
+    began = with_beginning(Offset("", Position(file, FIRST_POSITION), ""), open_at).file_start_time
     return float(began) if began else None
 
 
@@ -91,9 +91,9 @@ def with_beginning(offset: Offset, open_at: OpenAt) -> Offset:
     :raises OtherHistoryError: if the file was begun at another time.
     """
     with closing(open_at(Position(offset.at.file, FIRST_POSITION))) as stream:
-        stream.expect({offset.at.file: offset.began} if offset.began else {})
+        stream.expect_file_starts({offset.at.file: offset.file_start_time} if offset.file_start_time else {})
         next((event for event in stream if event.type == FORMAT_DESCRIPTION), None)
-        return replace(offset, began=stream.begun.get(offset.at.file, 0))
+        return replace(offset, file_start_time=stream.file_start_times.get(offset.at.file, 0))
 
 
 def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenAt) -> Offset:

@@ -62,7 +62,7 @@ def _taken_over(connection: Connection[Any], server: str, open_at: OpenAt, offse
     if not (offset.gtid_set and kind_of(server) is kind_of(offset.server) and _has_gtids(connection)):
         same_server(server, offset.server)
         raise TerminalError("transactions have no GTIDs, or had none", _FRESH)
-    for xid, at in map(parse_entry, offset.xa):
+    for xid, at in map(parse_entry, offset.open_xa):
         if at is not None:
             raise TerminalError(
                 f"XA transaction {xid} is open, and only the binlog of server {offset.server} has its rows, at {at}",
@@ -70,9 +70,9 @@ def _taken_over(connection: Connection[Any], server: str, open_at: OpenAt, offse
             )
     place, already_applied = (_in_domains if is_mariadb(connection) else _in_sets)(connection, server, open_at, offset)
     # Those without captured rows may have been prepared in a file before the one that was read.
-    xa = {parse_entry(text)[0]: text for text in offset.xa} | place.xa
+    xa = {parse_entry(text)[0]: text for text in offset.open_xa} | place.open_xa
     xas, numbered = tuple(sorted(xa.values())), not is_mariadb(connection)
-    new_offset = Offset(server, place.at, str(place.gtids), xas, str(already_applied), gtid_mode_on=numbered)
+    new_offset = Offset(server, place.position, str(place.gtids), xas, str(already_applied), gtid_mode_on=numbered)
     return with_beginning(new_offset, open_at)
 
 
@@ -84,8 +84,8 @@ def _has_gtids(connection: Connection[Any]) -> bool:
 
 
 def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset) -> tuple[Place, GtidSet]:
-    wanted = GtidSet.parse(offset.gtid_set).union(GtidSet.parse(offset.held))
-    if not offset.numbered:
+    wanted = GtidSet.parse(offset.gtid_set).union(GtidSet.parse(offset.already_applied))
+    if not offset.gtid_mode_on:
         raise TerminalError(
             f"the copy may hold transactions without GTIDs, because gtid_mode of server {offset.server} was not "
             "known to be "
@@ -95,10 +95,10 @@ def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: 
         )
     _has_all(connection, server, wanted, offset)
     finder = PlaceFinder(connection, open_at)
-    file = finder.before(wanted)
+    file = finder.newest_file_before(wanted)
     assert file is not None  # nothing else was purged
     # What has no GTID the server does not hand out while its gtid_mode is ON.
-    place = finder.search(
+    place = finder.search_from(
         file, lambda _, item: isinstance(item, Transaction) and not (item.gtid and item.gtid in wanted)
     )
     assert isinstance(place.gtids, GtidSet)
@@ -132,7 +132,7 @@ def _in_domains(
     connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset
 ) -> tuple[Place, MariadbPosition]:
     """What the offset has is told by the newest GTID of each domain; so the order in a domain must be the same."""
-    wanted = MariadbPosition.parse(f"{offset.gtid_set},{offset.held}")  # the newer ones come last, and count
+    wanted = MariadbPosition.parse(f"{offset.gtid_set},{offset.already_applied}")  # the newer ones come last, and count
     if rows(connection, "SELECT @@global.gtid_strict_mode")[0][0] != "1":
         raise TerminalError(
             f"the connection reaches server {server} now, where gtid_strict_mode is OFF: nothing proves that it ran "
@@ -142,9 +142,9 @@ def _in_domains(
         )
     _has_domains(connection, server, wanted, offset)
     finder = PlaceFinder(connection, open_at)
-    file = finder.before(wanted)
+    file = finder.newest_file_before(wanted)
     if file is None:
-        first = finder.beginning(finder.files[0]).gtids
+        first = finder.file_start(finder.files[0]).gtids
         raise TerminalError(
             f"the connection reaches server {server} now, whose binlog begins after {first}; the copy ends at "
             f"{wanted}, and what lies in between was never read",
@@ -177,10 +177,10 @@ def _in_domains(
                     f"Its binlog has no order that GTIDs show: {_FRESH}",
                 )
             if first_missing is None and item.gtid not in wanted:
-                first_missing = replace(place, xa=dict(place.xa))
+                first_missing = replace(place, open_xa=dict(place.open_xa))
         return first_missing is not None and len(reached_domains) == len(wanted.newest)
 
-    end = finder.search(file, is_over)
+    end = finder.search_from(file, is_over)
     meet(end)
     assert len(reached_domains) == len(wanted.newest)  # it has them all, and each was met where it is
     place = first_missing or end

@@ -91,7 +91,7 @@ class LookBack:
         prepared, ended = dict[str, Position | None](), dict[str, Position | None]()
         with closing(BinlogReader(self._open_at, {}, Lineage("", file), count_only=True)) as binlog:
             for step in binlog.steps(Position(file, _HEAD), high):
-                if (item := step.item) is None:
+                if (item := step.transaction) is None:
                     continue
                 if item.xa_prepared is not None:
                     prepared[item.xa_prepared] = Position(item.file, item.start_position)

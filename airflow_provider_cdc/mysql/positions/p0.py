@@ -48,12 +48,12 @@ def with_open_xa(
     """
     if not xids:
         return p0
-    lookback = LookBack(p0.at, lambda: binlog_sizes(connection), open_at, by_table(map(Definitions.of, tables)))
-    entries = {xid: lookback.entry(xid) for xid in sorted(xids)}
+    lookback = LookBack(p0.at, lambda: binlog_sizes(connection), open_at, by_table(map(Definitions.from_single, tables)))
+    entries = {xid: lookback.offset_entry(xid) for xid in sorted(xids)}
     if missing := [xid for xid, text in entries.items() if text is None and xid in open_xa(connection)]:
         raise TransientError(
             f"{len(missing)} XA transactions are prepared, and what they changed is not in the binlog any more "
             f"({', '.join(missing[:3])})",
             "Commit or roll them back (XA RECOVER lists them), then run again",
         )
-    return replace(p0, xa=tuple(sorted(text for text in entries.values() if text is not None)))
+    return replace(p0, open_xa=tuple(sorted(text for text in entries.values() if text is not None)))

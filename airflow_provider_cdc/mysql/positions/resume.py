@@ -48,7 +48,7 @@ def resume(connection: Connection[Any], offset: Offset, open_at: OpenAt) -> Offs
     if at.file in sizes:
         if sizes[at.file] < at.position:
             raise OtherHistoryError(f"{at.file} of the server ends at {sizes[at.file]}, and was read up to {at}")
-        if offset.began:
+        if offset.file_start_time:
             with_beginning(offset, open_at)
         (_same_domains if is_mariadb(connection) else _same_sets)(connection, offset)
     elif at < Position(oldest, 0):
@@ -90,7 +90,7 @@ def _same_domains(connection: Connection[Any], offset: Offset) -> None:
     """MariaDB says which GTIDs its binlog has up to the position: the same ones as when it was read."""
     text = binlog_gtid_pos(connection, offset.at)
     on_server, read = (MariadbPosition.parse(gtids).newest for gtids in (text, offset.gtid_set))
-    if offset.began:  # the file is the same: a domain that is missing was taken out by FLUSH ... DELETE_DOMAIN_ID
+    if offset.file_start_time:  # the file is the same: a domain that is missing was taken out by FLUSH ... DELETE_DOMAIN_ID
         read = {domain: newest for domain, newest in read.items() if domain in on_server}
     if on_server != read:
         raise OtherHistoryError(
@@ -101,16 +101,16 @@ def _same_domains(connection: Connection[Any], offset: Offset) -> None:
 def _behind_purged(connection: Connection[Any], offset: Offset, oldest: str, open_at: OpenAt) -> Offset:
     """The beginning of the oldest file, if the server says that nothing lies before it but what was read."""
     head, gap = before(connection, oldest), ""
-    first = replace(offset, at=Position(oldest, FIRST_POSITION), gtid_set=str(head), began=0)
+    first = replace(offset, at=Position(oldest, FIRST_POSITION), gtid_set=str(head), file_start_time=0)
     if isinstance(head, MariadbPosition):
-        is_proved = bool(head) and not offset.held and head == MariadbPosition.parse(offset.gtid_set)
+        is_proved = bool(head) and not offset.already_applied and head == MariadbPosition.parse(offset.gtid_set)
     else:
-        read, already_applied = GtidSet.parse(offset.gtid_set), GtidSet.parse(offset.held)
+        read, already_applied = GtidSet.parse(offset.gtid_set), GtidSet.parse(offset.already_applied)
         _has_executed(connection, offset, read)
         more, already_applied = head.subtract(read.union(already_applied)), already_applied.subtract(head)
         # Of transactions without a GTID nobody can tell, neither now nor when the position was the end of the binlog.
-        is_proved = offset.numbered and is_numbered(connection) and read.issubset(head) and not more
-        first, gap = replace(first, held=str(already_applied)), f"; purged and never read: {more}" if more else ""
+        is_proved = offset.gtid_mode_on and is_numbered(connection) and read.issubset(head) and not more
+        first, gap = replace(first, already_applied=str(already_applied)), f"; purged and never read: {more}" if more else ""
     if not is_proved:
         raise PurgedError(f"the binlog position {offset.at} is no longer on the server{gap}", _FRESH)
     return with_beginning(first, open_at)
@@ -126,7 +126,7 @@ def _has_executed(connection: Connection[Any], offset: Offset, read: GtidSet) ->
 
 def _check_xa(offset: Offset, files: Collection[str]) -> None:
     """Rows of open XA transactions are read again from where they were prepared."""
-    for xid, at in map(parse_entry, offset.xa):
+    for xid, at in map(parse_entry, offset.open_xa):
         if at is not None and at.file not in files:
             raise PurgedError(
                 f"XA transaction {xid} was prepared at {at}, which is no longer on the server, and is still open",

@@ -100,7 +100,7 @@ def plan_from(
             "Give it a key, leave it out with source.exclude, or begin with a snapshot",
         )
     p0 = with_open_xa(connection, p0, left, tables, open_at)
-    over_time, timeline = tuple(map(Definitions.of, tables)), Lineage(p0.server, p0.at.file)
+    over_time, timeline = tuple(map(Definitions.from_single, tables)), Lineage(p0.server, p0.at.file)
     return Plan(pipeline, generation, p0, timeline, patterns, over_time, (), start=start)
 
 
@@ -108,17 +108,17 @@ def start_offset(connection: Connection[Any], start: Start, open_at: OpenAt) -> 
     """The offset that a start other than latest means on this server; parameters and errors as :func:`plan_from`."""
     finder = PlaceFinder(connection, open_at)
     if start == EARLIEST:
-        place = finder.beginning(finder.files[0])
+        place = finder.file_start(finder.files[0])
     elif isinstance(start, Mapping) and "file" in start:
-        place = finder.position(Position(start["file"], start["position"]))
+        place = finder.at_position(Position(start["file"], start["position"]))
     elif isinstance(start, Mapping) and "timestamp" in start:
-        place = finder.moment(moment_of(start))
+        place = finder.at_time(moment_of(start))
     elif isinstance(start, Mapping) and "gtid_set" in start:
-        place = finder.gtid_set(start["gtid_set"])
+        place = finder.at_gtid_set(start["gtid_set"])
     else:
         raise ValueError(f"{start_text(start)} is not a start without a snapshot")
-    gtids = binlog_gtid_pos(connection, place.at) if finder.mariadb else str(place.gtids)
-    return Offset(identity(connection), place.at, gtids, tuple(sorted(place.xa.values())))
+    gtids = binlog_gtid_pos(connection, place.position) if finder.mariadb else str(place.gtids)
+    return Offset(identity(connection), place.position, gtids, tuple(sorted(place.open_xa.values())))
 
 
 class PlaceFinder:
@@ -146,10 +146,10 @@ class PlaceFinder:
                 f"{_KEY}: binlog file {wanted.file} is not on the server", f"It has {self.files[0]} to {self.files[-1]}"
             )
         place = self.search_from(wanted.file, lambda place, item: wanted < Position(item.file, item.position))
-        if place.at != wanted:
+        if place.position != wanted:
             raise NotReadyError(
                 f"{_KEY}: no transaction ends at {wanted}",
-                f"The last one before it ends at {place.at}; SHOW BINLOG EVENTS lists all ends",
+                f"The last one before it ends at {place.position}; SHOW BINLOG EVENTS lists all ends",
             )
         return place
 
@@ -202,7 +202,7 @@ class PlaceFinder:
                 raise NotReadyError(
                     f"{_KEY}: {item.gtid} is not in the set, but stands before the last transactions of the set in "
                     "the binlog",
-                    f"Give a set that ends at one place in the server's binlog, such as {place.gtids} at {place.at}",
+                    f"Give a set that ends at one place in the server's binlog, such as {place.gtids} at {place.position}",
                 )
             return False
 
@@ -236,16 +236,16 @@ class PlaceFinder:
         place = self.file_start(file)
         while True:
             try:
-                with closing(self.open_at(place.at)) as stream:
+                with closing(self.open_at(place.position)) as stream:
                     for item in read_transactions(stream, {}):
                         if is_found(place, item):
                             break
-                        place.take(item)
+                        place.advance(item)
                 return place
             except TornFileError:
-                if (at := behind_torn_end(self.connection, place.at)) is None:
+                if (at := behind_torn_end(self.connection, place.position)) is None:
                     raise
-                place.at = at
+                place.position = at
 
     def _file_start_time(self, file: str) -> float:
         began = file_began(self.open_at, file)

@@ -147,7 +147,7 @@ class _MySQL(Watermarks):
         if force_new:
             self._flushed_at = None
         seen, self._last_end = self._last_end, None
-        if force_new or seen is None or time.monotonic() - seen.when > _NEXT_SECONDS:
+        if force_new or seen is None or time.monotonic() - seen.observed_at > _NEXT_SECONDS:
             seen = self._observe_end()[0]
         position, mode = seen.at, seen.mode
         if mode != "ON":
@@ -248,22 +248,22 @@ class _MariaDB(Watermarks):
         same_server(identity(self.connection), self._server)
         end = time.monotonic() + timeout
         at, xa_committed = self._open_view()
-        if not (self._checkpointed and self._checkpointed.tells(at)):
+        if not (self._checkpointed and self._checkpointed.is_exact_at(at)):
             # The view ends here; what the next one may be told of its position is known before it is opened.
             self._checkpointed = self._wait_for_checkpoint(end)
             at, xa_committed = self._open_view()
-        if force_new and not self._checkpointed.tells(at) and not self._has_flushed and _flush(self.connection):
+        if force_new and not self._checkpointed.is_exact_at(at) and not self._has_flushed and _flush(self.connection):
             self._has_flushed = True  # once: behind a new file of a server that is written to, the next transaction helps
             self._checkpointed = self._wait_for_checkpoint(end)
             at, xa_committed = self._open_view()
-        is_exact = self._checkpointed.tells(at)
+        is_exact = self._checkpointed.is_exact_at(at)
         self.imprecision = "" if is_exact else _UNTOLD.format(at=at)
         self._view_position = at
         if xa_committed or not is_exact:
             self._view_position = None
             self._wait_for_xa(open_xa(self.connection), end)
             self._start_view()
-        return at if is_exact else self._checkpointed.head
+        return at if is_exact else self._checkpointed.start
 
     def _open_view(self) -> tuple[Position, bool]:
         """Open a view; the position that the server tells, and whether an XA COMMIT may have been going on."""

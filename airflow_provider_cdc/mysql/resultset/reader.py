@@ -63,11 +63,11 @@ def read_in_pieces(
         statement, count = prepared[1:5], int.from_bytes(prepared[5:7], "little")
         reader = _readers.setdefault(connection, _Reader())
         try:
-            reader.definitions(wire, count)
+            reader.read_definitions(wire, count)
             wire._execute_command(COMMAND.COM_STMT_EXECUTE, statement + b"\0\1\0\0\0")
             wire._read_packet()  # the number of columns once more, or an error
-            reader.prepare(reader.definitions(wire, count), schema, nulls, size)
-            yield from reader.rows()
+            reader.prepare(reader.read_definitions(wire, count), schema, nulls, size)
+            yield from reader.read_rows()
         except MySQLError:
             raise  # said by the server, which has nothing more to say; the driver has closed a connection that broke
         except BaseException:
@@ -111,7 +111,7 @@ class _Reader:
         """
         self._batch_bytes = batch_bytes
         space = self._columns
-        known = space is not None and schema.equals(space.schema) and (batch_bytes is None or space.size < batch_bytes)
+        known = space is not None and schema.equals(space.schema) and (batch_bytes is None or space.allocated_bytes < batch_bytes)
         if known and definitions == self._definitions and nulls == self._nulls:
             return
         if len(definitions) != len(schema):
@@ -139,7 +139,7 @@ class _Reader:
             yield from batches
             batches.clear()
             state[kernel.AT], state[kernel.NUMBER] = self._at, self._packet_number
-            why = kernel.read_rows(self._data, self._end, buffers_of_columns.lines, buffers_of_columns.rows, state)
+            why = kernel.read_rows(self._data, self._end, buffers_of_columns.column_lines, buffers_of_columns.row_capacity, state)
             self._at, self._packet_number = int(state[kernel.AT]), int(state[kernel.NUMBER])
             if why == kernel.LARGE:
                 why = self._read_large_row(batches)
@@ -154,8 +154,8 @@ class _Reader:
             raise_mysql_exception(last)  # the server gave up in the middle
         if last[0] != 0xFE:
             raise _nonsense("a packet that is neither a row nor an end")
-        yield buffers_of_columns.take(int(state[kernel.ROW]))
-        if buffers_of_columns.size > _KEPT_BYTES:
+        yield buffers_of_columns.copy_batch(int(state[kernel.ROW]))
+        if buffers_of_columns.allocated_bytes > _KEPT_BYTES:
             self._columns = None
 
     def _read_large_row(self, batches: list[pa.RecordBatch]) -> int:
@@ -165,9 +165,9 @@ class _Reader:
         size = len(packet)
         data = np.frombuffer(packet + bytes(kernel.SLACK), np.uint8)
         while True:
-            if state[kernel.ROW] == space.rows:
-                space.more_rows()
-            why = int(kernel.read_row(data, 0, size, space.lines, state[kernel.ROW], state))
+            if state[kernel.ROW] == space.row_capacity:
+                space.grow_rows()
+            why = int(kernel.read_row(data, 0, size, space.column_lines, state[kernel.ROW], state))
             if why == kernel.READ:
                 state[kernel.ROW] += 1
                 return why
@@ -178,15 +178,15 @@ class _Reader:
         space, state = self._columns, self._state
         assert space is not None
         column = int(state[kernel.COLUMN])
-        full = self._batch_bytes is not None and space.size >= self._batch_bytes and state[kernel.ROW]
+        full = self._batch_bytes is not None and space.allocated_bytes >= self._batch_bytes and state[kernel.ROW]
         if why == kernel.ROWS and not full:
-            space.more_rows()
+            space.grow_rows()
         elif why in (kernel.ROWS, kernel.ROOM):
             if full or (state[kernel.WANTED] > buffers.LARGEST and state[kernel.ROW]):
-                batches.append(space.take(int(state[kernel.ROW])))
+                batches.append(space.copy_batch(int(state[kernel.ROW])))
                 state[kernel.ROW] = 0
             else:
-                space.make_room(column, int(state[kernel.WANTED]))
+                space.grow_column(column, int(state[kernel.WANTED]))
         elif why == kernel.VALUE:
             raise UnfitValue(column, "date", f"{_date(self._data, int(state[kernel.WANTED]))} is not a date")
         else:

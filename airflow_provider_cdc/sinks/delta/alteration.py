@@ -51,7 +51,7 @@ def altered(log: Log, old_table: TableSchema, row_identity: Keys, options: Optio
     :param options: likewise.
     :raises TerminalError: if it has not the columns of ``old_table``, or cannot be given the others.
     """
-    declared = row_identity.partitioning.declared
+    declared = row_identity.partitioning.table_schema
     old_schema = with_mark(old_table.sink_schema) if DELETED in row_identity.schema.names else old_table.sink_schema
     if not has_columns(log, pa.schema([*old_schema, *[*declared][len(row_identity.schema) :]])):
         raise TerminalError(
@@ -69,7 +69,7 @@ def altered(log: Log, old_table: TableSchema, row_identity: Keys, options: Optio
     actions: list[dict[str, Any]] = [{"protocol": protocol}] if protocol is not log.protocol else []
     if fields_of(metadata["schemaString"]) != fields_of(log.metadata["schemaString"]):
         actions.append({"metaData": metadata})
-    return actions + without_columns(log.domains, declared.names)
+    return actions + without_columns(log.domain_metadata, declared.names)
 
 
 def exchanged(log: Log, row_identity: Keys, options: Options, slices: Sequence[DataFile], retained_files: Kept) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def exchanged(log: Log, row_identity: Keys, options: Options, slices: Sequence[D
     :param retained_files: rows that stay.
     :raises TerminalError: if it cannot be given such columns, or has one of the slices already.
     """
-    declared = row_identity.partitioning.declared
+    declared = row_identity.partitioning.table_schema
     files = {file.path: file for part in slices for file in part.files if file.rows}
     # What has become of its rows since would be undone. And a version must not remove and add the same file.
     if already_live := sorted(files.keys() & log.files.keys()):
@@ -96,16 +96,16 @@ def exchanged(log: Log, row_identity: Keys, options: Options, slices: Sequence[D
     metadata = {
         **log.metadata,
         "schemaString": _renewed(log, row_identity, options),
-        "configuration": {**log.configuration, KEY: key_of(row_identity.names)},
+        "configuration": {**log.configuration, KEY: key_of(row_identity.key_columns)},
     }
     protocol = both(log.protocol, protocol_for(declared, vectors=False))
     check_protocol(log.name, protocol, metadata)
     return [
         *([{"protocol": protocol}] if protocol is not log.protocol else []),
         {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
-        *without_columns(log.domains, declared.names),
-        *(file.removed(change=True) for file in log.files.values() if file.path not in retained_files.files),
-        *(added(file, row_identity.stat, None) for file in (*files.values(), *retained_files.written)),
+        *without_columns(log.domain_metadata, declared.names),
+        *(file.remove_action(change=True) for file in log.files.values() if file.path not in retained_files.unchanged),
+        *(added(file, row_identity.stats_column, None) for file in (*files.values(), *retained_files.written)),
     ]
 
 
@@ -115,13 +115,13 @@ def begun_anew(log: Log, partitioning: Partitioning, options: Options) -> list[d
     :param log: the table as it stands.
     """
     vectors = uses_vectors(log.protocol, log.configuration)
-    new_protocol = both(log.protocol, protocol_for(partitioning.declared, vectors=vectors))
+    new_protocol = both(log.protocol, protocol_for(partitioning.table_schema, vectors=vectors))
     actions: list[dict[str, Any]] = [{"protocol": new_protocol}] if new_protocol is not log.protocol else []
     configuration = {name: value for name, value in log.configuration.items() if name != KEY}
     new_metadata = metadata_of(partitioning.schema, options, configuration, log.metadata["description"])
     actions.append({"metaData": {**new_metadata, "id": log.metadata["id"]}})
-    actions += without_columns(log.domains, partitioning.declared.names)
-    return actions + [file.removed(change=True) for file in log.files.values()]
+    actions += without_columns(log.domain_metadata, partitioning.table_schema.names)
+    return actions + [file.remove_action(change=True) for file in log.files.values()]
 
 
 def _refusal(old_table: TableSchema, old_schema: pa.Schema, row_identity: Keys) -> str | None:
@@ -129,13 +129,13 @@ def _refusal(old_table: TableSchema, old_schema: pa.Schema, row_identity: Keys) 
 
     Whatever else than columns that come and go a table is to follow has to be let through here, and expressed.
     """
-    if [*old_table.key] != [*row_identity.names]:
-        return f"its key was ({', '.join(old_table.key)}), and is ({', '.join(row_identity.names)})"
+    if [*old_table.key] != [*row_identity.key_columns]:
+        return f"its key was ({', '.join(old_table.key)}), and is ({', '.join(row_identity.key_columns)})"
     for field in old_schema:
         index = row_identity.schema.get_field_index(field.name)
         if index >= 0 and (kind := row_identity.schema.field(index).type) != field.type:
             return f"column {field.name} was {field.type}, and is {kind}"
-    return _twice(row_identity.partitioning.declared)
+    return _twice(row_identity.partitioning.table_schema)
 
 
 def _twice(declared: pa.Schema) -> str | None:

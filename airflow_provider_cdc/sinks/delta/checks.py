@@ -47,7 +47,7 @@ def check_settings(log: Log, partitioning: Partitioning, options: Options) -> No
             "did not count",
             "Tell the tables apart in sink.table_path, or exclude one of them",
         )
-    partitioning.check(log.name, log.metadata)
+    partitioning.check_partition_columns(log.name, log.metadata)
     table_deletes = log.configuration.get(DELETES, HARD)
     if table_deletes != options.deletes:
         raise NotReadyError(

@@ -58,12 +58,12 @@ class Compaction:
 
         :returns: what was written; nothing if no row lives.
         """
-        schema = self.partitioning.stored
+        schema = self.partitioning.file_schema
         parts = (
-            alive(row_groups(self.storage, path, schema, older=True), BitMap.deserialize(dead))
+            alive(row_groups(self.storage, path, schema, may_lack_columns=True), BitMap.deserialize(dead))
             for path, dead in self.sources
         )
-        path = self.partitioning.path("", self.partition, f"{new_part()}.parquet")
+        path = self.partitioning.file_path("", self.partition, f"{new_part()}.parquet")
         try:
             file = write_file(
                 self.storage,
@@ -72,7 +72,7 @@ class Compaction:
                 chain.from_iterable(parts),
                 self.stats_column,
                 partition=self.partition,
-                group_rows=self.partitioning.group_rows,
+                row_group_size=self.partitioning.row_group_size,
             )
         except BaseException:
             self.storage.delete(path)
@@ -94,11 +94,11 @@ def plan(
         Compaction(
             log.storage,
             partitioning,
-            tuple((f.path, bytes(log.dead(f).serialize())) for f in files),
+            tuple((f.path, bytes(log.dead_rows(f).serialize())) for f in files),
             stats_column,
-            files[0].partition,
+            files[0].partition_values,
         )
-        for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), vectors=deletion_vectors, purge=purge)
+        for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), deletion_vectors=deletion_vectors, purge=purge)
     ]
 
 
@@ -121,9 +121,9 @@ def chosen(files: Sequence[LiveFile], count_rows_of: Any, *, deletion_vectors: b
         if not to_merge and len(files) > _MOST and len(partition_files) > max(1, _MOST // len(parts)):
             to_merge, bin_bytes = _even(partition_files), 4 * max_bytes
         if purge or not deletion_vectors:
-            mostly_dead = [f for f in partition_files if f.dead]
+            mostly_dead = [f for f in partition_files if f.dead_row_count]
         else:
-            mostly_dead = [f for f in partition_files if f.size >= SMALL and f.dead > DEAD * count_rows_of(f)]
+            mostly_dead = [f for f in partition_files if f.size >= SMALL and f.dead_row_count > DEAD * count_rows_of(f)]
         bins = list(_bins(to_merge, bin_bytes))
         merged_paths = {f.path for group in bins for f in group}
         groups += [*bins, *([f] for f in mostly_dead if f.path not in merged_paths)]
@@ -192,24 +192,24 @@ def committed(
     for compaction, files in results:
         dead = None if replaced_paths & {path for path, _ in compaction.sources} else _died_since(log, compaction)
         if dead is None or any(dead and not takes_vectors(file.path) for file in files):
-            commit.spare += [file.path for file in files if file.path not in log.files]  # it may stand already
+            commit.delete_on_success += [file.path for file in files if file.path not in log.files]  # it may stand already
             continue
         committed_count += 1
         replaced_paths |= {path for path, _ in compaction.sources}
-        commit.actions += [log.files[path].removed(change=data_change) for path, _ in compaction.sources]
+        commit.actions += [log.files[path].remove_action(change=data_change) for path, _ in compaction.sources]
         for file in files:
             if len(dead) < file.rows:
                 if dead:
                     dead_rows[file.path] = dead
                 commit.actions.append({"file": file})
             else:
-                commit.spare.append(file.path)
+                commit.delete_on_success.append(file.path)
     vectors = write_vectors(log.storage, dead_rows)
-    commit.files += {v.file for v in vectors.values() if v.file}
+    commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
     commit.actions = [
-        added(a["file"], stats_column, vectors.get(a["file"].path), change=data_change) if "file" in a else a for a in commit.actions
+        added(a["file"], stats_column, vectors.get(a["file"].path), data_change=data_change) if "file" in a else a for a in commit.actions
     ]
-    commit.vectors = dead_rows
+    commit.dead_rows = dead_rows
     return commit, committed_count
 
 
@@ -220,7 +220,7 @@ def _died_since(log: Log, compaction: Compaction) -> BitMap | None:
         if path not in log.files:
             return None
         live_file = log.files[path]
-        dead_before, dead_now = BitMap.deserialize(serialized_dead), log.dead(live_file)
+        dead_before, dead_now = BitMap.deserialize(serialized_dead), log.dead_rows(live_file)
         if not dead_before.issubset(dead_now):
             return None  # rows came back: somebody has restored an older version
         newly_dead = np.asarray((dead_now - dead_before).to_array(), np.int64)

@@ -74,7 +74,7 @@ USUAL = Options()
 def properties_of(options: Options) -> dict[str, str]:
     """Properties of a new table."""
     deletes_property = {} if options.deletes == HARD else {DELETES: options.deletes}
-    return {**_PROPERTIES, **({ENABLED: "true"} if options.vectors else {}), **options.properties, **deletes_property}
+    return {**_PROPERTIES, **({ENABLED: "true"} if options.deletion_vectors else {}), **options.properties, **deletes_property}
 
 
 def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str, str], owner: str) -> dict[str, Any]:
@@ -85,15 +85,15 @@ def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str,
     :param owner: what its description says.
     """
     partitioning = Partitioning(schema, options.partitioned_by)
-    fields = json.loads(Schema.from_arrow(partitioning.declared).to_json())
+    fields = json.loads(Schema.from_arrow(partitioning.table_schema).to_json())
     for column in fields["fields"]:
-        column["metadata"] = {**column["metadata"], **options.columns.get(column["name"], {})}
+        column["metadata"] = {**column["metadata"], **options.column_metadata.get(column["name"], {})}
     return {
         "id": str(uuid.uuid4()),
         "description": owner,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps(fields),
-        "partitionColumns": partitioning.names,
+        "partitionColumns": partitioning.columns,
         "configuration": dict(configuration),
         "createdTime": int(time.time() * 1000),
     }
@@ -105,7 +105,7 @@ def columns_of(table: TableSchema) -> dict[str, dict[str, str]]:
     return {
         column.name: {f"{OWN}type": column.column_type}
         | ({"comment": comments[column.name]} if column.name in comments else {})
-        for column in table.in_copy
+        for column in table.sink_columns
     }
 
 

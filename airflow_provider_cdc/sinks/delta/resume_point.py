@@ -67,7 +67,7 @@ class DeltaResumePoint:
         :param generation: number of the snapshot.
         """
         if generation > 1 and self.sink_table.exists():
-            self.sink_table.begin_anew(self._pipeline, Fence(f"cdc/{self._pipeline}/generation", generation), [])
+            self.sink_table.reset(self._pipeline, Fence(f"cdc/{self._pipeline}/generation", generation), [])
 
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""
@@ -79,7 +79,7 @@ class DeltaResumePoint:
         if not self.sink_table.exists():
             return None
         # Not the time of the commit: it loads pandas.
-        rows = self.sink_table.to_arrow().select(["offset", "lineage"]).to_pylist()
+        rows = self.sink_table.read_with_soft_deleted().select(["offset", "lineage"]).to_pylist()
         if not rows:
             return None
         row = rows[0]
@@ -104,15 +104,15 @@ class DeltaResumePoint:
             file = write_part(self._storage, _SCHEMA, [rows], None)
             return Edit(removed_files=set(log.files), added_files=[(file, BitMap())])
 
-        self.sink_table.transact(decide, {}, fence)
+        self.sink_table.commit_edit(decide, {}, fence)
         self._clean_up_if_due()
 
     def _clean_up_if_due(self) -> None:
         """Tidy when the version says so: most runs are too short for a count of their own commits to get anywhere."""
-        if self.sink_table.is_due():
+        if self.sink_table.is_checkpoint_due():
             with suppress(TransientError):  # it is still due after the next commit
-                self.sink_table.tidy()
+                self.sink_table.clean_up()
 
     def clean_up(self) -> None:
         """Delete what nobody needs; see :class:`~airflow_provider_cdc.sinks.protocol.ResumePoint`."""
-        self.sink_table.tidy()
+        self.sink_table.clean_up()

@@ -38,7 +38,7 @@ class FilePortion:
     def read_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Row group by row group; see :class:`~airflow_provider_cdc.sinks.scanning.Portion`."""
         read_columns = [*columns, DELETED] if DELETED in self.schema.names else columns
-        groups = row_groups(self.storage, self.path, self.schema, read_columns, self.partition, older=True)
+        groups = row_groups(self.storage, self.path, self.schema, read_columns, self.partition, may_lack_columns=True)
         for rows in alive(groups, BitMap.deserialize(self.serialized_dead)):
             yield living(rows)
 
@@ -49,6 +49,6 @@ def portions_of(log: Log, schema: pa.Schema) -> list[FilePortion]:
     :param schema: schema of its rows.
     """
     return [
-        FilePortion(log.storage, schema, f.path, f.size, bytes(log.dead(f).serialize()), f.partition)
+        FilePortion(log.storage, schema, f.path, f.size, bytes(log.dead_rows(f).serialize()), f.partition_values)
         for f in log.files.values()
     ]

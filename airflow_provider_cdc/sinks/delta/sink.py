@@ -59,16 +59,16 @@ class DeltaSink:
 
         :raises NotReadyError: if it cannot be partitioned, or have the properties, that the settings say.
         """
-        deletes, deletion_vectors = self.deletes.of(table), not matches(self.copy_on_write_tables, table.database, table.name)
+        deletes, deletion_vectors = self.deletes.mode_of(table), not matches(self.copy_on_write_tables, table.database, table.name)
         partitioning = self._partitioning(table)
-        properties = {**self.table_properties.of(*table.id), SOURCE: table.label}
-        if has_feed(properties) and (reserved_names := hidden_by_feed(c.name for c in table.in_copy)):
+        properties = {**self.table_properties.properties_of(*table.id), SOURCE: table.label}
+        if has_feed(properties) and (reserved_names := hidden_by_feed(c.name for c in table.sink_columns)):
             raise NotReadyError(
                 f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, which readers of a change data "
                 "feed take for one of theirs",
                 f"Leave the table out of those with {FEED}, or the column out by source.exclude_columns",
             )
-        nullable = frozenset(c.name for c in table.in_copy if c.nullable or c.name in table.may_be_null)
+        nullable = frozenset(c.name for c in table.sink_columns if c.nullable or c.name in table.null_date_columns)
         options = Options(
             deletion_vectors,
             self.index_bytes,
@@ -77,28 +77,28 @@ class DeltaSink:
             columns_of(table),
             adopt=self.adopt,
             nullable_columns=nullable,
-            partitioned_by=partitioning.parts,
+            partitioned_by=partitioning.fields,
         )
-        return DeltaTarget(self._table_storage(table), partitioning.schema, table.key, table.integer_key, options)
+        return DeltaTarget(self._table_storage(table), partitioning.schema, table.key, table.integer_key_column, options)
 
     def change_staging(self) -> DeltaStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
-        keyless_staging = FileStaging(self._storage, self._layout.staging)
+        keyless_staging = FileStaging(self._storage, self._layout.change_staging_folder)
         return DeltaStaging(self._table_storage, keyless_staging, self.deletes, self._partitioning)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
-        return DeltaResumePoint(self._storage.within(self._layout.progress), self.pipeline)
+        return DeltaResumePoint(self._storage.subfolder(self._layout.resume_point_folder), self.pipeline)
 
     def _partitioning(self, table: TableSchema) -> Partitioning:
         """The first pattern that fits counts."""
         matching_fields = (parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name))
-        partitioning = Partitioning.of(table, [Part(*part) for part in next(matching_fields, ())])
-        partitioning = replace(partitioning, group_rows=Options(properties=self.table_properties.of(*table.id)).group_rows)
-        return replace(partitioning, schema=with_mark(partitioning.schema)) if self.deletes.of(table) == SOFT else partitioning
+        partitioning = Partitioning.for_table(table, [Part(*part) for part in next(matching_fields, ())])
+        partitioning = replace(partitioning, row_group_size=Options(properties=self.table_properties.properties_of(*table.id)).row_group_size)
+        return replace(partitioning, schema=with_mark(partitioning.schema)) if self.deletes.mode_of(table) == SOFT else partitioning
 
     def _table_storage(self, table: TableSchema) -> Storage:
-        return self._storage.within(self._layout.table(table))
+        return self._storage.subfolder(self._layout.table_folder(table))
 
     @property
     def _layout(self) -> Layout:

@@ -38,17 +38,17 @@ class Slices:
                 return partitioned_file
             rows = ()  # a file without rows: that of no partition
         try:
-            schema, stat = self._partitioning.stored, self._row_identity.stat
+            schema, stat = self._partitioning.file_schema, self._row_identity.stats_column
             flagged_rows = (marked(part, self.schema) for part in rows)
-            names, group_rows = self._row_identity.names, self._partitioning.group_rows
-            return write_file(self.storage, name, schema, flagged_rows, stat, ordered_by=names, group_rows=group_rows)
+            names, group_rows = self._row_identity.key_columns, self._partitioning.row_group_size
+            return write_file(self.storage, name, schema, flagged_rows, stat, ordered_by=names, row_group_size=group_rows)
         except BaseException:
             self.storage.delete(name)
             raise
 
     def _stage_partitioned(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
         folder, _, base = name.removesuffix(".parquet").rpartition("/")
-        files = PartitionedFiles(self.storage, folder, base, self._partitioning, self._row_identity.stat, self._row_identity.names)
+        files = PartitionedFiles(self.storage, folder, base, self._partitioning, self._row_identity.stats_column, self._row_identity.key_columns)
         try:
             for portion in gathered(rows):
                 files.add(marked(portion, self.schema))
@@ -66,8 +66,8 @@ class Slices:
         """The rows of a slice, row group by row group."""
         names = [name for name in self.schema.names if name != DELETED]
         for part in file.files:
-            partition = part.partition or dict.fromkeys(self._partitioning.names)  # of a slice without rows
-            yield from row_groups(self.storage, part.path, self.schema, names, partition, older=True)
+            partition = part.partition or dict.fromkeys(self._partitioning.columns)  # of a slice without rows
+            yield from row_groups(self.storage, part.path, self.schema, names, partition, may_lack_columns=True)
 
     def discard_staged(self, file: DataFile) -> None:
         """Remove the files of a slice."""
@@ -78,4 +78,4 @@ class Slices:
         if names := [name for name, _ in self.storage.list(f"{SLICES}/{staging_folder}")]:
             log = Log(self.storage)
             log.refresh()
-            self.storage.delete(*(name for name in names if name not in log.files and name not in log.removed))
+            self.storage.delete(*(name for name in names if name not in log.files and name not in log.tombstones))

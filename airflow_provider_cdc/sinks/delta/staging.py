@@ -69,19 +69,19 @@ class DeltaStaging:
     def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
         if not table.key:
-            return self._keyless_staging.writer(table, range_name)
+            return self._keyless_staging.open_writer(table, range_name)
         schema = table.sink_schema
         if partitioning := self._partitioning_of(table):
             return _PartitionedChanges(self._table_storage(table), range_name, partitioning, table)
-        group_rows = partitioning.group_rows
-        if self._deletes.of(table) == SOFT:  # a delete is a row of the table, too
+        group_rows = partitioning.row_group_size
+        if self._deletes.mode_of(table) == SOFT:  # a delete is a row of the table, too
             return _MarkedChanges(self._table_storage(table), _file(range_name), with_mark(schema), group_rows)
         return ChangeFile(self._table_storage(table), _file(range_name), schema, group_rows)
 
     def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
         if not table.key:
-            return self._keyless_staging.read(table, range_names)
+            return self._keyless_staging.read_changes(table, range_names)
         storage, schema = self._table_storage(table), table.sink_schema
         if not self._partitioning_of(table):
             return self._without_ignored_deletes(table, pa.concat_tables([read_file(storage, _file(name), schema) for name in range_names]))
@@ -94,22 +94,22 @@ class DeltaStaging:
     def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same without the values, and with the place of each."""
         if not table.key:
-            return self._keyless_staging.changes(table, range_names)
+            return self._keyless_staging.read_for_apply(table, range_names)
         storage = self._table_storage(table)
         if self._partitioning_of(table):
             return self._without_ignored_deletes(table, in_files(*_heads(storage, table, range_names)))
         columns = _head_schema(table).names[:-2]
-        files_and_rows = [described(storage, _file(n), table.sink_schema, columns, table.integer_key) for n in range_names]
+        files_and_rows = [described(storage, _file(n), table.sink_schema, columns, table.integer_key_column) for n in range_names]
         return self._without_ignored_deletes(table, placed(pa.concat_tables([rows for _, rows in files_and_rows]), [file for file, _ in files_and_rows]))
 
     def _without_ignored_deletes(self, table: TableSchema, changes: pa.Table) -> pa.Table:
         """Without deletes that are ignored: also not in the place of an earlier change of the same key."""
-        return upserts(changes) if self._deletes.of(table) == IGNORE else changes
+        return upserts(changes) if self._deletes.mode_of(table) == IGNORE else changes
 
     def discard_applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """They are part of the table, and if not, the commit has removed them."""
         if not table.key:
-            self._keyless_staging.applied(table, range_names)
+            self._keyless_staging.discard_applied(table, range_names)
         elif self._partitioning_of(table):
             self._table_storage(table).delete(*map(_file, range_names))
 
@@ -127,13 +127,13 @@ class DeltaStaging:
 
     def clear_older_epochs(self, tables: Iterable[TableSchema], epoch: int) -> None:
         """Remove what earlier epochs have left, and is not, and was not until recently, part of a table."""
-        self._keyless_staging.clear((), epoch)
+        self._keyless_staging.clear_older_epochs((), epoch)
         for table in tables:
             storage = self._table_storage(table)
             if names := of_earlier_epochs(storage, CHANGES, epoch):
                 log = Log(storage)
                 log.refresh()
-                if unneeded := [name for name in names if name not in log.files and name not in log.removed]:
+                if unneeded := [name for name in names if name not in log.files and name not in log.tombstones]:
                     check_live(log)
                     storage.delete(*unneeded)
 
@@ -143,7 +143,7 @@ class _PartitionedChanges:
 
     def __init__(self, storage: Storage, name: str, partitioning: Partitioning, table: TableSchema) -> None:
         folder, _, base = f"{CHANGES}/{name}".rpartition("/")
-        self._files = PartitionedFiles(storage, folder, base, partitioning, table.integer_key)
+        self._files = PartitionedFiles(storage, folder, base, partitioning, table.integer_key_column)
         self._schema, self._order_schema = partitioning.schema, _head_schema(table)
         self._order_file = ChangeFile(storage, _file(name), self._order_schema)
         self._buffer = list[pa.RecordBatch]()
@@ -158,7 +158,7 @@ class _PartitionedChanges:
         """The table is empty here: what came before does not count any more."""
         self._buffer = []
         self._files.discard()
-        self._order_file.empty()
+        self._order_file.truncate()
 
     def close(self) -> None:
         """Write what is left, and last of all what says where it is."""

@@ -84,13 +84,13 @@ class DeltaTarget(Slices):
         stats_column: str | None = None,
         options: Options = USUAL,
     ) -> None:
-        partitioning = Partitioning(schema, options.partitioned_by, options.group_rows)
+        partitioning = Partitioning(schema, options.partitioned_by, options.row_group_size)
         super().__init__(storage, partitioning, Keys(partitioning, key_columns, stats_column))
         self.options = options
         self._log = Log(storage)
         self._checked_metadata: Mapping[str, Any] | None = None
         self._key_index = KeyIndex(options.index_bytes)
-        self._key_hasher = Worder(self._row_identity.told_by, schema, key=bool(self._row_identity.names))
+        self._key_hasher = Worder(self._row_identity.identity_columns, schema, is_key=bool(self._row_identity.key_columns))
         self._key_lookup = KeyFiles(storage, self._row_identity, self._key_hasher, self._key_index)
 
     @property
@@ -112,7 +112,7 @@ class DeltaTarget(Slices):
         """
         properties = {**properties_of(self.options), **(configuration or {}), OWNER: pipeline}
         new_metadata = metadata_of(self.schema, self.options, properties, OWNED + pipeline)
-        protocol = with_feed(protocol_for(self._partitioning.declared, vectors=self.options.vectors), properties)
+        protocol = with_feed(protocol_for(self._partitioning.table_schema, vectors=self.options.deletion_vectors), properties)
         for attempt in range(_TRIES):
             if not self.exists():
                 self._log.commit([{"protocol": protocol}, {"metaData": new_metadata}], "CREATE TABLE")
@@ -135,7 +135,7 @@ class DeltaTarget(Slices):
         if not self.options.adopt or owner_of(self._log.metadata) == pipeline:
             return False
         wanted_schema = metadata_of(self.schema, self.options, {}, "")["schemaString"]
-        check_adoptable(self._log, wanted_schema, self._partitioning.names, self.options.nullable)
+        check_adoptable(self._log, wanted_schema, self._partitioning.columns, self.options.nullable_columns)
         return True
 
     def load_log(self) -> Log:
@@ -209,7 +209,7 @@ class DeltaTarget(Slices):
             if change is None:
                 return None
             self._check_definition()  # before anything is written
-            return Merge(log, self._key_lookup, self.options.deletes).of(change)
+            return Merge(log, self._key_lookup, self.options.deletes).plan_edit(change)
 
         return self.commit_edit(edit, markers, fence)
 
@@ -244,7 +244,7 @@ class DeltaTarget(Slices):
                     )
             retained_files = Kept()
             if keep_deleted_to is not None and self.options.deletes != HARD:
-                retained_files = KeptRows(log, self._key_lookup, self.options.deletes).beside(slices, keep_deleted_to)
+                retained_files = KeptRows(log, self._key_lookup, self.options.deletes).write_retained_rows(slices, keep_deleted_to)
             definition = exchanged(log, self._row_identity, self.options, slices, retained_files)
             return Edit(definition_actions=definition, delete_on_conflict=[f.path for f in retained_files.written], operation="OVERWRITE")
 
@@ -269,7 +269,7 @@ class DeltaTarget(Slices):
         for attempt in range(_TRIES):
             # Optimistic at first: a commit finds out whether this is the newest version. That nothing is to be done, or
             # that it cannot be, only the newest version tells.
-            newest = attempt > 0 or log.version < 0 or log.age > NEWEST
+            newest = attempt > 0 or log.version < 0 or log.seconds_since_refresh > NEWEST
             if newest:
                 log.refresh()
             try:
@@ -311,7 +311,7 @@ class DeltaTarget(Slices):
         log = Log(self.storage)
         log.refresh()
         check_settings(log, self._partitioning, self.options)
-        check_columns(log, self._partitioning.declared)
+        check_columns(log, self._partitioning.table_schema)
         return log
 
     def read_with_soft_deleted(self) -> pa.Table:
@@ -327,10 +327,10 @@ class DeltaTarget(Slices):
     def clean_up(self) -> None:
         """Delete files that nobody needs, and write a checkpoint of the log if one is due."""
         log = self.load_log()
-        vectors_disabled = not self.options.vectors and uses_vectors(log.protocol, log.configuration)
-        if vectors_disabled and not any(file.vector for file in log.files.values()):
+        vectors_disabled = not self.options.deletion_vectors and uses_vectors(log.protocol, log.configuration)
+        if vectors_disabled and not any(file.deletion_vector for file in log.files.values()):
             log.commit(switched(log.protocol, log.metadata, vectors=False), "DROP FEATURE")  # else the next time
-            log.checkpointed = None
+            log.checkpoint_version = None
         self._forget_revived_keys()  # an object that only looks after the table never commits rows, and would keep them all
         sweep(log)
         checkpoint(log)
@@ -342,7 +342,7 @@ class DeltaTarget(Slices):
         """
         self.load_log()
         self._check_definition()
-        return plan(self._log, self._partitioning, self._row_identity.stat, vectors=self.options.vectors, purge=purge)
+        return plan(self._log, self._partitioning, self._row_identity.stats_column, deletion_vectors=self.options.deletion_vectors, purge=purge)
 
     def commit_compactions(self, results: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> int:
         """Put what compactions have written into the place of what they have read.
@@ -357,17 +357,17 @@ class DeltaTarget(Slices):
         for attempt in range(_TRIES):
             log = self.load_log()
             self._check_same_table()
-            if not has_columns(log, self._partitioning.declared):
+            if not has_columns(log, self._partitioning.table_schema):
                 break
-            prepared, committed_count = committed(log, results, self._row_identity.stat)
+            prepared, committed_count = committed(log, results, self._row_identity.stats_column)
             if not committed_count or not all(self.is_staged(file) for _, files in results for file in files):
                 break  # a VACUUM deletes what no version has
             counter_action = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + committed_count)
             if log.commit([*prepared.actions, counter_action], "OPTIMIZE"):
-                log.storage.delete(*prepared.spare)
+                log.storage.delete(*prepared.delete_on_success)
                 checkpoint(log)
                 return committed_count
-            log.storage.delete(*prepared.files)
+            log.storage.delete(*prepared.delete_on_conflict)
             wait(attempt)
         # Unless it stands already: done twice it does nothing more.
         self.storage.delete(*(f.path for _, files in results for f in files if f.path not in self._log.files))
@@ -382,12 +382,12 @@ class DeltaTarget(Slices):
     @property
     def index_bytes_used(self) -> tuple[int, int]:
         """Bytes that the index of keys takes, in memory and on disk."""
-        return self._key_index.size
+        return self._key_index.bytes_used
 
     def prefetcher(self) -> ReadAhead:
         """See :class:`~airflow_provider_cdc.sinks.protocol.Foresighted`."""
         self._forget_revived_keys()  # or what is read ahead would be forgotten with the first batch
-        return self._key_lookup.ahead(self._log)
+        return self._key_lookup.prefetcher(self._log)
 
     # ------------------------------------------------------------ parts
 
@@ -401,8 +401,8 @@ class DeltaTarget(Slices):
     def _check_definition(self) -> None:
         if self._log.metadata is not self._checked_metadata:
             self._check_same_table()
-            check_columns(self._log, self._partitioning.declared)
-            check_key(self._log, self._row_identity.names)
+            check_columns(self._log, self._partitioning.table_schema)
+            check_key(self._log, self._row_identity.key_columns)
             self._checked_metadata = self._log.metadata
 
     def _check_same_table(self) -> None:
@@ -425,28 +425,28 @@ class DeltaTarget(Slices):
         return edit
 
     def _forget_revived_keys(self) -> None:
-        self._key_index.forget(self._log.revived)
-        self._log.revived.clear()
+        self._key_index.forget_files(self._log.revived_files)
+        self._log.revived_files.clear()
 
     def _try_commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
-        if edit.definition:
-            is_committed = log.commit([*edit.definition, *(_marker(k, v) for k, v in markers.items())], edit.operation)
-            storage.delete(*(() if is_committed else edit.written))
+        if edit.definition_actions:
+            is_committed = log.commit([*edit.definition_actions, *(_marker(k, v) for k, v in markers.items())], edit.operation)
+            storage.delete(*(() if is_committed else edit.delete_on_conflict))
             return is_committed
         metadata = configured(log, self.options)
-        if self.options.vectors:
-            prepared = by_vectors(log, edit, self._row_identity.stat, self._partitioning)
+        if self.options.deletion_vectors:
+            prepared = by_vectors(log, edit, self._row_identity.stats_column, self._partitioning)
         else:
-            prepared = by_copies(log, edit, self._row_identity.stat, self._partitioning)
-        if self.options.vectors and not uses_vectors(log.protocol, log.configuration):  # until now merged by copies
+            prepared = by_copies(log, edit, self._row_identity.stats_column, self._partitioning)
+        if self.options.deletion_vectors and not uses_vectors(log.protocol, log.configuration):  # until now merged by copies
             metadata_actions = switched(log.protocol, metadata, vectors=True)
         else:
             metadata_actions = reconfigured(log.protocol, log.metadata, metadata)
         if has_feed(metadata.get("configuration") or {}):
             self._add_change_feed(edit, prepared)
         prepared.actions = [*metadata_actions, *prepared.actions]
-        new_paths = [*prepared.files, *(file.path for file, _ in edit.new if is_part(file.path))]
+        new_paths = [*prepared.delete_on_conflict, *(file.path for file, _ in edit.added_files if is_part(file.path))]
         if not log.commit([*prepared.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
             storage.delete(*new_paths)
             return False
@@ -455,20 +455,20 @@ class DeltaTarget(Slices):
 
     def _add_change_feed(self, edit: Edit, prepared: Written) -> None:
         """Let it say as well which rows it changes."""
-        feed = Feed(self._log, self._partitioning, self._key_hasher, keyed=bool(self._row_identity.names))
-        files = feed.of(edit, prepared.actions)
-        prepared.files += [file.path for file in files]
+        feed = Feed(self._log, self._partitioning, self._key_hasher, keyed=bool(self._row_identity.key_columns))
+        files = feed.write_feed(edit, prepared.actions)
+        prepared.delete_on_conflict += [file.path for file in files]
         prepared.actions += said(files)
 
     def _remember_commit(self, edit: Edit, prepared: Written) -> None:
         log = self._log
-        for path, rows in prepared.vectors.items():
-            if (file := log.files.get(path)) is not None and file.vector is not None:
-                log.learn(path, file.vector, rows)
-        for path, facts in edit.facts.items():
+        for path, rows in prepared.dead_rows.items():
+            if (file := log.files.get(path)) is not None and file.deletion_vector is not None:
+                log.cache_dead_rows(path, file.deletion_vector, rows)
+        for path, facts in edit.key_hashes.items():
             if path in log.files:
-                self._key_index.add(path, facts)
-        self.storage.delete(*prepared.spare)
+                self._key_index.add_file(path, facts)
+        self.storage.delete(*prepared.delete_on_success)
 
     def _gave_up_error(self, reason: str) -> TransientError:
         return TransientError(

@@ -37,7 +37,7 @@ def is_due(log: Log, commits: int | None = None) -> bool:
 
     :param commits: how many; by default those between two checkpoints.
     """
-    return log.version - (log.checkpointed or 0) >= (_EVERY if commits is None else commits)
+    return log.version - (log.checkpoint_version or 0) >= (_EVERY if commits is None else commits)
 
 
 def checkpoint(log: Log, commits: int | None = None) -> None:
@@ -48,12 +48,12 @@ def checkpoint(log: Log, commits: int | None = None) -> None:
     """
     if not is_due(log, commits):
         return
-    if log.checkpointed is not None:  # else one of the protocol that is in force is wanted
-        log.look_for_checkpoint()  # another process may have written one
+    if log.checkpoint_version is not None:  # else one of the protocol that is in force is wanted
+        log.refresh_checkpoint_version()  # another process may have written one
         if not is_due(log, commits):
             return
     try:
-        table = DeltaTable(log.storage.uri(), storage_options=log.storage.options() or None)
+        table = DeltaTable(log.storage.uri(), storage_options=log.storage.storage_options() or None)
         table.create_checkpoint()
         if _may_clean(log):
             table.cleanup_metadata()
@@ -61,7 +61,7 @@ def checkpoint(log: Log, commits: int | None = None) -> None:
         raise TransientError(
             f"no checkpoint could be written of the {log.name}: {error}", "It is the next time"
         ) from None
-    log.checkpointed = log.version
+    log.checkpoint_version = log.version
 
 
 def check_live(log: Log) -> None:
@@ -73,7 +73,7 @@ def check_live(log: Log) -> None:
     :raises TerminalError: if it finds others.
     """
     try:
-        table = DeltaTable(log.storage.uri(), version=log.version, storage_options=log.storage.options() or None)
+        table = DeltaTable(log.storage.uri(), version=log.version, storage_options=log.storage.storage_options() or None)
         delta_rs_paths = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
     except DeltaError as error:
         raise TransientError(
@@ -100,29 +100,29 @@ def sweep(log: Log, retention: float | None = None) -> None:
     :raises TerminalError: if it is not understood for how long the table keeps its files.
     """
     retention = _kept(log) if retention is None else retention
-    live = {*log.files} | {f.vector.file for f in log.files.values() if f.vector and f.vector.file}
+    live = {*log.files} | {f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.vector.file}
     try:
         unlisted_names = [name for name, _ in log.storage.list("") if name not in live]
-        unneeded = [name for name in unlisted_names if name in log.removed or _is_ours(name)]
+        unneeded = [name for name in unlisted_names if name in log.tombstones or _is_ours(name)]
         if not unneeded:
             return
         now = _time_of(log)
         # Commits that are gone from the log tell nothing: a process that has run for long knows by its own clock.
-        last_expired = max(log.committed_before(commits_of(unlisted_names, log.version), now - retention), log.stood(retention))
-        if last_expired >= 0 and any(log.removed.get(name, -1) > last_expired for name in unneeded):
-            log.date_removed(last_expired)
+        last_expired = max(log.newest_version_before(commits_of(unlisted_names, log.version), now - retention), log.newest_version_older_than(retention))
+        if last_expired >= 0 and any(log.tombstones.get(name, -1) > last_expired for name in unneeded):
+            log.date_tombstones(last_expired)
 
         def is_old(name: str) -> bool:
             if name.startswith(f"{FEED}/"):  # by its name, most of them need no look
                 return written_at(name) < now - retention and _written(log, name) < now - retention
-            if (version := log.removed.get(name)) is not None:
+            if (version := log.tombstones.get(name)) is not None:
                 return version <= last_expired
             return _written(log, name) < now - max(retention, _ABANDONED_HOURS * 3600)
 
         if expired := [name for name in unneeded if is_old(name)]:
             check_live(log)
             log.storage.delete(*expired)
-        log.forget_removed(last_expired)
+        log.forget_tombstones(last_expired)
     except OSError as error:
         raise TransientError(
             f"old files of the {log.name} could not be deleted: {error}", "They are the next time"
@@ -142,7 +142,7 @@ def _time_of(log: Log) -> float:
     name = f"{CHANGES}/clock-{uuid.uuid4().hex}"
     try:
         log.storage.write(name, b"")
-        written_at_time = log.storage.modified(name)
+        written_at_time = log.storage.modified_at(name)
     except NoRoomError:
         written_at_time = log.committed_at(log.version)
     finally:
@@ -159,20 +159,20 @@ def size_of(files: Collection[LiveFile], compaction_count: int) -> Size:
     :param compaction_count: how many there were.
     """
     rows = [n for file in files if isinstance(n := file.stats.get("numRecords"), int)]
-    dead = sum(file.dead for file in files)
+    dead = sum(file.dead_row_count for file in files)
     return Size(
         files=len(files),
         bytes=sum(file.size for file in files),
         rows=sum(rows) - dead if len(rows) == len(files) else None,
         dead_rows=dead,
-        files_with_vectors=sum(file.vector is not None for file in files),
+        files_with_vectors=sum(file.deletion_vector is not None for file in files),
         compactions=compaction_count,
     )
 
 
 def _written(log: Log, name: str) -> float:
     """When a file was written, by the storage's clock; one that is gone will never have been."""
-    written = log.storage.modified(name)
+    written = log.storage.modified_at(name)
     return float("inf") if written is None else written
 
 

@@ -74,7 +74,7 @@ class Layout:
 
     def table_folder(self, table: TableSchema) -> str:
         """Folder of a table."""
-        return self._table_paths.of(*table.id)
+        return self._table_paths.path_of(*table.id)
 
     def groups_folder(self, generation: int) -> str:
         """Folder of the folders of a snapshot's chunk groups."""
@@ -147,10 +147,10 @@ class LocalFiles:
 
         :param path: ``sink.path``.
         """
-        address = StoreAddress.of(str(path))
+        address = StoreAddress.parse(str(path))
         if address is None:
-            return cls(Path(folder_of(str(path)) or path) / Layout(pipeline).private)
-        digest = hashlib.sha256(address.text().encode()).hexdigest()[:12]
+            return cls(Path(folder_of(str(path)) or path) / Layout(pipeline).pipeline_folder)
+        digest = hashlib.sha256(address.display().encode()).hexdigest()[:12]
         return cls(_state_folder() / f"{pipeline}-{digest}")
 
     @property
@@ -207,7 +207,7 @@ def read_plan(storage: Storage, layout: Layout) -> Plan | None:
     while True:
         amendments = [read_json(storage, name) for name in amendments_of(storage, layout, plan.generation)]
         if None not in amendments:
-            return plan.amended(amendments)
+            return plan.with_amendments(amendments)
         # One was removed since it was listed: so a newer one of its table is there, which may not have been listed.
 
 
@@ -224,4 +224,4 @@ def step_name(layout: Layout, generation: int, amendment: Step) -> str:
 
 def amendments_of(storage: Storage, layout: Layout, generation: int) -> list[str]:
     """Names of a snapshot's amendments, in any order."""
-    return [name for name, _ in storage.list(layout.amendments(generation)) if name.endswith(".json")]
+    return [name for name, _ in storage.list(layout.amendments_folder(generation)) if name.endswith(".json")]

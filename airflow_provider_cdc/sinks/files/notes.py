@@ -45,4 +45,4 @@ class Notes:
 
     def remove_all(self) -> None:
         """Remove all notes."""
-        self._storage.clear(self._folder)
+        self._storage.delete_folder(self._folder)

@@ -180,7 +180,7 @@ def parquet(storage: Storage, name: str) -> Iterator[pq.ParquetFile]:
 
 def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
     """Where each read is a request, what is wanted of a row group is read with as few as possible."""
-    return pq.ParquetFile(opened, pre_buffer=storage.remote)
+    return pq.ParquetFile(opened, pre_buffer=storage.is_remote)
 
 
 def has_only(storage: Storage, name: str, schema: pa.Schema) -> bool:
@@ -301,7 +301,7 @@ def described(
     """
     wanted_schema = pa.schema([schema.field(c) for c in columns])
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
-        _stored(storage, name, file, schema, NO_PARTITION, older=False)  # it is to become part of the table as it is
+        _stored(storage, name, file, schema, NO_PARTITION, may_lack_columns=False)  # it is to become part of the table as it is
         indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
         table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
         size = opened.size()

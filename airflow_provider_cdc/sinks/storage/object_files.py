@@ -165,7 +165,7 @@ class Upload:
             return
         self._send_buffer()
         self.closed = True
-        self._sender.end()
+        self._sender.finish()
         if self._sender.error is not None:
             raise self._sender.error
 
@@ -212,5 +212,5 @@ class UploadFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow says nothing o
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         if kind is not None:
-            self._upload.give_up()
+            self._upload.abort()
         super().__exit__(kind, value, traceback)

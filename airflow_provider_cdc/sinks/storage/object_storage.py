@@ -131,7 +131,7 @@ class ObjectStorage:
         while tries_left:
             tries_left -= 1
             try:
-                with bucket.errors(f"listing {self.location(folder)}"):
+                with bucket.translate_errors(f"listing {self.location(folder)}"):
                     current().count("list")
                     for page, items in enumerate(bucket.store.list(prefix or None, offset=last_path, chunk_size=1000)):
                         current().count("list", requests=int(page > 0))
@@ -191,14 +191,14 @@ class ObjectStorage:
     def subfolder(self, folder: str) -> ObjectStorage:
         """See :class:`Storage`."""
         checked_name(folder, self.location())
-        return replace(self, address=self.address.within(folder))
+        return replace(self, address=self.address.child(folder))
 
     def make_private(self, folder: str) -> None:
         """Nothing: who may read a store, its own rules say."""
 
     def location(self, name: str = "") -> str:
         """See :class:`Storage`."""
-        return self.address.text(name)
+        return self.address.display(name)
 
     def uri(self, name: str = "") -> str:
         """See :class:`Storage`."""
@@ -208,8 +208,8 @@ class ObjectStorage:
         """See :class:`Storage`: for libraries on top of ``object_store``. Keys of a role hold for a while only."""
         bucket = self._open_bucket
         config = {name: _text(value) for name, value in bucket.config.items() if name != "aws_endpoint_url_s3"}
-        if bucket.provider is not None:
-            keys = bucket.provider()
+        if bucket.credential_provider is not None:
+            keys = bucket.credential_provider()
             config |= {n: keys[n] for n in ("access_key_id", "secret_access_key")}
             config |= {"session_token": keys["token"]} if keys["token"] else {}
         prefix = {S3: "aws_", GCS: "google_", AZURE: "azure_storage_"}[self.address.store]
@@ -262,7 +262,7 @@ class ObjectStorage:
     @property
     def _open_bucket(self) -> Bucket:
         bucket = opened(replace(self.address, root=""), self.access)
-        bucket.check()
+        bucket.check_not_forked()
         return bucket
 
     def _key(self, name: str) -> str:
@@ -272,7 +272,7 @@ class ObjectStorage:
     @contextmanager
     def _bucket_errors(self, doing: str, name: str, *expected: type[BaseException]) -> Iterator[tuple[Bucket, str]]:
         key, bucket = self._key(name), self._open_bucket
-        with bucket.errors(f"{doing} {self.location(name)}", *expected):
+        with bucket.translate_errors(f"{doing} {self.location(name)}", *expected):
             yield bucket, key
 
 
@@ -282,7 +282,7 @@ def _to_its_end(read: Callable[[], T]) -> T:
         try:
             return read()
         except StoreError as error:
-            if not error.broken_off or not tries_left:
+            if not error.response_interrupted or not tries_left:
                 raise
     raise AssertionError
 

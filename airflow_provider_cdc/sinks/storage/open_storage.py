@@ -15,7 +15,7 @@ def storage_at(path: str | Path, access: StoreAccess | None = None) -> Storage:
 
     :param access: what ``sink.conn_id`` says of an object store.
     """
-    address = StoreAddress.of(str(path))
+    address = StoreAddress.parse(str(path))
     if address is None:
         return LocalStorage(folder_of(str(path)) or path)
     from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage  # not for those who have a folder

@@ -84,7 +84,7 @@ class Bucket:
             client["root_certificate"] = _content(str(certificates))
         store_class: Any = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}[address.store]
         credential_options: dict[str, Any] = {} if self.credential_provider is None else {"credential_provider": self.credential_provider}
-        with self.translate_errors(f"opening {address.text()}"):
+        with self.translate_errors(f"opening {address.display()}"):
             self.store = store_class(address.bucket, config=self.config, client_options=client, retry_config=RETRY, **credential_options)
         self._opened_in_pid = os.getpid()
 
@@ -125,8 +125,8 @@ def settings(address: StoreAddress, access: StoreAccess | None) -> dict[str, Any
             config.setdefault("skip_signature", False)
     if address.store == AZURE and address.account:
         config["account_name"] = address.account
-        if address.cloud != StoreAddress.cloud:
-            config.setdefault("endpoint", f"https://{address.account}.blob.{address.cloud}")
+        if address.account_domain != StoreAddress.account_domain:
+            config.setdefault("endpoint", f"https://{address.account}.blob.{address.account_domain}")
     return config
 
 
@@ -137,14 +137,14 @@ _ENDPOINTS = (*_AWS_ENDPOINTS, "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZU
 def _provider(access: StoreAccess | None, region: str | None) -> Any:
     if access is None or access.store != S3:
         return None
-    if access.role:
+    if access.assume_role_args:
         if find_spec("boto3") is None:
             raise NotReadyError(
-                f"{access.what} has a role_arn, and boto3 is not installed",
+                f"{access.label} has a role_arn, and boto3 is not installed",
                 'Run on every host: pip install "airflow-provider-cdc[aws]"',
             )
-        return AssumedRole(access.keys, region, access.role)
-    return _Keys(access.keys) if access.keys else None
+        return AssumedRole(access.aws_keys, region, access.assume_role_args)
+    return _Keys(access.aws_keys) if access.aws_keys else None
 
 
 def _content(path: str) -> bytes:

@@ -85,7 +85,7 @@ def error_of_store(error: BaseException, operation: str, secrets: Iterable[str])
     if remedy is not None:
         return NotReadyError(message, remedy)
     store_error = StoreError(message, "Look at the store and at the way to it, then run again")
-    store_error.broken_off = "response body" in text
+    store_error.response_interrupted = "response body" in text
     return store_error
 
 

@@ -78,9 +78,9 @@ class Reading:
                 position=at.position,
             )
 
-        before = partial(look_back, self.server.connect_args(), self.lineage.server, by_table([Definitions.of(table)]))
+        before = partial(look_back, self.server.connect_args(), self.lineage.server, by_table([Definitions.from_single(table)]))
         texts = decoders(lambda: contextlib.nullcontext(self.connection), [table])
-        return WindowReader(open_at, Definitions.of(table), self.lineage, before, texts)
+        return WindowReader(open_at, Definitions.from_single(table), self.lineage, before, texts)
 
     def read(self, table: TableSchema, chunk: Chunk, **meanwhile: Callable[[], None] | list[str]) -> ChunkRead:
         """Read a chunk; keywords ``after_lw`` and ``after_select`` say what is written there."""
@@ -183,12 +183,12 @@ def test_windows_one_after_the_other(reading: Reading) -> None:
         ends.append(binlog_end(reading.connection))
         reading.write(f"INSERT INTO t VALUES ({number})")
     with contextlib.closing(reading.reader(table)) as reader:
-        windows = [reader.window(ends[0], ends[1]), reader.window(ends[2], ends[3])]
+        windows = [reader.read_window(ends[0], ends[1]), reader.read_window(ends[2], ends[3])]
         assert [w.changes["id"].to_pylist() for w in windows] == [[0], [2]]
-        assert reader.window(ends[1], ends[2]).changes["id"].to_pylist() == [1]  # backwards
+        assert reader.read_window(ends[1], ends[2]).changes["id"].to_pylist() == [1]  # backwards
         cut = Position(ends[2].file, ends[2].position - 1)
-        assert reader.window(ends[1], cut).changes.num_rows == 0
-        assert reader.window(ends[3], ends[3]).changes.num_rows == 0
+        assert reader.read_window(ends[1], cut).changes.num_rows == 0
+        assert reader.read_window(ends[3], ends[3]).changes.num_rows == 0
 
 
 @pytest.mark.parametrize("held", [0, 1 << 24], ids=["taken at once", "held back"])
@@ -200,8 +200,8 @@ def test_a_truncate_in_the_window(reading: Reading, held: int, monkeypatch: pyte
     xa = ("XA START 'x'", "INSERT INTO t VALUES (4, 4)", "XA END 'x'", "XA PREPARE 'x'", "XA COMMIT 'x'")
     reading.write("UPDATE t SET v = 2", *xa, "TRUNCATE t", "INSERT INTO t VALUES (3, 3)")
     with contextlib.closing(reading.reader(table)) as log:
-        window = log.window(low, binlog_end(reading.connection))
-    assert window.changes["id"].to_pylist() == [3] and 0 < window.emptied < window.changes[SEQ][0].as_py()
+        window = log.read_window(low, binlog_end(reading.connection))
+    assert window.changes["id"].to_pylist() == [3] and 0 < window.truncate_seq < window.changes[SEQ][0].as_py()
 
 
 def test_changes_of_other_tables_and_rolled_back_ones_do_no_harm(reading: Reading) -> None:

@@ -56,7 +56,7 @@ def sizes(connection: Connection[Any], table: TableSchema, chunks: list[Chunk]) 
         assert odd == "0", f"{odd} rows are in no chunk or in several"
     assert sum(found) == int(value(connection, f"SELECT COUNT(*) FROM {table_name(table)}") or 0)
     assert all(a.upper == b.lower for a, b in zip(chunks, chunks[1:], strict=False))
-    assert [c.last for c in chunks] == [False] * (len(chunks) - 1) + [True] * bool(chunks)
+    assert [c.includes_upper for c in chunks] == [False] * (len(chunks) - 1) + [True] * bool(chunks)
     return found
 
 
@@ -240,7 +240,7 @@ def test_p0_is_taken_before_the_bounds(
     monkeypatch.setattr(planner, "plan_table", between)
     plan = plan_of(connection, database, mysql_server)
     assert (plan.p0.at.file, plan.p0.at.position) == before
-    assert [c.no for c in plan.chunks] == list(range(10))
+    assert [c.number for c in plan.chunks] == list(range(10))
     assert [c.group for c in plan.chunks] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
     assert Plan.from_json(plan.to_json()) == plan
 

@@ -54,16 +54,16 @@ class Altered:
         """Execute a statement, and hold what is computed against the catalog; why it is not followed, or nothing."""
         before, at = self.schema(), binlog_end(self.reader)
         self.run(sql)
-        queries = [q for q in self.queries((at.file, at.position)) if q.text.strip().upper() != "COMMIT"]
+        queries = [q for q in self.queries((at.file, at.position)) if q.sql.strip().upper() != "COMMIT"]
         assert len(queries) == 1, queries
         return self.hold(before, queries[0])
 
     def hold(self, before: TableSchema, query: Query) -> str:
         try:
-            found = alter(before, query.text, query.database, query.session, self.flavour)
+            found = alter(before, query.sql, query.database, query.session, self.flavour)
         except NotFollowed as refused:
             return refused.reason or "?"
-        self.equal(found, before, query.text)
+        self.equal(found, before, query.sql)
         return ""
 
     def equal(self, found: Alteration, before: TableSchema, sql: str) -> None:
@@ -590,5 +590,5 @@ def test_dates_of_the_old_format(altered: Altered) -> None:
 def test_what_a_server_tells(altered: Altered) -> None:
     """A server's flavour has the collations that a statement can name."""
     assert altered.flavour.mariadb == altered.mariadb
-    assert altered.flavour.charsets["latin1_bin"] == "latin1" and altered.flavour.widths["utf8mb4"] == 4
-    assert altered.flavour.collations["latin1"] == "latin1_swedish_ci"
+    assert altered.flavour.charset_by_collation["latin1_bin"] == "latin1" and altered.flavour.max_char_bytes["utf8mb4"] == 4
+    assert altered.flavour.default_collations["latin1"] == "latin1_swedish_ci"

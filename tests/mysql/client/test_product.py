@@ -28,11 +28,11 @@ VERSIONS = {
 
 @pytest.mark.parametrize("text", VERSIONS)
 def test_product(text: str) -> None:
-    found = Product.of(text)
+    found = Product.parse(text)
     name, version, readable = VERSIONS[text]
-    assert (found.name, found.version, found.readable) == (name, version, readable)
-    assert found.mariadb is (name == "MariaDB")
-    assert found.tried is (version[:2] in {"MySQL": [(9, 7)], "MariaDB": [(10, 11), (11, 8)]}[name])
+    assert (found.name, found.version, found.is_supported) == (name, version, readable)
+    assert found.is_mariadb is (name == "MariaDB")
+    assert found.is_tested is (version[:2] in {"MySQL": [(9, 7)], "MariaDB": [(10, 11), (11, 8)]}[name])
     assert set(TRIED) == {"MySQL", "MariaDB"}
 
 
@@ -54,8 +54,8 @@ def test_product(text: str) -> None:
     ],
 )
 def test_statements(text: str, end: str, sources: str, replicas: str) -> None:
-    found = Product.of(text)
-    assert (found.binlog_status, found.replica_status, found.replicas) == (end, sources, replicas)
+    found = Product.parse(text)
+    assert (found.binlog_status_sql, found.replica_status_sql, found.replicas_sql) == (end, sources, replicas)
 
 
 @pytest.mark.parametrize(

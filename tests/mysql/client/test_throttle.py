@@ -54,7 +54,7 @@ class Waiting:
     def __init__(self, connection: Connection[Any], limits: Limits) -> None:
         self.told: list[str | None] = []
         self.throttle = Throttle(connection, limits, self.told.append)
-        self.thread = threading.Thread(target=self.throttle.wait)
+        self.thread = threading.Thread(target=self.throttle.wait_for_turn)
         self.thread.start()
 
     def until(self, said: Callable[[list[str | None]], bool]) -> None:
@@ -70,12 +70,12 @@ def test_rates_are_kept(mysql_server: MySQLServer) -> None:
         for limits in (Limits(rows_per_second=5000), Limits(bytes_per_second=50_000), Limits(5000, 10**9)):
             throttle, began = Throttle(connection, limits), time.monotonic()
             for _ in range(5):
-                throttle.wait()
-                throttle.used(time.monotonic(), 500, 5000)
+                throttle.wait_for_turn()
+                throttle.record_chunk(time.monotonic(), 500, 5000)
             assert time.monotonic() - began >= 4 * 0.1
         throttle = Throttle(connection, Limits())
-        throttle.used(time.monotonic(), 10**12, 10**12)
-        throttle.wait()  # without a limit this ends
+        throttle.record_chunk(time.monotonic(), 10**12, 10**12)
+        throttle.wait_for_turn()  # without a limit this ends
 
 
 def test_a_reader_that_waits_for_its_rate_can_be_told_to_stop(mysql_server: MySQLServer) -> None:
@@ -84,9 +84,9 @@ def test_a_reader_that_waits_for_its_rate_can_be_told_to_stop(mysql_server: MySQ
 
     with contextlib.closing(connect(mysql_server.connect_args())) as connection:
         throttle = Throttle(connection, Limits(rows_per_second=1))
-        throttle.used(time.monotonic(), 10**6, 0)
+        throttle.record_chunk(time.monotonic(), 10**6, 0)
         with pytest.raises(TerminalError, match="enough"):
-            throttle.wait(stop)
+            throttle.wait_for_turn(stop)
 
 
 @pytest.mark.parametrize("kind", SERVERS)

@@ -142,8 +142,8 @@ def test_check_tells_what_is_unsafe(tls_server: MySQLServer, certificate: Certif
             state=State("books"),
         )
         found = {"src": conn(tls_server, user, **source), "books": state}
-        said = preflight(Context.of(pipeline, find=found.__getitem__), spark=False)
-        return [f"{f.what} {f.remedy}" for f in said if "conn_id" in f.what and f.level == "warning"]
+        said = preflight(Context.for_pipeline(pipeline, find=found.__getitem__), spark=False)
+        return [f"{f.message} {f.remedy}" for f in said if "conn_id" in f.message and f.level == "warning"]
 
     books = Connection("b", "postgres", "db.example", "u", "p", schema="d")
     assert warnings({"ssl_ca": ca}, books) == []

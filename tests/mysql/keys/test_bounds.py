@@ -89,7 +89,7 @@ def sizes(connection: Connection[Any], table: TableSchema, chunks: list[Chunk]) 
     order = f"ORDER BY {key_list(table)}"
     parts = [rows(connection, f"{keys} WHERE {in_chunk(table, chunk)} {order}") for chunk in chunks]
     assert [key for part in parts for key in part] == rows(connection, f"{keys} {order}")
-    assert all(a.upper == b.lower and not a.last for a, b in zip(chunks, chunks[1:], strict=False))
+    assert all(a.upper == b.lower and not a.includes_upper for a, b in zip(chunks, chunks[1:], strict=False))
     return [len(part) for part in parts]
 
 
@@ -175,7 +175,7 @@ def test_rows_that_go_while_they_are_planned(
 
     monkeypatch.setattr(planner, "estimates", told)
     chunks = plan_table(connection, 0, table, 10)
-    assert chunks[0].lower == (1,) and chunks[-1].upper == (160_000,) and chunks[-1].last
+    assert chunks[0].lower == (1,) and chunks[-1].upper == (160_000,) and chunks[-1].includes_upper
     sizes(connection, table, chunks)
 
 

@@ -99,9 +99,9 @@ def window(server: MySQLServer, connection: Any, statement: str) -> Any:
         return BinlogStream(args, server_id=number, replica_uuid=str(uuid4()), file=at.file, position=at.position)
 
     texts = decoders(lambda: contextlib.nullcontext(connection), [table])
-    look = partial(look_back, server.connect_args(), identity(connection), by_table([Definitions.of(table)]))
-    with contextlib.closing(WindowReader(open_at, Definitions.of(table), Lineage("", before.file), look, texts)) as log:
-        return log.window(before, binlog_end(connection)).changes
+    look = partial(look_back, server.connect_args(), identity(connection), by_table([Definitions.from_single(table)]))
+    with contextlib.closing(WindowReader(open_at, Definitions.from_single(table), Lineage("", before.file), look, texts)) as log:
+        return log.read_window(before, binlog_end(connection)).changes
 
 
 def test_a_key_without_a_way_back_stops(server: MySQLServer, database: str) -> None:
@@ -150,7 +150,7 @@ def test_a_pipeline_stops(server: MySQLServer, database: str, tmp_path: Path) ->
     again.catch_up()
     with contextlib.closing(server.connect()) as connection:
         assert compare_all(connection, "c", again.sink) == []
-    assert all(v.equal for v in verify(again.context))
+    assert all(v.is_equal for v in verify(again.context))
 
 
 def codes_of(connection: Any, charset: str, characters: Iterable[int]) -> list[str]:
@@ -214,7 +214,7 @@ def test_codes_of_every_charset_as_keys(server: MySQLServer, database: str, stri
         cli.catch_up()
     with contextlib.closing(server.connect()) as plain:
         assert [str(d) for d in compare_all(plain, "c", cli.sink)] == []
-    assert [v.table for v in verify(cli.context) if not v.equal] == []
+    assert [v.table for v in verify(cli.context) if not v.is_equal] == []
 
 
 def test_charsets_that_need_no_look(server: MySQLServer) -> None:

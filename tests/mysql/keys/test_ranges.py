@@ -139,8 +139,8 @@ def test_a_range_is_cut_and_keeps_its_ends(connection: Connection[Any]) -> None:
     table = read_schema(connection, "ranges", "t")
     for condition, low, high in (("a > 100 AND a < 301", 101, 300), ("a >= -5", -5, 2**31 - 1), ("a < 3", -(2**31), 2)):
         found = plan_ranges(connection, table, key_ranges(connection, table, 7, condition), 10)
-        assert (found[0].lower, found[-1].upper, found[-1].last) == ((low,), (high,), True)
-        assert all(a.upper == b.lower and not a.last for a, b in zip(found, found[1:], strict=False))
+        assert (found[0].lower, found[-1].upper, found[-1].includes_upper) == ((low,), (high,), True)
+        assert all(a.upper == b.lower and not a.includes_upper for a, b in zip(found, found[1:], strict=False))
         assert {chunk.table for chunk in found} == {7}
         assert len(found) > 5 or high == 2
     (alone,) = plan_ranges(connection, table, key_ranges(connection, table, 0, "a = 11"), 10)

@@ -184,14 +184,14 @@ def test_a_file_in_which_nothing_follows(servers: dict[str, MySQLServer]) -> Non
     with contextlib.closing(connect(server.connect_args(**plain))) as connection:
         marks = watermarks(connection)
         for _ in range(2):
-            low = marks.low(fresh=True)
-            assert low < marks.high()[0] and re.search(r"exact position .* GRANT RELOAD", marks.doubt)
+            low = marks.low(force_new=True)
+            assert low < marks.high()[0] and re.search(r"exact position .* GRANT RELOAD", marks.imprecision)
     with contextlib.closing(connect(server.connect_args(**grantee))) as connection:
         marks = watermarks(connection)
         low = marks.low()
         assert low < marks.high()[0], "for a chunk no file is begun"
-        low = marks.low(fresh=True)
-        assert low == marks.high()[0] and not marks.doubt
+        low = marks.low(force_new=True)
+        assert low == marks.high()[0] and not marks.imprecision
 
 
 def test_a_file_that_begins_with_a_large_transaction() -> None:

@@ -66,15 +66,15 @@ def test_it_is_adopted(tmp_path: Path, copies: bool, deletes: Deletes) -> None:
     )
     before = theirs.metadata()
     target = sink(tmp_path, copies=("shop..*",) if copies else (), deletes=deletes)
-    assert target.adopts("p")
+    assert target.will_adopt("p")
     target.create("p")
-    assert target.load().version == theirs.version() + 1
+    assert target.load_log().version == theirs.version() + 1
     publish(target)
     target.create("p")
-    assert not target.adopts("p")
-    assert [row["v"] for row in target.to_arrow().to_pylist()] == ["new"]
+    assert not target.will_adopt("p")
+    assert [row["v"] for row in target.read_with_soft_deleted().to_pylist()] == ["new"]
     assert DeltaTable(str(tmp_path / "shop" / "t"), version=0).to_pyarrow_table()["v"].to_pylist() == ["old"]
-    log = target.load()
+    log = target.load_log()
     assert log.metadata["id"] == str(before.id) and log.metadata["description"] == "airflow-cdc pipeline p"
     names = [*TABLE.sink_schema.names, *([DELETED] if deletes.soft else [])]
     columns = {c["name"]: c for c in json.loads(log.metadata["schemaString"])["fields"]}
@@ -100,17 +100,17 @@ def test_its_retentions_stay_unless_longer_ones_are_asked_for(
     longer = {KEPT: asked} if asked and KEPT in theirs else {}
     usual = {KEPT: "interval 2 hours"} if not asked and KEPT in theirs else {}
     expected = {**theirs, **longer, **usual}
-    found = target.load().configuration
+    found = target.load_log().configuration
     assert {k: v for k, v in found.items() if k.endswith("RetentionDuration")} == expected
 
 
 def test_only_on_request(tmp_path: Path) -> None:
     write(tmp_path)
     target = sink(tmp_path, adopt=False)
-    assert not target.adopts("p")
+    assert not target.will_adopt("p")
     with pytest.raises(TerminalError, match="was not made by pipeline p"):
         target.create("p")
-    assert target.load().version == 0
+    assert target.load_log().version == 0
 
 
 def test_not_from_another_pipeline(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_all_differences_are_told(tmp_path: Path, schema: pa.Schema, why: list[s
     with pytest.raises(NotReadyError, match="cannot be adopted") as error:
         sink(tmp_path).create("p")
     assert all(part in str(error.value) for part in why)
-    assert sink(tmp_path, adopt=False).load().version == 0
+    assert sink(tmp_path, adopt=False).load_log().version == 0
 
 
 def test_not_one_that_is_partitioned_otherwise(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_not_one_that_is_partitioned_otherwise(tmp_path: Path) -> None:
 def test_somebody_writes_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was adopted is what was looked at: a column that comes in between is seen."""
     write(tmp_path)
-    target, real = sink(tmp_path), DeltaTarget.adopts
+    target, real = sink(tmp_path), DeltaTarget.will_adopt
     rows = pa.table({"id": pa.array([3], pa.int32()), "more": pa.array([1], pa.int32())})
 
     def adopts(self: DeltaTarget, pipeline: str) -> bool:
@@ -169,4 +169,4 @@ def test_somebody_writes_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(DeltaTarget, "adopts", adopts)
     with pytest.raises(NotReadyError, match="it has column more"):
         target.create("p")
-    assert sink(tmp_path, adopt=False).load().version == 1
+    assert sink(tmp_path, adopt=False).load_log().version == 1

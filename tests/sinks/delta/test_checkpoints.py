@@ -111,7 +111,7 @@ def everything(folder: str) -> set[str]:
 
 def refused(target: DeltaTarget, said: str) -> None:
     """In whatever it is used for."""
-    for use in (target.load, target.markers, target.tidy, lambda: upsert(target, (1, "x", 99, "u")), target.read):
+    for use in (target.load_log, target.markers, target.clean_up, lambda: upsert(target, (1, "x", 99, "u")), target.read):
         with pytest.raises(TerminalError, match=said):
             use()
 
@@ -173,7 +173,7 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
     as_v2(folder_of(target), named=True)
     for commit in folder_of(target).glob("_delta_log/*.json"):
         commit.unlink()
-    live = {*target.load().files}
+    live = {*target.load_log().files}
     whole = module.actions_of
 
     def without_adds(*args: Any) -> Any:
@@ -182,18 +182,18 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
     monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.log.actions_of", without_adds)
     monkeypatch.setattr(Log, "stood", _stood)
     blind = opened(tmp_path)
-    assert not blind.load().files
-    blind.load().removed.update(dict.fromkeys(live, 1))
+    assert not blind.load_log().files
+    blind.load_log().tombstones.update(dict.fromkeys(live, 1))
     before = everything(target.storage.location())
     with pytest.raises(TerminalError, match=rf"has 0 data files, and {len(live)} as delta-rs reads it"):
-        blind.tidy()
+        blind.clean_up()
     with pytest.raises(TerminalError, match="as delta-rs reads it"):
         folder_of(target).joinpath("changes/epoch-1").mkdir(parents=True)
         folder_of(target).joinpath("changes/epoch-1/a.parquet").touch()
-        staging(blind).clear([TABLE], 5)
+        staging(blind).clear_older_epochs([TABLE], 5)
     assert everything(target.storage.location()) - {"changes/epoch-1/a.parquet"} == before
     monkeypatch.undo()
     monkeypatch.setattr(Log, "stood", _stood)
-    target.tidy()
+    target.clean_up()
     assert live <= everything(target.storage.location()) < before | {"changes/epoch-1/a.parquet"}
-    assert DeltaTable(folder_of(target)).version() == target.load().version
+    assert DeltaTable(folder_of(target)).version() == target.load_log().version

@@ -25,8 +25,8 @@ MB = 1 << 20
 
 def compact(target: DeltaTarget) -> int:
     """One round; how many compactions stand."""
-    work = target.compactions()
-    return len(work) if work and target.compacted([(c, c.run()) for c in work]) else 0
+    work = target.plan_compactions()
+    return len(work) if work and target.commit_compactions([(c, c.run()) for c in work]) else 0
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def file(name: str, size: int, dead: int = 0, count: int = 100) -> LiveFile:
 
 
 def groups(listed: list[LiveFile], *, vectors: bool = True, purge: bool = False) -> list[list[str]]:
-    found = chosen(listed, lambda f: f.stats["numRecords"], vectors=vectors, purge=purge)
+    found = chosen(listed, lambda f: f.stats["numRecords"], deletion_vectors=vectors, purge=purge)
     return [[f.path for f in group] for group in found]
 
 
@@ -143,10 +143,10 @@ def test_a_table_that_is_compacted_needs_no_more(soon: None, tmp_path: Path) -> 
     for n in range(5):
         upsert(target, (n, "a", n + 1, "c"))
     assert compact(target) == 1
-    assert files(target) == 1 and not target.compactions()
+    assert files(target) == 1 and not target.plan_compactions()
     upsert(target, (0, "b", 9, "u"))
     assert compact(target) == 1, "the one has a dead row, and is small"
-    assert not target.compactions() and held(target)[0] == ("b", 9)
+    assert not target.plan_compactions() and held(target)[0] == ("b", 9)
 
 
 # ---------------------------------------------------------------- what happens meanwhile
@@ -157,14 +157,14 @@ def test_rows_that_die_meanwhile_are_dead_in_the_new_file(soon: None, tmp_path: 
     for n in range(6):
         upsert(target, *((10 * n + i, "a", n + 1, "c") for i in range(10)))
     upsert(target, (3, "", 8, "d"), (42, "b", 8, "u"))  # dead before: they are not copied
-    [work] = other.compactions()
+    [work] = other.plan_compactions()
     written = work.run()
     upsert(target, (7, "", 9, "d"), (45, "c", 9, "u"), (12, "d", 9, "u"))
     expected = held(target)
-    assert other.compacted([(work, written)])
+    assert other.commit_compactions([(work, written)])
     assert held(target) == held(opened(tmp_path)) == expected
-    [new] = [f for f in other.load().files.values() if f.path == written[0].path]
-    assert new.dead == 3
+    [new] = [f for f in other.load_log().files.values() if f.path == written[0].path]
+    assert new.dead_row_count == 3
     upsert(target, (7, "e", 10, "c"), (45, "", 10, "d"))
     assert held(target) == held(opened(tmp_path)) == {**{k: v for k, v in expected.items() if k != 45}, 7: ("e", 10)}
 
@@ -173,10 +173,10 @@ def test_a_file_that_is_gone_makes_it_void(soon: None, tmp_path: Path) -> None:
     target, other = made(tmp_path), opened(tmp_path)
     for n in range(3):
         upsert(target, (n, "a", n + 1, "c"))
-    [work] = other.compactions()
+    [work] = other.plan_compactions()
     written = work.run()
     target.commit(lambda _: Emptied(3), {}, FENCE)
-    assert not other.compacted([(work, written)])
+    assert not other.commit_compactions([(work, written)])
     assert held(opened(tmp_path)) == {2: ("a", 3)}
     assert not (folder_of(target) / written[0].path).exists(), "nobody would delete it for two days"
 
@@ -186,30 +186,30 @@ def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path
     target, other = made(tmp_path), opened(tmp_path)
     for n in range(2):
         upsert(target, (n, "a", n + 1, "c"), (10 + n, "a", n + 1, "c"))
-    [first] = other.compactions()
+    [first] = other.plan_compactions()
     for n in range(2):
         upsert(target, (n + 20, "a", n + 3, "c"))
     paths = {path for path, _ in first.sources}
-    [both] = other.compactions()
+    [both] = other.plan_compactions()
     second = Compaction(both.storage, both.partitioning, tuple((p, d) for p, d in both.sources if p not in paths), "id")
     done = [(c, c.run()) for c in (first, second)]
     upsert(target, (0, "b", 9, "u"), (10, "b", 9, "u"))
     expected = held(target)
-    assert other.compacted(done) == 1
+    assert other.commit_compactions(done) == 1
     assert held(target) == held(opened(tmp_path)) == expected
-    live = other.load().files
+    live = other.load_log().files
     assert [file.path in live for _, [file] in done] == [False, True]
     assert not (folder_of(target) / done[0][1][0].path).exists()
-    assert other.load().markers["airflow-cdc/compactions"] == 1
+    assert other.load_log().markers["airflow-cdc/compactions"] == 1
 
 
 def test_two_of_one_file_do_not_both_stand(soon: None, tmp_path: Path) -> None:
     target = made(tmp_path)
     for n in range(2):
         upsert(target, (n, "a", n + 1, "c"))
-    [work] = target.compactions()
-    assert target.compacted([(work, work.run()), (work, work.run())]) == 1
-    assert held(opened(tmp_path)) == {0: ("a", 1), 1: ("a", 2)} and len(target.to_arrow()) == 2
+    [work] = target.plan_compactions()
+    assert target.commit_compactions([(work, work.run()), (work, work.run())]) == 1
+    assert held(opened(tmp_path)) == {0: ("a", 1), 1: ("a", 2)} and len(target.read_with_soft_deleted()) == 2
 
 
 def test_of_two_the_first_counts(soon: None, tmp_path: Path) -> None:
@@ -217,10 +217,10 @@ def test_of_two_the_first_counts(soon: None, tmp_path: Path) -> None:
     for n in range(3):
         upsert(target, (n, "a", n + 1, "c"))
     one, other = opened(tmp_path), opened(tmp_path)
-    first, second = one.compactions(), other.compactions()
+    first, second = one.plan_compactions(), other.plan_compactions()
     done = [(c, c.run()) for c in second]
-    assert one.compacted([(c, c.run()) for c in first])
-    assert not other.compacted(done)
+    assert one.commit_compactions([(c, c.run()) for c in first])
+    assert not other.commit_compactions(done)
     assert held(opened(tmp_path)) == {n: ("a", n + 1) for n in range(3)}
 
 
@@ -229,8 +229,8 @@ def test_a_task_that_was_given_up_goes_on(soon: None, tmp_path: Path, monkeypatc
     target = made(tmp_path)
     for n in range(3):
         upsert(target, (n, "a", n + 1, "c"))
-    [work] = target.compactions()
-    assert target.compacted([(work, work.run())])
+    [work] = target.plan_compactions()
+    assert target.commit_compactions([(work, work.run())])
     expected = {n: ("a", n + 1) for n in range(3)}
     work.run()
     assert held(opened(tmp_path)) == expected
@@ -249,12 +249,12 @@ def test_rows_that_came_back_make_it_void(soon: None, tmp_path: Path) -> None:
     target, other = made(tmp_path), opened(tmp_path)
     for n in range(3):
         upsert(target, (10 * n, "a", n + 1, "c"), (10 * n + 1, "a", n + 1, "c"))
-    version = target.load().version
+    version = target.load_log().version
     upsert(target, (0, "", 9, "d"))
-    [work] = other.compactions()
+    [work] = other.plan_compactions()
     written = work.run()
     DeltaTable(folder_of(target)).restore(version)
-    assert not other.compacted([(work, written)])
+    assert not other.commit_compactions([(work, written)])
     assert held(opened(tmp_path))[0] == ("a", 1)
 
 
@@ -263,10 +263,10 @@ def test_all_rows_die_meanwhile(soon: None, tmp_path: Path) -> None:
     add(target, "a", rows((1, "a", 1, "r")))
     add(target, "b", rows((2, "a", 1, "r")))
     upsert(target, (3, "a", 2, "c"), (4, "a", 2, "c"))
-    [work] = other.compactions()
+    [work] = other.plan_compactions()
     written = work.run()
     upsert(target, *((key, "", 9, "d") for key in (1, 2, 3, 4)))
-    assert not other.compacted([(work, written)]), "the files went with their last rows"
+    assert not other.commit_compactions([(work, written)]), "the files went with their last rows"
     assert held(opened(tmp_path)) == {}
 
 
@@ -276,10 +276,10 @@ def test_a_row_that_dies_twice(soon: None, tmp_path: Path) -> None:
     upsert(target, (1, "a", 1, "c"), (2, "a", 1, "c"))
     upsert(target, (3, "a", 2, "c"))
     for seq in range(3, 30):
-        work = other.compactions()
+        work = other.plan_compactions()
         done = [(c, c.run()) for c in work]
         upsert(target, (seq % 3 + 1, "b", seq, "u"))
-        other.compacted(done)
+        other.commit_compactions(done)
         assert held(target)[seq % 3 + 1] == ("b", seq)
     assert held(opened(tmp_path)) == {1: ("b", 27), 2: ("b", 28), 3: ("b", 29)}
 
@@ -301,12 +301,12 @@ def test_at_any_moment(soon: None, tmp_path: Path, seed: int) -> None:
                 del expected[key]
         upsert(target, *listed)
         if chance.random() < 0.4:
-            waiting += [(c, c.run()) for c in upkeep.compactions()]
+            waiting += [(c, c.run()) for c in upkeep.plan_compactions()]
         if waiting and chance.random() < 0.5:
             done = chance.sample(waiting, chance.randrange(1, len(waiting) + 1))
             waiting = [w for w in waiting if w not in done]
             for work in done:
-                upkeep.compacted([work])
+                upkeep.commit_compactions([work])
         if chance.random() < 0.1:
             target = opened(tmp_path)
         assert held(target) == expected
@@ -320,21 +320,21 @@ def test_from_vectors_to_copies_and_back(soon: None, tmp_path: Path) -> None:
     target = made(tmp_path)
     for n in range(4):
         upsert(target, (n, "a", n + 1, "c"), (0, "b", n + 1, "u"))
-    assert any(f.vector for f in target.load().files.values())
+    assert any(f.deletion_vector for f in target.load_log().files.values())
     expected = held(target)
     copies = opened(tmp_path, vectors=False)
     copies.create("p")
     while compact(copies):
         pass
-    copies.tidy()
-    log = copies.load()
+    copies.clean_up()
+    log = copies.load_log()
     assert log.protocol == {"minReaderVersion": 1, "minWriterVersion": 2}
     assert "delta.enableDeletionVectors" not in log.configuration and held(copies) == expected
     upsert(copies, (0, "c", 9, "u"))
     assert DeltaTable(folder_of(copies)).to_pyarrow_table().num_rows == 4
     again = opened(tmp_path)
     upsert(again, (1, "c", 10, "u"))
-    assert any(f.vector for f in again.load().files.values())
+    assert any(f.deletion_vector for f in again.load_log().files.values())
     assert held(again) == {**expected, 0: ("c", 9), 1: ("c", 10)}
 
 
@@ -344,7 +344,7 @@ def test_rows_without_a_key(soon: None, tmp_path: Path) -> None:
     for n in range(3):
         add(target, f"f{n}", rows((1, "a", n + 1, "r"), (1, "a", n + 1, "r")))
     assert compact(target) == 1 and files(target) == 1
-    assert target.to_arrow().num_rows == 6
+    assert target.read_with_soft_deleted().num_rows == 6
 
 
 def test_what_is_read_is_what_was_planned(soon: None, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_what_is_read_is_what_was_planned(soon: None, tmp_path: Path) -> None:
     for n in range(3):
         upsert(target, (n, "a", n + 1, "c"), (n + 10, "a", n + 1, "c"))
     upsert(target, (10, "", 5, "d"))
-    [work] = target.compactions()
+    [work] = target.plan_compactions()
     upsert(target, (11, "", 6, "d"))
     [first], [second] = work.run(), work.run()
     assert first.rows == second.rows == 5

@@ -79,15 +79,15 @@ def upsert(target: DeltaTarget, *listed: Row) -> bool:
 
 def staged(sink: DeltaSink, target: DeltaTarget, name: str, *listed: Row, table: TableSchema = TABLE) -> bool:
     """As a batch is applied: written by a task, reduced, merged."""
-    writer = sink.staging().writer(table, name)
+    writer = sink.change_staging().open_writer(table, name)
     writer.add(rows(*listed).to_batches()[0])
     writer.close()
-    return do(target, Upserted(last_changes(sink.staging().changes(table, [name]), table.key)))
+    return do(target, Upserted(last_changes(sink.change_staging().read_for_apply(table, [name]), table.key)))
 
 
 def held(target: DeltaTarget) -> dict[int, tuple[Any, ...]]:
     """id -> value, seq, op, deleted, time."""
-    found = target.to_arrow().to_pylist()
+    found = target.read_with_soft_deleted().to_pylist()
     values = {r["id"]: (r["v"], r[SEQ], r[OP], r.get(DELETED), r[TS]) for r in found}
     assert len(values) == len(found), "a key is there twice"
     return values
@@ -131,12 +131,12 @@ def test_a_delete_is_written_once(opened: Open, table: TableSchema) -> None:
         sink, target, "epoch-1/b", (1, "a", 3, "d"), (4, "d", 3, "c"), (4, "d", 4, "d"), (2, "x", 5, "u"), table=table
     )
     assert held(target) == {1: dead("a", 3), 2: alive("x", 5, "u"), 3: alive("c", 2), 4: dead("d", 4)}
-    if sink.copies:
+    if sink.copy_on_write_tables:
         return
     if sink.partition_by:
-        assert all(name.startswith("changes/epoch-1/v=") for name in target.load().files)
+        assert all(name.startswith("changes/epoch-1/v=") for name in target.load_log().files)
         return
-    assert set(target.load().files) == {"changes/epoch-1/a.parquet", "changes/epoch-1/b.parquet"}
+    assert set(target.load_log().files) == {"changes/epoch-1/a.parquet", "changes/epoch-1/b.parquet"}
 
 
 def test_rows_of_the_snapshot_are_not_deleted(opened: Open) -> None:
@@ -178,7 +178,7 @@ def test_a_group_that_is_read_again_keeps_them(opened: Open, table: TableSchema)
     }
     assert [row[:4] for row in unseen] == [("d", 1, "d", True), ("f", 3, "d", True)]
     assert all(began - 1 < row[4].timestamp() < time.time() + 1 for row in unseen)
-    do(target, Replaced([], (1, 0), replaced.owned, replaced.span))
+    do(target, Replaced([], (1, 0), replaced.owns_rows, replaced.key_span))
     assert living(target) == {70: "other"} and len(held(target)) == 8
 
 
@@ -191,9 +191,9 @@ def test_compaction_keeps_them(opened: Open, monkeypatch: pytest.MonkeyPatch) ->
         do(target, Published([target.stage(f"1/{n}/1/slice", [rows((n, "a", 1, "r"), (10 + n, "b", 1, "r"))])]))
     upsert(target, *((n, "a", 2, "d") for n in range(3)))
     before = held(target)
-    work = target.compactions()
-    assert target.compacted([(c, c.run()) for c in work]) == len(work)
-    assert len(target.load().files) == (2 if sink.partition_by else 1) and held(target) == before
+    work = target.plan_compactions()
+    assert target.commit_compactions([(c, c.run()) for c in work]) == len(work)
+    assert len(target.load_log().files) == (2 if sink.partition_by else 1) and held(target) == before
 
 
 # ---------------------------------------------------------------- ignore
@@ -249,7 +249,7 @@ def test_a_group_that_is_read_again_and_is_empty(tmp_path: Path, how: str) -> No
 def test_it_cannot_be_changed_later(opened: Open, before: str, after: str) -> None:
     upsert(made(opened(before)), (1, "a", 1, "c"))
     target = opened(after).table(TABLE)
-    for attempt in (target.load, target.read, target.markers, lambda: upsert(target, (1, "a", 2, "c"))):
+    for attempt in (target.load_log, target.read, target.markers, lambda: upsert(target, (1, "a", 2, "c"))):
         with pytest.raises(NotReadyError, match=f"was made with sink.deletes {before}, and it is {after} now"):
             attempt()
     assert living(opened(before).table(TABLE)) == {1: "a"}

@@ -128,7 +128,7 @@ def check(target: DeltaTarget, table: TableSchema, rows: Iterable[Row]) -> None:
 
 def newest(target: DeltaTarget) -> list[dict[str, Any]]:
     """The actions of the newest commit."""
-    log = target.load()
+    log = target.load_log()
     path = Path(target.storage.location(), "_delta_log", f"{log.version:020}.json")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -145,14 +145,14 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
     monkeypatch.setattr(compaction, "FANOUT", 2)
     where, table = sink(tmp_path, merge, parts=parts), DEFINITIONS[what]
     old = lived(where)
-    before, files = old.load().metadata, dict(old.load().files)
-    version = old.load().version
+    before, files = old.load_log().metadata, dict(old.load_log().files)
+    version = old.load_log().version
     target = where.table(table)
     slices = [staged(target, table, range(10)), staged(target, table, [40, 41], 4, "2/1")]
     slices.append(staged(target, table, (), place="2/2"))
-    assert target.exchange(slices, {"anew": 2}, FENCE)
+    assert target.overwrite(slices, {"anew": 2}, FENCE)
 
-    log = target.load()
+    log = target.load_log()
     assert log.version == version + 1
     actions = newest(target)
     removed = {a["remove"]["path"]: a["remove"] for a in actions if "remove" in a}
@@ -165,7 +165,7 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
     assert {*log.files} == {f.path for s in slices for f in s.files if f.rows} and len(adds) == len(log.files)
     assert all(add["dataChange"] and json.loads(add["stats"])["minValues"][SEQ] in (4, 5) for add in adds)
     keyed = ["id" in json.loads(add["stats"])["minValues"] for add in adds]
-    assert all(keyed) == any(keyed) == (table.integer_key == "id")
+    assert all(keyed) == any(keyed) == (table.integer_key_column == "id")
     assert {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a} == {"anew": 2, "epoch": 1}
     assert [a["commitInfo"]["operation"] for a in actions if "commitInfo" in a] == ["OVERWRITE"]
     said = log.metadata
@@ -194,9 +194,9 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
         del rows[gone]
         rows |= {changed: batch[0], new: batch[2]}
         check(goes_on, table, rows.values())
-        goes_on.tidy()
-        work = goes_on.compactions(purge=True)
-        assert goes_on.compacted([(c, c.run()) for c in work]) == len(work)
+        goes_on.clean_up()
+        work = goes_on.plan_compactions(purge=True)
+        assert goes_on.commit_compactions([(c, c.run()) for c in work]) == len(work)
         check(goes_on, table, rows.values())
         commit(goes_on, Emptied(5 + number))
         rows = {key: value for key, value in rows.items() if value[SEQ] >= 5 + number}
@@ -204,7 +204,7 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
     where.table(table).create("p")
 
     back = where.table(TABLE)
-    assert back.exchange([staged(back, TABLE, (1, 2), 30, "3/0")], {"anew": 3}, FENCE)
+    assert back.overwrite([staged(back, TABLE, (1, 2), 30, "3/0")], {"anew": 3}, FENCE)
     check(back, TABLE, [row(TABLE, 1, 30), row(TABLE, 2, 30)])
     merge_in(back, TABLE, [row(TABLE, 2, 31, "u", 3)])
     check(back, TABLE, [row(TABLE, 1, 30), row(TABLE, 2, 31, "u", 3)])
@@ -216,15 +216,15 @@ def test_it_stands_once(tmp_path: Path) -> None:
     lived(where)
     target = where.table(table)
     slices = [staged(target, table, range(5))]
-    assert target.exchange(slices, {"anew": 3, "other": 1}, FENCE)
+    assert target.overwrite(slices, {"anew": 3, "other": 1}, FENCE)
     merge_in(target, table, [{**row(table, 1, 9, "u", 5)}])
-    version = target.load().version
+    version = target.load_log().version
     for again in (target, where.table(table), where.table(TABLE)):
-        assert not again.exchange(slices, {"anew": 3, "other": 1}, FENCE)
-        assert not again.exchange([], {"anew": 2}, Fence("epoch", 2))
+        assert not again.overwrite(slices, {"anew": 3, "other": 1}, FENCE)
+        assert not again.overwrite([], {"anew": 2}, Fence("epoch", 2))
     with pytest.raises(TerminalError, match=r"snapshot/2/0/1/slice\.parquet is part of the table already"):
-        target.exchange(slices, {"anew": 3, "other": 2}, FENCE)
-    assert target.load().version == version
+        target.overwrite(slices, {"anew": 3, "other": 2}, FENCE)
+    assert target.load_log().version == version
     check(target, table, [row(table, k, 5) for k in (0, 2, 3, 4)] + [row(table, 1, 9, "u", 5)])
 
 
@@ -233,7 +233,7 @@ def test_it_stands_once(tmp_path: Path) -> None:
 def test_slices_that_are_not_whole(tmp_path: Path, parts: bool, damage: str) -> None:
     where, table = sink(tmp_path, parts=parts), DEFINITIONS["added"]
     old = lived(where)
-    held, version = plain(old.read()[0], TABLE), old.load().version
+    held, version = plain(old.read()[0], TABLE), old.load_log().version
     target = where.table(table)
     slices = [staged(target, table, range(5)), staged(target, table, (6, 7), place="2/1")]
     path = Path(target.storage.location(), slices[1].files[-1].path)
@@ -242,10 +242,10 @@ def test_slices_that_are_not_whole(tmp_path: Path, parts: bool, damage: str) -> 
     else:
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(TerminalError, match=r"the slice .*/snapshot/2/1/1/slice\.parquet is not there any more"):
-        target.exchange(slices, {"anew": 2}, FENCE)
-    assert target.load().version == version and plain(old.read()[0], TABLE) == held
+        target.overwrite(slices, {"anew": 2}, FENCE)
+    assert target.load_log().version == version and plain(old.read()[0], TABLE) == held
     slices[1] = staged(target, table, (6, 7), place="2/2")
-    assert target.exchange(slices, {"anew": 2}, FENCE)
+    assert target.overwrite(slices, {"anew": 2}, FENCE)
     check(target, table, [row(table, k, 5) for k in (*range(5), 6, 7)])
 
 
@@ -256,11 +256,11 @@ def test_who_was_overtaken(tmp_path: Path) -> None:
     slices = [staged(target, table, range(5))]
     old.raise_fence(Fence("epoch", 2))
     with pytest.raises(FencedError):
-        target.exchange(slices, {"anew": 2}, FENCE)
+        target.overwrite(slices, {"anew": 2}, FENCE)
     assert target.markers().get("anew") is None and len(old.read()[0]) == 19
-    assert target.exchange(slices, {"anew": 2}, Fence("epoch", 3))
+    assert target.overwrite(slices, {"anew": 2}, Fence("epoch", 3))
     with pytest.raises(FencedError):  # also where nothing is to be done
-        target.exchange(slices, {"anew": 2}, Fence("epoch", 2))
+        target.overwrite(slices, {"anew": 2}, Fence("epoch", 2))
 
 
 def test_the_object_of_the_definition_before(tmp_path: Path) -> None:
@@ -269,16 +269,16 @@ def test_the_object_of_the_definition_before(tmp_path: Path) -> None:
     old, looked = lived(where), where.table(TABLE)
     looked.markers()
     target = where.table(table)
-    assert target.exchange([staged(target, table, range(5))], {"anew": 2}, FENCE)
-    there, version = present(target), target.load().version
+    assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
+    there, version = present(target), target.load_log().version
     for late in (old, looked, where.table(TABLE)):
         for change in (Upserted(of(TABLE, [row(TABLE, 1, 9, "u")])), Emptied(9), Published([])):
             with pytest.raises(TerminalError, match=r'has another key than its source table: \["n"\]'):
                 late.commit(lambda _: change, {"stream": 9}, FENCE)  # noqa: B023
         with pytest.raises(TerminalError, match="has another key"):
-            late.compactions(purge=True)
-        late.tidy()
-    assert present(target) == there and target.load().version == version
+            late.plan_compactions(purge=True)
+        late.clean_up()
+    assert present(target) == there and target.load_log().version == version
     old.raise_fence(Fence("epoch", 2))
     assert target.markers().get("epoch") == 2
 
@@ -287,9 +287,9 @@ def test_a_key_that_was_exchanged_goes_with_a_new_snapshot(tmp_path: Path) -> No
     where, table = sink(tmp_path), DEFINITIONS["another key"]
     lived(where)
     target = where.table(table)
-    assert target.exchange([staged(target, table, range(5))], {"anew": 2}, FENCE)
+    assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
     again = where.table(TABLE)
-    again.begin_anew("p", Fence("generation", 2), [])
+    again.reset("p", Fence("generation", 2), [])
     merge_in(again, TABLE, [row(TABLE, 7, 9, "c")])
     check(again, TABLE, [row(TABLE, 7, 9, "c")])
 
@@ -301,19 +301,19 @@ def test_a_compaction_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compaction, "FANOUT", 2)
     where, table = sink(tmp_path), DEFINITIONS[what]
     old = lived(where)
-    work = old.compactions(purge=True)
+    work = old.plan_compactions(purge=True)
     done = [(c, c.run()) for c in work] if run == "before" else []
     target = where.table(table)
-    assert target.exchange([staged(target, table, range(5))], {"anew": 2}, FENCE)
+    assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
     there = present(target) - {f.path for _, files in done for f in files}
     done = done or [(c, c.run()) for c in work]
     assert any(files for _, files in done)
     if what == "same":
-        assert old.compacted(done) == 0
+        assert old.commit_compactions(done) == 0
     else:
         with pytest.raises(TerminalError, match="has other columns"):
-            old.compacted(done)
-    assert target.compacted(done) == 0
+            old.commit_compactions(done)
+    assert target.commit_compactions(done) == 0
     assert present(target) == there
     check(target, table, [row(table, k, 5) for k in range(5)])
 
@@ -323,8 +323,8 @@ def by_batch(old: DeltaTarget) -> None:
 
 
 def by_compaction(old: DeltaTarget) -> None:
-    work = old.compactions(purge=True)
-    assert old.compacted([(c, c.run()) for c in work])
+    work = old.plan_compactions(purge=True)
+    assert old.commit_compactions([(c, c.run()) for c in work])
 
 
 def by_fence(old: DeltaTarget) -> None:
@@ -345,7 +345,7 @@ def test_others_write_meanwhile(
     commit(old, Published([staged(old, TABLE, (50, 51), 1, "1/1"), staged(old, TABLE, (52,), 1, "1/2")]))
     target = where.table(table)
     slices = [staged(target, table, range(5))]
-    real, version = LocalStorage.write_once, old.load().version
+    real, version = LocalStorage.write_once, old.load_log().version
     assert target.markers().get("anew") is None  # it knows the table, and tries at once
 
     def work() -> None:
@@ -353,8 +353,8 @@ def test_others_write_meanwhile(
         other(old)
 
     monkeypatch.setattr(LocalStorage, "write_once", preceded(real, work))
-    assert target.exchange(slices, {"anew": 2}, FENCE)
-    assert target.load().version == version + 2
+    assert target.overwrite(slices, {"anew": 2}, FENCE)
+    assert target.load_log().version == version + 2
     check(target, table, [row(table, k, 5) for k in range(5)])
     assert [target.markers().get(name) for name in ("anew", "another")] == [2, 7 if other is by_fence else None]
 
@@ -364,20 +364,20 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str
     """Of the table before, and of the one behind it."""
     monkeypatch.setattr(upkeep, "_EVERY", 3)
     where, table = sink(tmp_path, merge, parts=True), DEFINITIONS["retyped"]
-    lived(where).tidy()
+    lived(where).clean_up()
     target = where.table(table)
-    assert target.load().checkpointed is not None
-    assert target.exchange([staged(target, table, range(10))], {"anew": 2}, FENCE)
-    first = target.load().checkpointed
+    assert target.load_log().checkpoint_version is not None
+    assert target.overwrite([staged(target, table, range(10))], {"anew": 2}, FENCE)
+    first = target.load_log().checkpoint_version
     rows = {key: row(table, key, 5) for key in range(10)}
     for seq in (6, 7, 8):
         rows[seq] = row(table, seq, seq, "u", 1)
         merge_in(target, table, [rows[seq]])
-    target.tidy()
-    assert target.load().checkpointed != first
+    target.clean_up()
+    assert target.load_log().checkpoint_version != first
     fresh = where.table(table)
     check(fresh, table, rows.values())
-    assert fresh.load().checkpointed and not fresh.exchange([], {"anew": 2}, FENCE)
+    assert fresh.load_log().checkpoint_version and not fresh.overwrite([], {"anew": 2}, FENCE)
     with pytest.raises(TerminalError, match="has other columns"):
         where.table(TABLE).commit(lambda _: Emptied(9), {}, FENCE)
     rows[9] = row(table, 9, 9, "u", 1)
@@ -392,22 +392,22 @@ def test_old_files_go_in_time(tmp_path: Path) -> None:
     before = present(old)
     target = where.table(DEFINITIONS["all"])
     file = staged(target, DEFINITIONS["all"], range(5))
-    assert target.exchange([file], {"anew": 2}, FENCE)
-    target.tidy()
+    assert target.overwrite([file], {"anew": 2}, FENCE)
+    target.clean_up()
     assert present(target) == {*before, file.path}
-    upkeep.sweep(target.load(), kept=-1)
+    upkeep.sweep(target.load_log(), retention=-1)
     assert present(target) == {file.path}
 
 
 def test_deleted_rows_that_stay(tmp_path: Path) -> None:
     """Those that are marked go as well; later ones are marked."""
     where, table = sink(tmp_path, soft=True), DEFINITIONS["added"]
-    assert len(lived(where).to_arrow()) == 21
+    assert len(lived(where).read_with_soft_deleted()) == 21
     target = where.table(table)
-    assert target.exchange([staged(target, table, range(5))], {"anew": 2}, FENCE)
-    assert target.to_arrow()["_cdc_deleted"].to_pylist() == [False] * 5
+    assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
+    assert target.read_with_soft_deleted()["_cdc_deleted"].to_pylist() == [False] * 5
     merge_in(target, table, [row(table, 3, 9, "d")])
-    assert len(target.to_arrow()) == 5 and sorted(target.read()[0]["id"].to_pylist()) == [0, 1, 2, 4]
+    assert len(target.read_with_soft_deleted()) == 5 and sorted(target.read()[0]["id"].to_pylist()) == [0, 1, 2, 4]
 
 
 # ---------------------------------------------------------------- what the log says
@@ -419,11 +419,11 @@ def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> N
     """What the table has is kept beside it."""
     where = sink(tmp_path, merge, table_properties=TableProperties.parse({FEED: "true"} if feed else {}))
     plainer = replace(TABLE, columns=(ID, N, PLACE))
-    before = lived(where, plainer).load().protocol
+    before = lived(where, plainer).load_log().protocol
     assert "timestampNtz" not in before.get("readerFeatures", ())
     target = where.table(TABLE)
-    assert target.exchange([staged(target, TABLE, range(5))], {"anew": 2}, FENCE)
-    protocol = target.load().protocol
+    assert target.overwrite([staged(target, TABLE, range(5))], {"anew": 2}, FENCE)
+    protocol = target.load_log().protocol
     assert {*protocol["readerFeatures"]} == {*before.get("readerFeatures", ()), "timestampNtz"}
     assert {*before.get("writerFeatures", ())} <= {*protocol["writerFeatures"]}
     assert ("changeDataFeed" in protocol["writerFeatures"]) == feed
@@ -441,8 +441,8 @@ def test_how_a_partition_follows_from_a_date(tmp_path: Path, back: bool) -> None
     commit(old, Upserted(of(one, [row(one, 1, 1) | (values if back else {})])))
     target = where.table(other)
     file = target.stage("2/0/1/s", [of(other, [row(other, 1, 1) | ({} if back else values)])])
-    assert target.exchange([file], {"anew": 2}, FENCE)
-    log = target.load()
+    assert target.overwrite([file], {"anew": 2}, FENCE)
+    log = target.load_log()
     told = {c["name"]: c["metadata"] for c in json.loads(log.metadata["schemaString"])["fields"]}
     assert (EXPRESSION in told["made_day"]) == (not back)
     assert "generatedColumns" in log.protocol["writerFeatures"]
@@ -452,15 +452,15 @@ def test_how_a_partition_follows_from_a_date(tmp_path: Path, back: bool) -> None
 def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
     """Of those that stay as they are. What this project tells is renewed."""
     where = sink(tmp_path)
-    log = lived(where, replace(TABLE, comments=(("n", "ours"),))).load()
+    log = lived(where, replace(TABLE, comments=(("n", "ours"),))).load_log()
     schema = json.loads(log.metadata["schemaString"])
     for column in schema["fields"]:
         column["metadata"] |= {"theirs": "x", "comment": "theirs", "airflow-cdc.old": "y"}
     assert log.commit([{"metaData": {**log.metadata, "schemaString": json.dumps(schema)}}], "CHANGE COLUMN")
     table = replace(TABLE, columns=(ID, TEXT, M, MADE), comments=(("made", "ours"),))
     target = where.table(table)
-    assert target.exchange([staged(target, table, range(5))], {"anew": 2}, FENCE)
-    told = {c["name"]: c["metadata"] for c in json.loads(target.load().metadata["schemaString"])["fields"]}
+    assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
+    told = {c["name"]: c["metadata"] for c in json.loads(target.load_log().metadata["schemaString"])["fields"]}
     assert {name: told[name] for name in ("id", "n", "m", "made")} == {
         "id": {"theirs": "x", "comment": "theirs", "airflow-cdc.type": "bigint"},
         "n": {"airflow-cdc.type": "varchar(9)"},
@@ -478,31 +478,31 @@ def test_columns_that_nobody_could_read(tmp_path: Path, column: Column, said: st
     held = plain(lived(where).read()[0], TABLE)
     table = replace(TABLE, columns=(*TABLE.columns, column))
     good = where.table(TABLE)  # the sink itself may refuse the other one
-    target = DeltaTarget(good.storage, table.sink_schema, table.key, table.integer_key, good.options)
+    target = DeltaTarget(good.storage, table.sink_schema, table.key, table.integer_key_column, good.options)
     with pytest.raises(TerminalError, match=said):
-        target.exchange([], {"anew": 2}, FENCE)
+        target.overwrite([], {"anew": 2}, FENCE)
     assert plain(good.read()[0], TABLE) == held and good.markers().get("anew") is None
 
 
 def test_a_table_that_is_not_there_or_another_one(tmp_path: Path) -> None:
     where = sink(tmp_path / "a")
     with pytest.raises(TerminalError, match="is missing"):
-        where.table(TABLE).exchange([], {"anew": 2}, FENCE)
+        where.table(TABLE).overwrite([], {"anew": 2}, FENCE)
     lived(where)
     with pytest.raises(TerminalError, match="is partitioned by"):
-        sink(tmp_path / "a", parts=True).table(TABLE).exchange([], {"anew": 2}, FENCE)
+        sink(tmp_path / "a", parts=True).table(TABLE).overwrite([], {"anew": 2}, FENCE)
     target = where.table(DEFINITIONS["added"])
-    assert target.exchange([staged(target, DEFINITIONS["added"], range(5))], {"anew": 2}, FENCE)
+    assert target.overwrite([staged(target, DEFINITIONS["added"], range(5))], {"anew": 2}, FENCE)
     merge_in(target, DEFINITIONS["added"], [row(DEFINITIONS["added"], 3, 9, "u")])
-    log = target.load()
+    log = target.load_log()
     assert log.commit([{"metaData": {**log.metadata, "id": "another"}}], "REPLACE")
     with pytest.raises(TerminalError, match="was replaced by another one"):
-        target.exchange([], {"anew": 3}, FENCE)
+        target.overwrite([], {"anew": 3}, FENCE)
     configuration = {k: v for k, v in log.configuration.items() if k != "airflow-cdc.pipeline"}
     mine = {**log.metadata, "configuration": configuration, "description": ""}
     assert log.commit([{"metaData": mine}], "REPLACE")
     with pytest.raises(TerminalError, match="belongs to no pipeline"):
-        where.table(TABLE).exchange([], {"anew": 3}, FENCE)
+        where.table(TABLE).overwrite([], {"anew": 3}, FENCE)
 
 
 # ---------------------------------------------------------------- the feed
@@ -517,8 +517,8 @@ def fed(where: DeltaSink, what: str) -> tuple[DeltaTarget, int, Counter[tuple[An
     table = DEFINITIONS[what]
     before = lived(where).read()[0].to_pylist()
     target = where.table(table)
-    assert target.exchange([staged(target, table, range(5))], {"anew": 2}, FENCE)
-    version, actions = target.load().version, newest(target)
+    assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
+    version, actions = target.load_log().version, newest(target)
     assert not [a for a in actions if "cdc" in a]
     new = {key: row(table, key, 5) for key in range(5)}
     expected = said(before, version, "delete") + said(new.values(), version, "insert")
@@ -555,7 +555,7 @@ def test_the_feed_as_spark_reads_it(tmp_path: Path) -> None:
                 where, table = sink(tmp_path / merge / what, merge, parts=True), DEFINITIONS[what]
                 lived(where)
                 target = where.table(table)
-                assert target.exchange([staged(target, table, range(5))], {"anew": 2}, FENCE)
+                assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
                 found = run.arrow(f"SELECT * FROM delta.`{target.storage.location()}`")
                 assert plain(found, table) == plain(of(table, [row(table, k, 5) for k in range(5)]), table)
 
@@ -565,39 +565,39 @@ def test_files_of_rows_that_stay(tmp_path: Path, what: str) -> None:
     """They are left alone where all of their rows stay as they are, and written again without a column that is gone."""
     where, table = sink(tmp_path, soft=True), DEFINITIONS[what]
     old = lived(where)  # 4 and 30 are marked, in a file of their own
-    (marked,) = [path for path, file in old.load().files.items() if (file.bounds(SEQ) or (0,))[0] == 3]
+    (marked,) = [path for path, file in old.load_log().files.items() if (file.bounds(SEQ) or (0,))[0] == 3]
     target, keys = where.table(table), (*range(4), *range(5, 10))
-    assert target.exchange([staged(target, table, keys)], {"anew": 2}, FENCE, kept_to=5)
-    files = target.load().files
+    assert target.overwrite([staged(target, table, keys)], {"anew": 2}, FENCE, kept_to=5)
+    files = target.load_log().files
     assert (marked in files) == (what != "dropped")
     for path in files:
         columns = {*pq.read_schema(Path(target.storage.location(), path)).names} - {DELETED}
         assert columns <= {*table.sink_schema.names}
-    found = {r["id"]: r[DELETED] for r in target.to_arrow().to_pylist()}
+    found = {r["id"]: r[DELETED] for r in target.read_with_soft_deleted().to_pylist()}
     assert found == {**dict.fromkeys(keys, False), **dict.fromkeys((4, *range(10, 20), 30), True)}
     before = {*files}
-    assert target.exchange([staged(target, table, keys, 6, "3/0")], {"anew": 3}, FENCE, kept_to=6)
-    left = before & {*target.load().files}
+    assert target.overwrite([staged(target, table, keys, 6, "3/0")], {"anew": 3}, FENCE, kept_to=6)
+    left = before & {*target.load_log().files}
     assert {path for path in before if not path.startswith("snapshot/")} == left
 
 
 def test_rows_that_stay_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of the slices take no more of it than the index of the table may."""
     held = []
-    real = KeyIndex.settle
+    real = KeyIndex.merge_and_spill
 
     def settle(index: KeyIndex, *dead: Any) -> None:
         real(index, *dead)
-        held.append(index.size)
+        held.append(index.bytes_used)
 
     monkeypatch.setattr(KeyIndex, "settle", settle)
     where = replace(sink(tmp_path, soft=True), index_bytes=1 << 12)
     lived(where)
     target = where.table(TABLE)
     slices = [staged(target, TABLE, range(1000 * n, 1000 * n + 1000), place=f"2/{n}") for n in range(5)]
-    assert target.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+    assert target.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
     assert max(memory for memory, _ in held) <= 1 << 12 and held[-1][1] > 1 << 14
-    assert target.load().markers["anew"] == 2 and target.to_arrow().num_rows == 5000
+    assert target.load_log().markers["anew"] == 2 and target.read_with_soft_deleted().num_rows == 5000
 
 
 def test_files_for_an_exchange_that_does_not_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -608,16 +608,16 @@ def test_files_for_an_exchange_that_does_not_stand(tmp_path: Path, monkeypatch: 
     slices, before = [staged(target, TABLE, range(10))], present(target)
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "write_once", preceded(LocalStorage.write_once, lambda: old.raise_fence(FENCE_2)))
-        assert target.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+        assert target.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
     written = present(target) - before
-    assert written and written <= {*target.load().files}
+    assert written and written <= {*target.load_log().files}
 
 
 def test_a_new_snapshot_does_not_remove_rows_that_stay(tmp_path: Path) -> None:
     lived(sink(tmp_path, soft=True))
     again = sink(tmp_path, soft=True).table(TABLE)
     with pytest.raises(TerminalError, match=r"rows that the source may have deleted \(sink.deletes\)"):
-        again.begin_anew("p", Fence("generation", 2), [])
+        again.reset("p", Fence("generation", 2), [])
 
 
 def test_which_rows_stay(tmp_path: Path) -> None:
@@ -626,8 +626,8 @@ def test_which_rows_stay(tmp_path: Path) -> None:
     old = lived(where)  # 4 and 30 are marked
     merge_in(old, TABLE, [row(TABLE, 50, 8, "c"), row(TABLE, 1, 8, "u")])
     target = where.table(TABLE)
-    assert target.exchange([staged(target, TABLE, (2, 4, 40))], {"anew": 2}, FENCE, kept_to=5)
-    found = {r["id"]: (r[DELETED], r[OP], r[SEQ]) for r in target.to_arrow().to_pylist()}
+    assert target.overwrite([staged(target, TABLE, (2, 4, 40))], {"anew": 2}, FENCE, kept_to=5)
+    found = {r["id"]: (r[DELETED], r[OP], r[SEQ]) for r in target.read_with_soft_deleted().to_pylist()}
     unseen = {n: (True, "d", 2 if n == 3 else 1) for n in (0, 3, *range(5, 20))}
     assert found == {**unseen, 30: (True, "d", 3), **dict.fromkeys((2, 4, 40), (False, "r", 5))}
-    assert target.to_arrow().num_rows == len(found)
+    assert target.read_with_soft_deleted().num_rows == len(found)

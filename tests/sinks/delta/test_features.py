@@ -76,7 +76,7 @@ def test_features_that_a_protocol_does_not_name() -> None:
 
 def given(target: DeltaTarget, *features: str, reader: bool = False, **properties: str) -> None:
     """Let somebody else add features, and properties whose names begin with ``delta.``."""
-    log = target.load()
+    log = target.load_log()
     configuration = {**log.configuration, **{f"delta.{k}": v for k, v in properties.items()}}
     needed = both(log.protocol, named([*features] if reader else [], [*features, *BASIC]))
     assert log.commit([{"protocol": needed}, {"metaData": {**log.metadata, "configuration": configuration}}], "SET")
@@ -87,8 +87,8 @@ def test_a_table_that_is_begun_again_keeps_the_features_of_others(tmp_path: Path
     given(target, *OTHERS)
     schema = pa.schema([*SCHEMA, ("at", pa.timestamp("us"))])
     again = DeltaTarget(target.storage, schema, ["id"], "id")
-    again.begin_anew("p", Fence("generation", 2), [])
-    readers, writers = features_of(again.load().protocol)
+    again.reset("p", Fence("generation", 2), [])
+    readers, writers = features_of(again.load_log().protocol)
     assert readers == {VECTORS, "timestampNtz"} and writers == {*readers, *BASIC, *OTHERS}
 
 
@@ -150,21 +150,21 @@ def test_rows_get_ids_where_row_tracking_is_supported(
     target = made(tmp_path, vectors=vectors)
     given(target, "rowTracking", "domainMetadata", enableRowTracking="false")
     add(target, "a", rows(*((n, "x", 1, "r") for n in range(20))))
-    used = row_ids(target.load())
+    used = row_ids(target.load_log())
     assert used == {*range(20)}
     for n in range(4):
         upsert(target, (n, "y", n + 2, "u"), (100 + n, "z", n + 2, "c"))
-        known = {path: file.action["baseRowId"] for path, file in target.load().files.items() if file.dead}
-        used |= row_ids(target.load())
+        known = {path: file.action["baseRowId"] for path, file in target.load_log().files.items() if file.dead_row_count}
+        used |= row_ids(target.load_log())
         assert known.get("snapshot/a.parquet", 0) == 0, "a file that gets another vector keeps its ids"
-    for one in target.compactions():
-        target.compacted([(one, one.run())])
-    log = target.load()
+    for one in target.plan_compactions():
+        target.commit_compactions([(one, one.run())])
+    log = target.load_log()
     used |= row_ids(log)
-    assert json.loads(log.domains["delta.rowTracking"])["rowIdHighWaterMark"] == max(used)
+    assert json.loads(log.domain_metadata["delta.rowTracking"])["rowIdHighWaterMark"] == max(used)
     DeltaTable(folder_of(target)).create_checkpoint()
     again = fresh(log.storage)
-    assert again.checkpointed == log.version and row_ids(again) == row_ids(log) and again.domains == log.domains
+    assert again.checkpoint_version == log.version and row_ids(again) == row_ids(log) and again.domain_metadata == log.domain_metadata
 
 
 def test_no_row_gets_an_id_otherwise(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_no_row_gets_an_id_otherwise(tmp_path: Path) -> None:
     add(target, "a", rows((1, "x", 1, "r")))
     add(made(tmp_path / "plain"), "a", rows((1, "x", 1, "r")))
     for found in (target, opened(tmp_path / "plain")):
-        assert not any("baseRowId" in file.action for file in found.load().files.values()) and not found.load().domains
+        assert not any("baseRowId" in file.action for file in found.load_log().files.values()) and not found.load_log().domains
 
 
 # ---------------------------------------------------------------- clustering
@@ -184,7 +184,7 @@ def clustered(target: DeltaTarget, *columns: str) -> None:
     given(target, "clustering", "domainMetadata")
     said = {"clusteringColumns": [[name] for name in columns], "domainName": "delta.clustering"}
     noted = {"domain": "delta.clustering", "configuration": json.dumps(said), "removed": False}
-    assert target.load().commit([{"domainMetadata": noted}], "CLUSTER BY")
+    assert target.load_log().commit([{"domainMetadata": noted}], "CLUSTER BY")
 
 
 @pytest.mark.parametrize("vectors", [True, False])
@@ -194,7 +194,7 @@ def test_files_have_statistics_of_the_columns_that_a_table_is_clustered_by(tmp_p
     clustered(target, "v.w", "id")
     add(target, "a", rows((1, "b", 1, "r"), (2, "c", 1, "r")))
     upsert(target, (50, "y" * 40, 2, "u"))
-    for file in target.load().files.values():
+    for file in target.load_log().files.values():
         values = {r["v.w"] for r in pq.read_table(folder_of(target) / file.path).to_pylist()}
         assert (file.stats["nullCount"]["v.w"] == 0 and file.stats["numRecords"] == len(values)) or len(values) == 1
         assert file.stats["minValues"]["v.w"] <= min(values) and file.stats["maxValues"]["v.w"] >= max(values)
@@ -238,20 +238,20 @@ def test_a_column_that_goes_is_no_longer_what_a_table_is_clustered_by(tmp_path: 
     target = where.table(after)
     target.create("p")
     clustered(target, "n", "id")
-    assert clustered_by(target.load().domains) == ["n", "id"]
+    assert clustered_by(target.load_log().domain_metadata) == ["n", "id"]
     gone = where.table(before)
     if exchange:
-        assert gone.exchange([], {"m": 1}, altering.FENCE)
+        assert gone.overwrite([], {"m": 1}, altering.FENCE)
     else:
         assert gone.alter(after, {"m": 1}, altering.FENCE)
-    log = gone.load()
-    assert clustered_by(log.domains) == ["id"]
-    assert json.loads(log.domains["delta.clustering"])["domainName"] == "delta.clustering"
+    log = gone.load_log()
+    assert clustered_by(log.domain_metadata) == ["id"]
+    assert json.loads(log.domain_metadata["delta.clustering"])["domainName"] == "delta.clustering"
     version = log.version
     DeltaTable(log.storage.location()).create_checkpoint()
     for n in range(version + 1):
         log.storage.delete(f"_delta_log/{n:020d}.json")
-    assert fresh(log.storage).domains == log.domains
+    assert fresh(log.storage).domain_metadata == log.domain_metadata
 
 
 # ---------------------------------------------------------------- a feature that somebody has taken out
@@ -262,7 +262,7 @@ def test_commits_before_a_feature_was_taken_out_go_together(tmp_path: Path, monk
     target = made(tmp_path)
     for n in range(4):
         add(target, f"{n}", rows((n, "x", 1, "r")))
-    target.tidy()  # with a checkpoint, before which nothing is needed
+    target.clean_up()  # with a checkpoint, before which nothing is needed
     given(target, "checkpointProtection", requireCheckpointProtectionBeforeVersion="4")
     log = folder_of(target) / "_delta_log"
 
@@ -271,7 +271,7 @@ def test_commits_before_a_feature_was_taken_out_go_together(tmp_path: Path, monk
             if path.name[:20].isdecimal() and int(path.name[:20]) <= until:
                 os.utime(path, times=(time.time() - 10 * 86400,) * 2)
         add(target, f"after{until}", rows((100 + until, "x", 1, "r")))
-        target.tidy()
+        target.clean_up()
         return {int(path.name[:20]) for path in log.glob("*.json") if path.name[20] == "."}
 
     assert age(3) >= {*range(5)}

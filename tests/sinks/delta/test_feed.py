@@ -117,7 +117,7 @@ class Case:
 
     @property
     def version(self) -> int:
-        return self.target.load().version
+        return self.target.load_log().version
 
     def key(self, row: Row) -> Any:
         return (row[1], row[0]) if self.table is NAMED else row[0]
@@ -162,10 +162,10 @@ class Case:
         :param stale: they are older than all rows.
         """
         self.batches += 1
-        name, staging = f"epoch-1/{self.batches}", self.sink.staging()
+        name, staging = f"epoch-1/{self.batches}", self.sink.change_staging()
         numbered = [(row, 0 if stale else self.seq + at + 1, op) for at, (row, op) in enumerate(listed)]
         self.seq += len(listed)
-        writer = staging.writer(self.table, name)
+        writer = staging.open_writer(self.table, name)
         for at in range(0, len(numbered), 3):
             writer.add(changes(*numbered[at : at + 3]).combine_chunks().to_batches()[0])
         writer.close()
@@ -180,9 +180,9 @@ class Case:
                 after.pop(key, None)
             else:
                 after[key] = self.kept(row, seq, op)
-        found = last_changes(staging.changes(self.table, [name]), self.table.key)
+        found = last_changes(staging.read_for_apply(self.table, [name]), self.table.key)
         stood = self.do(Upserted(found), after)
-        staging.applied(self.table, [name])
+        staging.discard_applied(self.table, [name])
         return stood
 
     def truncate(self) -> bool:
@@ -231,13 +231,13 @@ class Case:
 
     def compact(self) -> bool:
         """It changes no row, so the feed says nothing."""
-        self.target.load()
-        return self.target.compacted([(work, work.run()) for work in self.target.compactions()]) > 0
+        self.target.load_log()
+        return self.target.commit_compactions([(work, work.run()) for work in self.target.plan_compactions()]) > 0
 
     # ------------------------------------------------------------ what is there
 
     def held(self) -> Counter[tuple[Any, ...]]:
-        return Counter(_plain(row) for row in self.opened().to_arrow().drop_columns([TS]).to_pylist())
+        return Counter(_plain(row) for row in self.opened().read_with_soft_deleted().drop_columns([TS]).to_pylist())
 
     def cdc(self, version: int) -> list[dict[str, Any]]:
         """Actions of a commit for the feed."""
@@ -416,7 +416,7 @@ def test_nothing_is_written_where_it_is_off(tmp_path: Path, merge: str) -> None:
     case = Case(tmp_path, merge, on=False)
     history(case, 1)
     assert not (case.path / "_change_data").exists()
-    log = case.target.load()
+    log = case.target.load_log()
     assert all(not case.cdc(version) for version in range(log.version + 1))
     assert "changeDataFeed" not in json.dumps(log.protocol)
 
@@ -452,7 +452,7 @@ def test_a_commit_that_came_too_late_leaves_nothing(tmp_path: Path, merge: str) 
     asked: list[int] = []
 
     def decide(_: object) -> Change:
-        asked.append(case.target.load().version)
+        asked.append(case.target.load_log().version)
         if len(asked) == 1:
             other.batch((row(1, 5), "u"))
         return Upserted(changes((row(1, 6), 50, "u"), (row(3), 51, "c")))
@@ -476,7 +476,7 @@ def test_a_file_that_only_an_old_version_has_was_deleted(tmp_path: Path, monkeyp
     case.publish(row(1), row(2))
     case.publish(row(3))
     case.batch((row(1, 5), "u"))
-    before = {*case.target.load().files}
+    before = {*case.target.load_log().files}
     assert beside(case).compact()
     for name in before:
         (case.path / name).unlink()
@@ -504,12 +504,12 @@ def test_the_table_says_whether_there_is_one(tmp_path: Path, merge: str, who: st
         case.on = True
         case.target = case.opened()
     else:
-        log = case.target.load()
+        log = case.target.load_log()
         wanted = {**log.metadata, "configuration": {**log.configuration, FEED: "true"}}
         assert log.commit(features.reconfigured(log.protocol, log.metadata, wanted), "SET TBLPROPERTIES")
     case.batch((row(1, 6), "u"))
     assert case.recorded(case.version) == {("update_preimage", 1, 0), ("update_postimage", 1, 6)}
-    assert "changeDataFeed" in case.target.load().protocol["writerFeatures"]
+    assert "changeDataFeed" in case.target.load_log().protocol["writerFeatures"]
     case.on = False
     case.target = case.opened()
     case.batch((row(1, 7), "u"))
@@ -553,16 +553,16 @@ def test_vectors_begin_and_end_beside_it(tmp_path: Path, monkeypatch: pytest.Mon
     case.batch((row(2, 5), "u"))
     assert may_have_it(case)
     case.compact()
-    case.target.tidy()
+    case.target.clean_up()
     assert may_have_it(case)
-    assert ("deletionVectors" in case.target.load().protocol["writerFeatures"]) == (case.merge == "vectors")
+    assert ("deletionVectors" in case.target.load_log().protocol["writerFeatures"]) == (case.merge == "vectors")
     case.batch((row(3, 5), "u"))
     assert case.recorded(case.version) == {("update_preimage", 3, 0), ("update_postimage", 3, 5)}
 
 
 def may_have_it(case: Case) -> bool:
     """Whether the protocol of the table, as it stands, lets it have a feed."""
-    protocol = case.target.load().protocol
+    protocol = case.target.load_log().protocol
     return "changeDataFeed" in (protocol.get("writerFeatures") or ()) or 4 <= protocol["minWriterVersion"] < 7
 
 
@@ -606,7 +606,7 @@ def test_a_table_that_begins_anew(tmp_path: Path, spark: SparkDelta) -> None:
     case = Case(tmp_path)
     case.publish(row(1), row(2))
     case.batch((row(1, 5), "u"))
-    case.target.begin_anew("p", Fence("generation", 2), [])
+    case.target.reset("p", Fence("generation", 2), [])
     case.expect(case.version, {})
     case.publish(row(1, 5), row(3))
     case.batch((row(3, 5), "u"))
@@ -619,10 +619,10 @@ def test_columns_that_readers_of_a_feed_take_for_theirs(tmp_path: Path, merge: s
     with pytest.raises(NotReadyError, match=r"table shop.t has a column _Change_Type.*exclude_columns"):
         Case(tmp_path, merge, table=taken)
     case = Case(tmp_path, merge, table=taken, on=False)
-    log = case.target.load()
+    log = case.target.load_log()
     assert log.commit([{"metaData": {**log.metadata, "configuration": {**log.configuration, FEED: "true"}}}], "SET")
     with pytest.raises(TerminalError, match="uses changeDataFeed, which hides its columns _Change_Type"):
-        case.opened().load()
+        case.opened().load_log()
 
 
 # ---------------------------------------------------------------- what it costs
@@ -669,15 +669,15 @@ def test_it_is_kept_for_as_long_as_the_table_says(
     history(case, 3)
     DeltaTable(str(case.path)).create_checkpoint()  # a run that begins then knows from it what was removed
     hours = 24.0 if retention is None else 72.0
-    assert case.target.load().configuration[RETENTION] == (retention or "interval 1 days")
+    assert case.target.load_log().configuration[RETENTION] == (retention or "interval 1 days")
     before = present(case.path)
     monkeypatch.setattr(upkeep, "written_at", lambda name: 0.0)  # that of the writer, which has not moved
     for later, kept in ((hours - 0.1, True), (0.2, False)):
         age(case.path, later)
-        case.opened().tidy()
+        case.opened().clean_up()
         if kept:
             assert present(case.path) == before
-    assert present(case.path) == needed(case.target.load())
+    assert present(case.path) == needed(case.target.load_log())
     assert case.opened().read()[0].num_rows == case.held().total()
 
 
@@ -692,7 +692,7 @@ def test_files_of_others_go_by_the_time_at_which_they_were_written(tmp_path: Pat
     for name, hours in theirs.items():
         (case.path / name).write_bytes(b"x")
         os.utime(case.path / name, (0, time.time() - hours * HOUR))
-    case.target.tidy()
+    case.target.clean_up()
     left = {name for name in present(case.path) if name.startswith("_change_data/")}
     assert left == {ours, "_change_data/cdc-00000-new.c000.parquet", old}
 
@@ -700,16 +700,16 @@ def test_files_of_others_go_by_the_time_at_which_they_were_written(tmp_path: Pat
 def test_a_retention_that_is_not_understood(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.publish(row(1))
-    log = case.target.load()
+    log = case.target.load_log()
     wanted = {**log.configuration, RETENTION: "a while"}
     assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")
     with pytest.raises(TerminalError, match="no old files.*'a while', which this version does not understand.*ALTER"):
-        case.opened().tidy()
+        case.opened().clean_up()
     case.on = False
     case.target = case.opened()
     case.batch((row(2), "c"))
     with pytest.raises(TerminalError, match="no old files.*'a while'"):
-        case.target.tidy()
+        case.target.clean_up()
     assert file_retention({RETENTION: "interval 1 week 2 days 3 HOURS"}) == 219 * HOUR
     assert file_retention({RETENTION: "90 seconds 500 milliseconds"}) == 90.5
     assert file_retention({}) == 7 * 24 * HOUR and log_retention({}) == 30 * 24 * HOUR
@@ -747,7 +747,7 @@ def test_in_an_object_store(s3: S3, merge: str) -> None:
     assert target.commit(lambda _: Published([file]), {}, FENCE)
     change = Upserted(changes((row(1, 5), 2, "u"), (row(2), 3, "d"), (row(4), 4, "c")))
     assert target.commit(lambda _: change, {}, FENCE)
-    target.tidy()
+    target.clean_up()
     table = DeltaTable(s3.uri("lake/shop/t"), storage_options=s3.options)
     read = pa.table(table.load_cdf(starting_version=2).read_all()).to_pylist()
     assert sorted((r["_change_type"], r["id"], r["v"]) for r in read) == [

@@ -59,13 +59,13 @@ def in_files(folder: Path, count: int, schema: pa.Schema = SCHEMA, **options: An
 
 def again(folder: Path) -> DeltaTarget:
     target = opened(folder)
-    target.load()
+    target.load_log()
     return target
 
 
 def test_a_new_table_is_read_from_its_newest_file_on(tmp_path: Path, read: list[str]) -> None:
     target = in_files(tmp_path, 3)
-    assert target.ahead()(ROOM, go_on) == sum(target.index) > 30 * 8 - 1
+    assert target.prefetcher()(ROOM, go_on) == sum(target.index_bytes_used) > 30 * 8 - 1
     assert sorted(read) == [f"snapshot/1/0/1/slice-{n}.parquet" for n in range(3)]
     upsert(target, (5, "new", 2, "u"), (25, "new", 2, "u"))
     assert len(read) == 3, "a batch reads nothing again"
@@ -77,9 +77,9 @@ def test_what_changes_have_hit_is_read_of_a_table_that_has_changed(tmp_path: Pat
     upsert(in_files(tmp_path, 3), (15, "new", 2, "u"), (99, "new", 2, "c"))
     read.clear()
     target = again(tmp_path)
-    assert target.ahead()(0, go_on) == 0, "memory for what nothing speaks for is not needed"
+    assert target.prefetcher()(0, go_on) == 0, "memory for what nothing speaks for is not needed"
     assert read == ["snapshot/1/0/1/slice-1.parquet"]
-    assert target.ahead()(ROOM, go_on) == 0 and len(read) == 1
+    assert target.prefetcher()(ROOM, go_on) == 0 and len(read) == 1
     upsert(target, (15, "newer", 3, "u"))
     assert read.count("snapshot/1/0/1/slice-1.parquet") == 1 and held(target)[15] == ("newer", 3)
 
@@ -88,8 +88,8 @@ def test_there_is_no_room(tmp_path: Path, read: list[str], monkeypatch: pytest.M
     """It is looked at after each portion, and the next one is not begun before."""
     monkeypatch.setattr(module, "_PORTION", 2)
     target = in_files(tmp_path, 40)
-    assert target.ahead()(0, go_on) == 0 and not read
-    assert target.ahead()(200, go_on) == 4 * (10 * 8 + 4)  # words, and the number of the file
+    assert target.prefetcher()(0, go_on) == 0 and not read
+    assert target.prefetcher()(200, go_on) == 4 * (10 * 8 + 4)  # words, and the number of the file
     assert sorted(read) == [f"snapshot/1/0/1/slice-{n}.parquet" for n in (36, 37, 38, 39)]
 
 
@@ -103,14 +103,14 @@ def test_it_ends_when_it_is_told(
         upsert(target, *((10 * n, "new", 2, "u") for n in range(40)))
         read.clear()
         target = again(tmp_path)
-    target.ahead()(ROOM, lambda: True)
+    target.prefetcher()(ROOM, lambda: True)
     assert len(read) == 2
 
 
 def test_what_a_batch_waits_for_is_read_first(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     target = in_files(tmp_path, 6)
     reading, go = threading.Event(), threading.Event()
-    facts = module.KeyFiles._facts
+    facts = module.KeyFiles._read_key_hashes
 
     def slow(self: Any, file: Any) -> Any:
         if file.path.endswith("slice-2.parquet"):
@@ -120,7 +120,7 @@ def test_what_a_batch_waits_for_is_read_first(tmp_path: Path, read: list[str], m
 
     monkeypatch.setattr(module.KeyFiles, "_facts", slow)
     batch = threading.Thread(target=upsert, args=(target, (25, "new", 2, "u")))
-    ahead = threading.Thread(target=target.ahead(), args=(ROOM, go_on))
+    ahead = threading.Thread(target=target.prefetcher(), args=(ROOM, go_on))
     batch.start()
     assert reading.wait(60)
     ahead.start()
@@ -136,20 +136,20 @@ def test_what_a_batch_waits_for_is_read_first(tmp_path: Path, read: list[str], m
 def test_a_file_that_is_gone_when_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two steps of a batch: its rows are those of no file any more."""
     target = in_files(tmp_path, 2)
-    ahead = target.ahead()
+    ahead = target.prefetcher()
     other = opened(tmp_path, vectors=False)  # writes the first file anew
     upsert(other, (5, "copied", 2, "u"))
-    target.load()
-    follow = KeyIndex.follow
+    target.load_log()
+    follow = KeyIndex.sync_live_files
 
     def late(self: KeyIndex, live: Any, dead: Callable[[str], Any]) -> None:
         follow(self, live, dead)
-        if self is target._index:
+        if self is target._key_index:
             ahead(ROOM, go_on)
 
     monkeypatch.setattr(KeyIndex, "follow", late)
     upsert(target, (5, "new", 3, "u"), (6, "new", 3, "u"))
-    assert "snapshot/1/0/1/slice-0.parquet" in target._index, "or this tests nothing"
+    assert "snapshot/1/0/1/slice-0.parquet" in target._key_index, "or this tests nothing"
     assert held(target)[5] == held(target)[6] == ("new", 3) and len(held(target)) == 20
     upsert(target, (7, "newer", 4, "u"))
     assert held(target)[7] == ("newer", 4) and len(held(target)) == 20
@@ -159,8 +159,8 @@ def test_a_table_without_a_key_is_not_read_as_a_whole(tmp_path: Path, read: list
     """All of its values would be."""
     in_files(tmp_path, 2)
     target = DeltaTarget(LocalStorage(tmp_path / "t"), SCHEMA)
-    target.load()
-    assert target.ahead()(ROOM, go_on) == 0 and not read
+    target.load_log()
+    assert target.prefetcher()(ROOM, go_on) == 0 and not read
 
 
 def test_statistics_exclude_files_one_by_one(tmp_path: Path, read: list[str]) -> None:
@@ -195,6 +195,6 @@ def test_keys_of_which_hashes_are_kept(tmp_path: Path, top: int) -> None:
     target = open_anew()
     changed = (0, 9, 15, 29)
     target.commit(lambda _: Upserted(numbered(*((n, "new", 2, "u") for n in changed))), {}, FENCE)
-    found = {int(row["id"]) - top: row["v.w"] for row in target.to_arrow().to_pylist()}
-    assert target.to_arrow().num_rows == len(found) == 30, "a key is there twice"
+    found = {int(row["id"]) - top: row["v.w"] for row in target.read_with_soft_deleted().to_pylist()}
+    assert target.read_with_soft_deleted().num_rows == len(found) == 30, "a key is there twice"
     assert {n for n, value in found.items() if value == "new"} == set(changed)

@@ -40,7 +40,7 @@ class World:
         self.files[path], self.dead[path] = keys, BitMap(dead)
         rows = [row for row in range(len(keys)) if row not in dead]
         facts = Facts(self.words([keys[row] for row in rows]), 1, np.array(rows, np.uint32) if dead else None)
-        self.index.add(path, facts)
+        self.index.add_file(path, facts)
 
     def kill(self, path: str, row: int) -> None:
         self.dead[path] = self.dead[path] | BitMap([row])
@@ -49,14 +49,14 @@ class World:
         del self.files[path], self.dead[path]
 
     def follow(self) -> None:
-        self.index.follow(self.files, self.dead.__getitem__)
+        self.index.sync_live_files(self.files, self.dead.__getitem__)
 
     def find(self, keys: list[int]) -> set[tuple[int, str, int]]:
         """What is found alive: key, file and row."""
-        found = self.index.find(self.words(keys))
+        found = self.index.find_keys(self.words(keys))
         listed = [
-            (keys[asked], self.index.name(int(file)), int(row))
-            for asked, file, row in zip(found.asked, found.file, found.row, strict=True)
+            (keys[asked], self.index.file_path(int(file)), int(row))
+            for asked, file, row in zip(found.query_index, found.file_number, found.row_number, strict=True)
         ]
         living = [place for place in listed if place[2] not in self.dead[place[1]]]
         assert len(set(listed)) == len(listed), "a row was found twice"
@@ -127,7 +127,7 @@ def test_many_files_are_not_put_together_at_once(small: None) -> None:
     for n in range(20):
         world.add(f"f{n}", [*range(100 * n, 100 * n + 100)])
     world.follow()
-    assert max(len(s.words) for s in world.index._segments) == 400
+    assert max(len(s.hashes) for s in world.index._segments) == 400
     assert world.find([5, 1999]) == {(5, "f0", 5), (1999, "f19", 99)}
 
 
@@ -141,14 +141,14 @@ def test_files_are_read_ahead_while_others_are_looked_for(small: None, kind: str
 
     def ahead(paths: list[str]) -> None:
         for path in paths:
-            world.index.add(path, facts[path])
-            world.index.settle()
+            world.index.add_file(path, facts[path])
+            world.index.merge_and_spill()
 
     with ThreadPoolExecutor(4) as pool:
         work = [pool.submit(ahead, list(facts)[start:]) for start in (0, 0, 50, 150)]  # all of them more than once
         while not all(w.done() for w in work):
             assert world.find([1, 3, 999]) == {(key, "late", key) for key in (1, 3, 999)}
-            world.index.follow({"late": 0, **facts}, lambda path: world.dead.get(path, BitMap()))
+            world.index.sync_live_files({"late": 0, **facts}, lambda path: world.dead.get(path, BitMap()))
     for one in work:
         one.result()
     for path in facts:
@@ -162,19 +162,19 @@ def test_what_is_forgotten_while_segments_are_put_together(small: None, monkeypa
     world = World("integer", 1 << 20)
     for n in range(3):
         world.add(f"f{n}", [n])
-    merged = KeyIndex._merged
+    merged = KeyIndex._merge_segments
 
     def meanwhile(self: KeyIndex, segments: Any, dead: Any) -> Any:
         found = merged(self, segments, dead)
         monkeypatch.setattr(KeyIndex, "_merged", merged)
-        self.forget(["f1"])
+        self.forget_files(["f1"])
         world.add("f1", [1])
         return found
 
     monkeypatch.setattr(KeyIndex, "_merged", meanwhile)
-    world.index.settle()
+    world.index.merge_and_spill()
     assert world.find([0, 1, 2]) == {(n, f"f{n}", 0) for n in range(3)}
-    assert sum(len(s.words) for s in world.index._segments) == 3
+    assert sum(len(s.hashes) for s in world.index._segments) == 3
 
 
 def test_a_file_that_is_in_it_is_not_added_again(small: None) -> None:
@@ -194,7 +194,7 @@ def test_what_is_dead_is_dropped_when_segments_are_put_together(small: None) -> 
         for row in range(20):
             world.kill(f"f{n}", row)
         world.follow()
-    assert world.index.size == (0, 0) or world.index.size[0] < 9 * 20 * 8 / 2
+    assert world.index.bytes_used == (0, 0) or world.index.bytes_used[0] < 9 * 20 * 8 / 2
 
 
 def test_a_file_with_rows_that_came_back_is_forgotten(small: None) -> None:
@@ -205,7 +205,7 @@ def test_a_file_with_rows_that_came_back_is_forgotten(small: None) -> None:
         world.kill(f"f{n}", 0)
     world.follow()
     assert world.find([*range(9)]) == set()
-    world.index.forget(["f3", "never seen"])
+    world.index.forget_files(["f3", "never seen"])
     assert "f3" not in world.index and "f4" in world.index
     world.add("f3", [3])
     assert world.find([*range(9)]) == {(3, "f3", 0)}
@@ -217,7 +217,7 @@ def test_memory_is_bounded() -> None:
     for n in range(20):
         world.add(f"f{n}", [*range(n * 1000, n * 1000 + 1000)])
         world.follow()
-        memory, disk = world.index.size
+        memory, disk = world.index.bytes_used
         assert memory <= 10_000
     assert disk > 20 * 1000 * 16 - 10_000
     assert world.find([0, 19_999]) == {(0, "f0", 0), (19_999, "f19", 999)}
@@ -227,12 +227,12 @@ def test_words_that_meet_in_their_first_half() -> None:
     """Both words decide; those with the same first one stand side by side."""
     index = KeyIndex(1 << 20)
     first = np.array([7, 7, 7, 8], np.uint64)
-    index.add("a", Facts(Words(first, np.array([1, 2, 3, 1], np.uint64)), 1))
+    index.add_file("a", Facts(Words(first, np.array([1, 2, 3, 1], np.uint64)), 1))
 
     def found(*words: tuple[int, int]) -> list[tuple[Any, ...]]:
         asked = Words(np.array([a for a, _ in words], np.uint64), np.array([b for _, b in words], np.uint64))
-        hits = index.find(asked)
-        return sorted(zip(hits.asked.tolist(), hits.row.tolist(), strict=True))
+        hits = index.find_keys(asked)
+        return sorted(zip(hits.query_index.tolist(), hits.row_number.tolist(), strict=True))
 
     assert found((7, 3), (8, 1), (8, 2)) == [(0, 2), (1, 3)]
     assert found((7, 1), (7, 2), (7, 4)) == [(0, 0), (1, 1)]

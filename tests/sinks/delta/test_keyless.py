@@ -54,11 +54,11 @@ class Table:
         self.target.commit(lambda _: Counted(change, since), {}, FENCE)
 
     def rows(self) -> Counter[Row]:
-        return Counter((r["a"], r["v.w"]) for r in self.target.to_arrow().to_pylist())
+        return Counter((r["a"], r["v.w"]) for r in self.target.read_with_soft_deleted().to_pylist())
 
     @property
     def live(self) -> set[str]:
-        return {*self.target.load().files}
+        return {*self.target.load_log().files}
 
 
 Make = Callable[[], Table]
@@ -106,7 +106,7 @@ def test_rows_that_somebody_else_has_put_in(make: Make) -> None:
     """What an old version lacks need not be missing."""
     files = make()
     other = DeltaTarget(files.target.storage, SCHEMA, options=files.target.options)
-    other.load()
+    other.load_log()
     files.add("one", table([(1, "x"), (2, "y")]))
     gone = net(table([(1, "x")], "d", 100), ["a", "v.w"])
     assert other.commit(lambda _: Counted(gone), {}, FENCE)
@@ -227,6 +227,6 @@ def test_a_single_column_of_integers(tmp_path: Path, vectors: bool) -> None:
     target.commit(lambda _: Published([file]), {}, FENCE)
     change = net(rows([large + 1, None], "d", 100), ["n"])
     target.commit(lambda _: Counted(change), {}, FENCE)
-    assert Counter(target.to_arrow()["n"].to_pylist()) == Counter([large, smallest, None])
+    assert Counter(target.read_with_soft_deleted()["n"].to_pylist()) == Counter([large, smallest, None])
     with pytest.raises(MissingRowsError):
         target.commit(lambda _: Counted(net(rows([large + 1, None], "d", 200), ["n"])), {}, FENCE)

@@ -31,10 +31,10 @@ from tests.support.v2_checkpoints import as_v2
 
 def state(log: Log) -> dict[str, Any]:
     """What a version holds; maps of a checkpoint may lack what has no value."""
-    files = {path: (file.size, file.stats, file.vector, file.bounds("id")) for path, file in log.files.items()}
-    dead = {path: log.dead(file) for path, file in log.files.items()}
-    return {"version": log.version, "files": files, "dead": dead, "markers": log.markers, "removed": {*log.removed}} | {
-        "domains": log.domains,
+    files = {path: (file.size, file.stats, file.deletion_vector, file.bounds("id")) for path, file in log.files.items()}
+    dead = {path: log.dead_rows(file) for path, file in log.files.items()}
+    return {"version": log.version, "files": files, "dead": dead, "markers": log.markers, "removed": {*log.tombstones}} | {
+        "domains": log.domain_metadata,
         "protocol": {k: sorted(v) if isinstance(v, list) else v for k, v in log.protocol.items()},
         "metadata": {k: v for k, v in log.metadata.items() if v},
     }
@@ -43,7 +43,7 @@ def state(log: Log) -> dict[str, Any]:
 def fresh(storage: Storage) -> Log:
     log = Log(storage)
     log.refresh()
-    log.revived.clear()  # nothing was known of any row
+    log.revived_files.clear()  # nothing was known of any row
     return log
 
 
@@ -53,7 +53,7 @@ def changed(folder: Path, commits: int = 12) -> Log:
     add(target, "a b%c=d", rows(*((n, "x", 1, "r") for n in range(20))), {"m": 7})
     for n in range(commits):
         upsert(target, (n % 10, "y", n + 2, "u"), (100 + n, "z", n + 2, "c"))
-    return target.load()
+    return target.load_log()
 
 
 # ---------------------------------------------------------------- reading
@@ -111,14 +111,14 @@ def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None
     log = changed(tmp_path)
     form(folder_of(opened(tmp_path)))
     read = fresh(log.storage)
-    assert read.checkpointed == log.version and state(read) == state(log)
+    assert read.checkpoint_version == log.version and state(read) == state(log)
     for version in range(log.version + 1):
         log.storage.delete(f"_delta_log/{version:020d}.json")  # as a cleaner does
     assert state(fresh(log.storage)) == state(log)
     target = opened(tmp_path)
     upsert(target, (1, "later", 99, "u"))
-    assert state(fresh(log.storage)) == state(target.load()) and target.load().version == log.version + 1
-    check_live(target.load())
+    assert state(fresh(log.storage)) == state(target.load_log()) and target.load_log().version == log.version + 1
+    check_live(target.load_log())
 
 
 def test_a_file_with_several_tombstones(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_file_with_several_tombstones(tmp_path: Path) -> None:
         for listed in (whole, whole[::-1]):
             pq.write_table(pa.Table.from_pylist(listed, pq.read_schema(path)), path)
             log = fresh(target.storage)
-            assert log.removed["snapshot/a.parquet"] == log.version
+            assert log.tombstones["snapshot/a.parquet"] == log.version
 
 
 def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
@@ -148,15 +148,15 @@ def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
     monkeypatch.setattr(module, "_FORGET_EVERY", 5)
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
-    log = target.load()
+    log = target.load_log()
     begun = time.monotonic()
     for n, hours in enumerate((0, 25.9, 26.1)):
         monkeypatch.setattr(time, "monotonic", lambda hours=hours: begun + hours * 3600)
         for key in range(5):
             upsert(target, (1, "b", 10 * n + key + 2, "u"))
-        assert target.load() is log
-        assert ("snapshot/a.parquet" in log.removed) is (hours < 26)
-    assert log.removed, "of the last versions"
+        assert target.load_log() is log
+        assert ("snapshot/a.parquet" in log.tombstones) is (hours < 26)
+    assert log.tombstones, "of the last versions"
 
 
 def test_what_was_removed_is_forgotten_beside_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +164,12 @@ def test_what_was_removed_is_forgotten_beside_another_writer(tmp_path: Path, mon
     monkeypatch.setattr(module, "_FORGET_EVERY", 5)
     monkeypatch.setattr(Log, "stood", lambda *_: 0)
     target, other = made(tmp_path), opened(tmp_path)
-    log = target.load()
-    log.removed["of yesterday"] = 0
+    log = target.load_log()
+    log.tombstones["of yesterday"] = 0
     while log.version < 12:
         upsert(other if (log.version + 1) % 5 == 0 else target, (1, "b", log.version + 2, "u"))
-        target.load()
-    assert "of yesterday" not in log.removed
+        target.load_log()
+    assert "of yesterday" not in log.tombstones
 
 
 def test_a_checkpoint_that_lacks_a_part_is_none(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_lacks_a_part_is_none(tmp_path: Path) -> None:
     in_parts(folder_of(opened(tmp_path)))
     next(iter(folder_of(opened(tmp_path)).glob("_delta_log/*.0000000002.0000000003.parquet"))).unlink()
     read = fresh(log.storage)
-    assert read.checkpointed is None and state(read) == state(log)
+    assert read.checkpoint_version is None and state(read) == state(log)
 
 
 def test_what_was_committed_since(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_log_that_is_cleaned_up_while_it_is_read(tmp_path: Path, monkeypatch: 
     in_one(folder_of(opened(tmp_path)))
     for n in range(3):
         upsert(opened(tmp_path), (n, "later", 99 + n, "u"))
-    found, times = Log._checkpoint, 0
+    found, times = Log._find_checkpoint, 0
 
     def checkpoint(reader: Log) -> Checkpoint | None:
         nonlocal times
@@ -229,20 +229,20 @@ def test_a_log_that_was_cleaned_up_behind_an_old_version(tmp_path: Path, monkeyp
     monkeypatch.setattr(module, "NEWEST", -1)
     known = {*old.files}
     old.refresh()
-    assert state(old) == state(target.load()) and old.revived >= known
+    assert state(old) == state(target.load_log()) and old.revived_files >= known
 
 
 @pytest.mark.parametrize("left", [b"", b"\n\n", b'{"commitInfo":{"ti', b"[]\n", b"\0" * 300])
 def test_a_commit_that_is_damaged(tmp_path: Path, left: bytes) -> None:
     """As a host leaves it that lost power, whatever its file system promised; nobody commits after it either."""
     target = made(tmp_path)
-    log = target.load()
+    log = target.load_log()
     late = opened(tmp_path)
-    late.load()
+    late.load_log()
     upsert(target, (1, "x", 1, "c"))
     [path] = folder_of(target).glob(f"_delta_log/{log.version:020d}.json")
     path.write_bytes(left)
-    for reads in (lambda: fresh(log.storage), lambda: upsert(late, (1, "y", 2, "u")), lambda: late.load()):
+    for reads in (lambda: fresh(log.storage), lambda: upsert(late, (1, "y", 2, "u")), lambda: late.load_log()):
         with pytest.raises(TerminalError, match=rf"version {log.version} of the Delta .* is damaged: .*{path.name}"):
             reads()
     assert not [*path.parent.glob(f"{log.version + 1:020d}.json")]
@@ -251,11 +251,11 @@ def test_a_commit_that_is_damaged(tmp_path: Path, left: bytes) -> None:
 def test_a_log_whose_commits_stay_for_a_moment_only(tmp_path: Path) -> None:
     """A look at it that is seconds old may be older than that: a commit into the gap would be lost, unseen."""
     target = made(tmp_path)
-    log = target.load()
+    log = target.load_log()
     wanted = {**log.configuration, "delta.logRetentionDuration": "interval 0 seconds"}
     assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")
     late = opened(tmp_path)
-    late.load()
+    late.load_log()
     for n in range(3):
         upsert(target, (n, "x", n + 1, "c"))
     in_one(folder_of(target))
@@ -263,7 +263,7 @@ def test_a_log_whose_commits_stay_for_a_moment_only(tmp_path: Path) -> None:
         log.storage.delete(f"_delta_log/{version:020d}.json")
     upsert(late, (0, "y", 9, "u"))
     read = fresh(log.storage)
-    assert state(read) == state(late.load()) and read.version == log.version + 1
+    assert state(read) == state(late.load_log()) and read.version == log.version + 1
 
 
 # ---------------------------------------------------------------- writing
@@ -294,7 +294,7 @@ def test_a_commit_whose_answer_is_lost(tmp_path: Path, answer: Any) -> None:
 
 
 def test_a_commit_of_somebody_else(tmp_path: Path) -> None:
-    log, other = changed(tmp_path), opened(tmp_path).load()
+    log, other = changed(tmp_path), opened(tmp_path).load_log()
     assert other.commit([{"txn": {"appId": "m", "version": 8}}], "MERGE")
     storage = Losing(log.storage.location())
     log.storage = storage
@@ -334,7 +334,7 @@ def test_nobody_commits_into_a_log_that_was_cleaned_up(tmp_path: Path) -> None:
     in_one(folder_of(opened(tmp_path)))
     for version in range(old.version + 3):
         old.storage.delete(f"_delta_log/{version:020d}.json")
-    old._read_at -= module.NEWEST + 1
+    old._refreshed_at -= module.NEWEST + 1
     assert not old.commit([{"txn": {"appId": "m", "version": 8}}], "MERGE")
     old.refresh()
     assert state(old) == state(fresh(old.storage))
@@ -360,47 +360,47 @@ def test_bounds(path: str, value: int, exact: bool) -> None:
     file = LiveFile({"path": path, "size": 1, "stats": json.dumps(stats)})
     assert file.bounds("id") == ((1, value) if exact else None)
     assert file.bounds("other") is None
-    assert file.apart("id", (value + 1, value + 2)) == exact and not file.apart("id", (value, value + 2))
-    assert file.apart("id", (-5, 0)) == exact and not file.apart("id", None)
+    assert file.excludes_span("id", (value + 1, value + 2)) == exact and not file.excludes_span("id", (value, value + 2))
+    assert file.excludes_span("id", (-5, 0)) == exact and not file.excludes_span("id", None)
 
 
 def revive(log: Log, path: str, dead: BitMap) -> None:
     """As a RESTORE does: the file with a vector of an older version."""
     file, vectors = log.files[path], write_vectors(log.storage, {path: dead})
     new = {k: v for k, v in file.action.items() if k != "deletionVector"}
-    again = file.with_vector(vectors[path], 20, change=True) if dead else {"add": new}
-    assert log.commit([file.removed(change=True), again], "RESTORE")
+    again = file.vector_action(vectors[path], 20, change=True) if dead else {"add": new}
+    assert log.commit([file.remove_action(change=True), again], "RESTORE")
 
 
 @pytest.mark.parametrize("dead", [BitMap(), BitMap([0])])
 def test_files_with_rows_that_came_back(tmp_path: Path, dead: BitMap) -> None:
     log = changed(tmp_path)
-    path = next(path for path, file in log.files.items() if file.dead > 1)
+    path = next(path for path, file in log.files.items() if file.dead_row_count > 1)
     reader = fresh(log.storage)
     revive(log, path, dead)
     reader.refresh()
-    assert reader.revived == {path}
+    assert reader.revived_files == {path}
 
 
 def test_other_rows_are_dead_than_before(tmp_path: Path) -> None:
     """No fewer, as after a RESTORE to a version behind another RESTORE."""
     log = changed(tmp_path)
-    path = next(path for path, file in log.files.items() if file.dead > 1)
-    dead = log.dead(log.files[path])
+    path = next(path for path, file in log.files.items() if file.dead_row_count > 1)
+    dead = log.dead_rows(log.files[path])
     reader = fresh(log.storage)
     alive = next(n for n in range(20) if n not in dead)
     revive(log, path, (dead - BitMap([dead[0]])) | BitMap([alive]))
     reader.refresh()
-    assert reader.revived == {path}
+    assert reader.revived_files == {path}
 
 
 def test_files_that_were_gone_and_came_back(tmp_path: Path) -> None:
     log = changed(tmp_path)
     reader = fresh(log.storage)
     file = next(iter(log.files.values()))
-    assert log.commit([file.removed(change=True)], "DELETE") and log.commit([{"add": file.action}], "RESTORE")
+    assert log.commit([file.remove_action(change=True)], "DELETE") and log.commit([{"add": file.action}], "RESTORE")
     reader.refresh()
-    assert file.path in reader.files and reader.revived == {file.path}
+    assert file.path in reader.files and reader.revived_files == {file.path}
 
 
 def test_no_row_comes_back_by_own_commits(tmp_path: Path) -> None:
@@ -408,16 +408,16 @@ def test_no_row_comes_back_by_own_commits(tmp_path: Path) -> None:
     changed(tmp_path)
     target = opened(tmp_path)
     upsert(target, (14, "first", 98, "u"))
-    log = target.load()
-    log.revived.clear()
+    log = target.load_log()
+    log.revived_files.clear()
     upsert(target, (15, "later", 99, "u"))
-    assert log.revived == set()
+    assert log.revived_files == set()
 
 
 def test_an_added_file() -> None:
     file = DataFile("snapshot/a b.parquet", 10, 3, 1, 1 << 60, 5, 6)
     live = LiveFile(added(file, "id", None)["add"])
-    assert (live.path, live.size, live.dead) == (file.path, 10, 0)
+    assert (live.path, live.size, live.dead_row_count) == (file.path, 10, 0)
     assert (live.bounds("id"), live.bounds("_cdc_seq")) == ((1, 1 << 60), (5, 6))
     assert "tightBounds" not in live.stats
 
@@ -426,22 +426,22 @@ def test_statistics_of_a_file_with_dead_rows(tmp_path: Path) -> None:
     """They are those of all its rows, and say so."""
     vectors = write_vectors(LocalStorage(tmp_path), {"a": BitMap([1]), "b": BitMap([1, 2])})
     live = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", vectors["a"])["add"])
-    again = LiveFile(live.with_vector(vectors["b"], 3, change=True)["add"])
+    again = LiveFile(live.vector_action(vectors["b"], 3, change=True)["add"])
     plain = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", None)["add"])
-    first = LiveFile(plain.with_vector(vectors["a"], 3, change=True)["add"])
+    first = LiveFile(plain.vector_action(vectors["a"], 3, change=True)["add"])
     for file, dead in ((live, 1), (again, 2), (first, 1)):
-        assert (file.dead, file.stats["numRecords"], file.bounds("id")) == (dead, 3, (1, 5))
+        assert (file.dead_row_count, file.stats["numRecords"], file.bounds("id")) == (dead, 3, (1, 5))
         assert file.stats["tightBounds"] is False
 
 
 def test_a_file_that_gets_another_vector_stays(tmp_path: Path) -> None:
     """In whatever order a commit says so."""
     log = changed(tmp_path)
-    reader, file = fresh(log.storage), next(file for file in log.files.values() if file.dead)
-    total = log.dead(file) | BitMap([19])
+    reader, file = fresh(log.storage), next(file for file in log.files.values() if file.dead_row_count)
+    total = log.dead_rows(file) | BitMap([19])
     vectors = write_vectors(log.storage, {file.path: total})
-    actions = [file.with_vector(vectors[file.path], 20, change=True), file.removed(change=True)]
+    actions = [file.vector_action(vectors[file.path], 20, change=True), file.remove_action(change=True)]
     assert log.commit(actions, "DELETE")
     reader.refresh()
     for read in (log, reader, fresh(log.storage)):
-        assert read.dead(read.files[file.path]) == total and file.path not in read.removed
+        assert read.dead_rows(read.files[file.path]) == total and file.path not in read.tombstones

@@ -214,16 +214,16 @@ def seen(folder: str) -> dict[int, tuple[str, int]]:
 def go(target: DeltaTarget, case: Case, run: SparkDelta | None) -> None:
     """Let somebody else write, and the stream go on."""
     folder = str(folder_of(target))
-    beside = opened(folder_of(target).parent, vectors=target.options.vectors)
-    work = beside.compactions()
+    beside = opened(folder_of(target).parent, vectors=target.options.deletion_vectors)
+    work = beside.plan_compactions()
     written = [(w, w.run()) for w in work]
-    assert written or not target.options.vectors, "nothing is being compacted meanwhile"
+    assert written or not target.options.deletion_vectors, "nothing is being compacted meanwhile"
     case.do(folder, run)
     if case.later:
         for found in (target, beside):
-            found.load()._read_at -= 86400
+            found.load_log()._refreshed_at -= 86400
     if case.outcome != RIGHT:
-        for stops in (lambda: batch(target, 20), lambda: beside.compacted(written), lambda: batch(target, 21)):
+        for stops in (lambda: batch(target, 20), lambda: beside.commit_compactions(written), lambda: batch(target, 21)):
             with pytest.raises(TerminalError, match=case.outcome) as refusal:
                 stops()
         remedy = re.search("in Spark by (.*), or use a fresh", refusal.value.remedy)
@@ -239,11 +239,11 @@ def go(target: DeltaTarget, case: Case, run: SparkDelta | None) -> None:
             else:
                 expected[key] = value
         assert held(target) == expected
-        beside.compacted(written)  # the second time it has been done, or was given up
+        beside.commit_compactions(written)  # the second time it has been done, or was given up
         assert seen(folder) == held(opened(folder_of(target).parent)) == expected
-    for one in beside.compactions():
-        beside.compacted([(one, one.run())])
-    beside.tidy()
+    for one in beside.plan_compactions():
+        beside.commit_compactions([(one, one.run())])
+    beside.clean_up()
     batch(target, 22)
     assert seen(folder) == held(target)
 
@@ -296,7 +296,7 @@ def test_a_clustered_table_loses_a_column(tmp_path: Path, spark: SparkDelta, mon
         altering.commit(again, Upserted(altering.rows(after, range(n, 40 + n), 5 + n)))
         assert {*altering.values(again, after)} == {row[0] for row in spark(f"SELECT id FROM {table}")}
         aged(str(folder_of(again)))
-        again.tidy()
+        again.clean_up()
         assert n or not Path(folder_of(again), "_delta_log", f"{0:020}.json").exists()
         spark(f"REFRESH TABLE {table}")
 

@@ -74,16 +74,16 @@ def upsert(target: DeltaTarget, *listed: Row) -> None:
 
 def stage(sink: DeltaSink, name: str, *batches: Sequence[Row]) -> None:
     """As a task writes changes."""
-    writer = sink.staging().writer(TABLE, name)
+    writer = sink.change_staging().open_writer(TABLE, name)
     for batch in batches:
         writer.add(rows(*batch).to_batches()[0])
     writer.close()
 
 
 def apply(sink: DeltaSink, target: DeltaTarget, *names: str) -> None:
-    changes = sink.staging().changes(TABLE, names)
+    changes = sink.change_staging().read_for_apply(TABLE, names)
     target.commit(lambda _: Upserted(last_changes(changes, TABLE.key)), {}, FENCE)
-    sink.staging().applied(TABLE, names)
+    sink.change_staging().discard_applied(TABLE, names)
 
 
 def held(target: DeltaTarget) -> list[tuple[Any, ...]]:
@@ -96,9 +96,9 @@ def held(target: DeltaTarget) -> list[tuple[Any, ...]]:
 def partitions_of(target: DeltaTarget) -> set[tuple[str | None, ...]]:
     """Partitions with living rows, each file of which has its values in its path and not inside."""
     found = set()
-    log = target.load()
+    log = target.load_log()
     for file in log.files.values():
-        values = tuple(file.partition.values())
+        values = tuple(file.partition_values.values())
         folders = [part.partition("=")[2] for part in file.path.split("/")[:-1] if "=" in part]
         assert [None if f == "__HIVE_DEFAULT_PARTITION__" else unquote(f) for f in folders] == list(values)
         found.add(values)
@@ -143,7 +143,7 @@ def test_columns_of_partitions_are_in_no_file(tmp_path: Path) -> None:
     target = made(sink_at(tmp_path))
     upsert(target, (1, "DE", JANUARY, 1, 1, "c"), (2, "DE", MARCH, 2, 1, "c"), (3, None, None, 3, 1, "c"))
     assert partitions_of(target) == {("DE", "2024-01"), ("DE", "2024-03"), (None, None)}
-    for file in target.load().files.values():
+    for file in target.load_log().files.values():
         with parquet(target.storage, file.path) as opened:
             assert opened.schema_arrow.names == ["id", "made", "v", SEQ, OP, TS]
     table = DeltaTable(target.storage.location())
@@ -259,7 +259,7 @@ def test_parts_of_dates(
     target.commit(lambda _: change, {}, FENCE)
     assert read_by_all(target, ["id", f"at_{unit}"]) == list(enumerate(expected))
     expressions = {"year": "YEAR(`at`)", "month": "DATE_FORMAT(`at`, 'yyyy-MM')", "day": "CAST(`at` AS DATE)"}
-    log = target.load()
+    log = target.load_log()
     (about,) = (f["metadata"] for f in json.loads(log.metadata["schemaString"])["fields"] if f["name"] == f"at_{unit}")
     assert about == ({"delta.generationExpression": expressions[unit]} if kind == "date" else {})
     assert ("generatedColumns" in log.protocol.get("writerFeatures", ())) == (kind == "date")
@@ -337,16 +337,16 @@ def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypat
         else:
             target.commit(lambda _, batch=batch: Upserted(last_changes(rows(*batch), ["id"])), {}, FENCE)  # type: ignore[misc]
         if chance.random() < 0.5:
-            work = target.compactions()
+            work = target.plan_compactions()
             if chance.random() < 0.5:
                 done = [(c, c.run()) for c in work]
-                assert not done or target.compacted(done)
-            target.tidy()
+                assert not done or target.commit_compactions(done)
+            target.clean_up()
         assert held(target) == sorted(expected.values(), key=repr)
     partitions_of(target)
     assert read_by_all(target, ["id", "country", "made", "v", SEQ]) == sorted(expected.values(), key=repr)
     assert not [
-        name for name, _ in target.storage.list("changes") if name not in target.load().files | target.load().removed
+        name for name, _ in target.storage.list("changes") if name not in target.load_log().files | target.load_log().removed
     ]
 
 
@@ -357,12 +357,12 @@ def test_the_order_of_changes_in_several_files(tmp_path: Path) -> None:
     stage(sink, "epoch-1/a", [(1, "DE", None, 1, 5, "u"), (1, "FR", None, 2, 5, "u")], [(1, "DE", None, 3, 5, "u")])
     stage(sink, "epoch-1/b", [(2, "FR", None, 4, 6, "u"), (1, "FR", None, 5, 6, "u"), (2, "DE", None, 6, 6, "u")])
     names = ["epoch-1/a", "epoch-1/b"]
-    found = sink.staging().read(TABLE, names)
+    found = sink.change_staging().read_changes(TABLE, names)
     assert found["v"].to_pylist() == [1, 2, 3, 4, 5, 6]
     assert found["country"].to_pylist() == ["DE", "FR", "DE", "FR", "FR", "DE"]
-    changes = sink.staging().changes(TABLE, names)
+    changes = sink.change_staging().read_for_apply(TABLE, names)
     assert changes["id"].to_pylist() == [1, 1, 1, 2, 1, 2] and changes[SEQ].to_pylist() == [5, 5, 5, 6, 6, 6]
-    assert sink.staging().read(TABLE, names[::-1])["v"].to_pylist() == [4, 5, 6, 1, 2, 3]
+    assert sink.change_staging().read_changes(TABLE, names[::-1])["v"].to_pylist() == [4, 5, 6, 1, 2, 3]
     apply(sink, target, *names)
     assert held(target) == [(1, "FR", None, 5, 6), (2, "DE", None, 6, 6)]
 
@@ -377,16 +377,16 @@ def test_what_a_piece_has_left(tmp_path: Path) -> None:
     stage(sink, "epoch-1/a", [(1, "DE", None, 1, 5, "u"), (2, "FR", None, 2, 5, "u")])
     assert len(left()) == 3
     for _ in range(2):
-        sink.staging().discard(TABLE, ["epoch-1/a"])
+        sink.change_staging().discard(TABLE, ["epoch-1/a"])
         assert left() == []
     stage(sink, "epoch-1/b", [(1, "DE", None, 1, 5, "u"), (2, "FR", None, 2, 5, "u")])
     apply(sink, target, "epoch-1/b")
-    assert sorted(left()) == sorted(target.load().files) and len(left()) == 2
-    writer = sink.staging().writer(TABLE, "epoch-1/killed")
+    assert sorted(left()) == sorted(target.load_log().files) and len(left()) == 2
+    writer = sink.change_staging().open_writer(TABLE, "epoch-1/killed")
     writer.add(rows((3, "IT", None, 1, 6, "c")).to_batches()[0])
     stage(sink, "epoch-1/c", [(1, "DE", None, 1, 5, "u")])
-    sink.staging().clear([TABLE], 2)
-    assert sorted(left()) == sorted(target.load().files)
+    sink.change_staging().clear_older_epochs([TABLE], 2)
+    assert sorted(left()) == sorted(target.load_log().files)
 
 
 def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +403,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     def check() -> None:
         seen = [(key, *values) for key, values in sorted(expected.items(), key=repr)]
         assert sorted(read_by_all(target, ["id", "country", "v"]), key=repr) == sorted(seen, key=repr)
-        with_vectors = {file.partition["country"] for file in target.load().files.values() if file.vector}
+        with_vectors = {file.partition_values["country"] for file in target.load_log().files.values() if file.deletion_vector}
         assert with_vectors <= {"DE", None}
 
     changed: list[Row] = [(10 * k, c, None, 2, 2, "u") for k, c in enumerate(countries)]
@@ -413,22 +413,22 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     apply(sink, target, "epoch-1/a")
     expected |= {row[0]: (row[1], row[3]) for row in changed}
     check()
-    assert {file.partition["country"] for file in target.load().files.values() if file.vector} == {"DE", None}
+    assert {file.partition_values["country"] for file in target.load_log().files.values() if file.deletion_vector} == {"DE", None}
     kept = target.storage.list("changes")
-    assert all(name in target.load().files for name, _ in kept), "what was written anew is not left behind"
+    assert all(name in target.load_log().files for name, _ in kept), "what was written anew is not left behind"
     more: list[Row] = [(90 + n, "a+b", None, 1, 1, "r") for n in range(4)]
     slices = [target.stage(f"1/0/1/{n}", [rows(*more[2 * n : 2 * n + 2])]) for n in range(2)]
     target.commit(lambda _: Published(slices), {}, FENCE)
     expected |= {row[0]: (row[1], 1) for row in more}
-    work = [c for c in target.compactions() if c.partition["country"] == "a+b"]
+    work = [c for c in target.plan_compactions() if c.partition["country"] == "a+b"]
     done = [(c, c.run()) for c in work]
     with monkeypatch.context() as patch:  # as another writer does it
         patch.setattr("airflow_provider_cdc.sinks.delta.merge.edit.takes_vectors", lambda _: True)
         upsert(target, (90, "DE", None, 5, 3, "u"))
     expected[90] = ("DE", 5)
-    assert work and not target.compacted(done)
-    work = target.compactions()
-    assert target.compacted([(c, c.run()) for c in work])
+    assert work and not target.commit_compactions(done)
+    work = target.plan_compactions()
+    assert target.commit_compactions([(c, c.run()) for c in work])
     check()
     target.commit(lambda _: Emptied(3), {}, FENCE)
     expected = {key: value for key, value in expected.items() if value[1] == 5}
@@ -442,7 +442,7 @@ def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytes
     """Few rows wait in memory for the end, and what is written says so."""
     target = made(sink_at(tmp_path, (("country", None),)))
     waiting = list[int]()
-    real = partitions.PartitionedFiles._limit
+    real = partitions.PartitionedFiles._write_largest
 
     def limit(self: partitions.PartitionedFiles, size: int) -> None:
         real(self, size)
@@ -540,12 +540,12 @@ def test_a_truncated_table(tmp_path: Path, vectors: bool) -> None:
     upsert(target, (3, "DE", JANUARY, 1, 5, "c"))
     target.commit(lambda _: Emptied(4), {}, FENCE)
     assert held(target) == [(3, "DE", JANUARY, 1, 5)]
-    writer = sink.staging().writer(TABLE, "epoch-1/a")
+    writer = sink.change_staging().open_writer(TABLE, "epoch-1/a")
     writer.add(rows((4, "FR", JANUARY, 1, 6, "c"), (5, "XX", JANUARY, 1, 6, "c")).to_batches()[0])
     writer.empty()
     writer.add(rows((6, "FR", None, 1, 7, "c")).to_batches()[0])
     writer.close()
-    assert sink.staging().read(TABLE, ["epoch-1/a"])["id"].to_pylist() == [6]
+    assert sink.change_staging().read_changes(TABLE, ["epoch-1/a"])["id"].to_pylist() == [6]
     target.commit(lambda _: Emptied(7), {}, FENCE)
     apply(sink, target, "epoch-1/a")
     assert held(target) == [(6, "FR", None, 1, 7)]
@@ -554,7 +554,7 @@ def test_a_truncated_table(tmp_path: Path, vectors: bool) -> None:
 def test_it_begins_anew(tmp_path: Path) -> None:
     target = made(sink_at(tmp_path))
     upsert(target, (1, "DE", JANUARY, 1, 1, "c"))
-    target.begin_anew("p", Fence("generation", 2), [])
+    target.reset("p", Fence("generation", 2), [])
     assert held(target) == []
     upsert(target, (1, "FR", JANUARY, 1, 1, "c"))
     assert partitions_of(target) == {("FR", "2024-01")}
@@ -567,11 +567,11 @@ def test_what_a_checkpoint_says(tmp_path: Path, vectors: bool, monkeypatch: pyte
     target = made(sink)
     upsert(target, (1, "a/b", JANUARY, 1, 1, "c"), (2, None, None, 1, 1, "c"), (3, None, None, 1, 1, "c"))
     upsert(target, (3, "FR", None, 1, 2, "u"))
-    before = {path: dict(file.partition) for path, file in target.load().files.items()}
-    target.tidy()
+    before = {path: dict(file.partition_values) for path, file in target.load_log().files.items()}
+    target.clean_up()
     log = Log(target.storage)
     log.refresh()
-    assert log.checkpointed and {path: dict(file.partition) for path, file in log.files.items()} == before
+    assert log.checkpoint_version and {path: dict(file.partition_values) for path, file in log.files.items()} == before
     again = sink.table(TABLE)
     upsert(again, (2, "DE", MARCH, 2, 3, "u"))
     assert held(again) == [(1, "a/b", JANUARY, 1, 1), (2, "DE", MARCH, 2, 3), (3, "FR", None, 1, 2)]
@@ -641,12 +641,12 @@ def test_compacted_files_stay_in_their_partition(tmp_path: Path, monkeypatch: py
     for n in range(0, 6, 2):
         upsert(target, *((k, "DE", JANUARY, 1, 1 + n, "c") for k in (n, n + 1)), (10 + n, None, None, 1, 1 + n, "c"))
         upsert(target, (11 + n, None, None, 1, 1 + n, "c"), (20 + n, "DE", JANUARY, 1, 1 + n, "c"))
-    work = target.compactions()
+    work = target.plan_compactions()
     assert len(work) == 2
     done = [(c, c.run()) for c in work]
     upsert(target, (1, None, None, 2, 9, "u"))
-    assert target.compacted(done)
-    assert partitions_of(target) == {("DE", "2024-01"), (None, None)} and len(target.load().files) == 3
+    assert target.commit_compactions(done)
+    assert partitions_of(target) == {("DE", "2024-01"), (None, None)} and len(target.load_log().files) == 3
     assert {row[0]: row[1] for row in held(target)} == {
         **dict.fromkeys([0, 2, 3, 4, 5, 20, 22, 24], "DE"),
         **dict.fromkeys([1, *range(10, 16)]),
@@ -660,10 +660,10 @@ def test_files_that_somebody_left_in_a_partition_go(tmp_path: Path, monkeypatch:
     upsert(target, (1, "DE", None, 1, 1, "c"))
     left = "country=DE/part-" + 32 * "0" + ".parquet"
     target.storage.write(left, b"")
-    upkeep.sweep(target.load())
+    upkeep.sweep(target.load_log())
     assert target.storage.size(left) == 0
     monkeypatch.setattr(upkeep, "_ABANDONED_HOURS", -1)
-    upkeep.sweep(target.load(), kept=-3600)
+    upkeep.sweep(target.load_log(), retention=-3600)
     assert target.storage.size(left) is None and len(held(target)) == 1
 
 
@@ -724,8 +724,8 @@ def test_the_first_pattern_counts(tmp_path: Path) -> None:
     assert sink.table(TABLE).options.partitioned_by == (partitions.Part("country"),)
     assert sink.table(KEYLESS).options.partitioned_by == (partitions.Part("made", "day"),)
     assert DeltaSink(str(tmp_path), "p", partition_by=by[:1]).table(KEYLESS).options.partitioned_by == ()
-    settings = Sink("/data", partition_by={"shop[.]orders": ["country"], "shop[.].*": [{"day": "made"}]}).settings
-    assert settings["partition_by"] == by and "partition_by" not in Sink("/data").settings
+    settings = Sink("/data", partition_by={"shop[.]orders": ["country"], "shop[.].*": [{"day": "made"}]}).sink_arguments
+    assert settings["partition_by"] == by and "partition_by" not in Sink("/data").sink_arguments
     assert set(section._UNITS) == set(partitions.UNITS)
 
 
@@ -741,7 +741,7 @@ def test_a_changed_setting_is_refused(tmp_path: Path, before: Parts, write: str)
         "create": lambda: target.create("p"),
         "commit": lambda: upsert(target, (2, "FR", JANUARY, 1, 2, "c")),
         "fence": lambda: target.raise_fence(Fence("epoch", 2)),
-        "compact": target.compactions,
+        "compact": target.plan_compactions,
         "markers": target.markers,
     }
     said = "country, made_month" if before else "nothing"

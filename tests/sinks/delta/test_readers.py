@@ -56,9 +56,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeltaTarget]:
 
 def lived(folder: Path, *, vectors: bool) -> DeltaTarget:
     storage = LocalStorage(folder)
-    first = DeltaTarget(storage, EARLY.sink_schema, TABLE.key, TABLE.integer_key, Options(vectors))
+    first = DeltaTarget(storage, EARLY.sink_schema, TABLE.key, TABLE.integer_key_column, Options(vectors))
     first.create("p")
-    target = DeltaTarget(storage, TABLE.sink_schema, TABLE.key, TABLE.integer_key, Options(vectors))
+    target = DeltaTarget(storage, TABLE.sink_schema, TABLE.key, TABLE.integer_key_column, Options(vectors))
     staging = DeltaStaging(lambda _: storage, FileStaging(storage, "aside"))
 
     def change(keys: range | list[int], seq: int, op: str = "u") -> None:
@@ -73,20 +73,20 @@ def lived(folder: Path, *, vectors: bool) -> DeltaTarget:
     first.commit(lambda _: Published(files), {"group": 1}, FENCE)
     first.commit(lambda _: Upserted(early(rows([5, 7], 2, "u"))), {}, FENCE)
     assert target.alter(EARLY, {"ddl": 1}, FENCE)
-    writer = staging.writer(TABLE, "epoch-1/one")  # a file with dead rows from the start
+    writer = staging.open_writer(TABLE, "epoch-1/one")  # a file with dead rows from the start
     for part in (rows(range(100, 130), 2, "u"), rows([3, 125], 3, "d"), rows(range(110, 120), 3, "u")):
         writer.add(part.to_batches()[0])
     writer.close()
-    staged = last_changes(staging.changes(TABLE, ["epoch-1/one"]), TABLE.key)
+    staged = last_changes(staging.read_for_apply(TABLE, ["epoch-1/one"]), TABLE.key)
     target.commit(lambda _: Upserted(staged), {"stream": 3}, FENCE)
     for seq in range(4, 8):
         change([seq, 10 * seq, 200 + seq], seq)
         change([seq + 1, 10 * seq + 1], seq, "d")
-    work = target.compactions()
+    work = target.plan_compactions()
     written = [(w, w.run()) for w in work]
     change([1, 61, 110], 8, "d")  # rows that die while files are put together
-    target.compacted(written)
-    target.tidy()
+    target.commit_compactions(written)
+    target.clean_up()
     for seq in range(9, 12):
         change([seq, 70 + seq, 300 + seq], seq)
         change([2 * seq, 121], seq, "d")
@@ -115,7 +115,7 @@ def plain(found: pa.Table) -> dict[int, dict[str, Any]]:
 
 def verdict(reader: Reader, table: DeltaTarget) -> str:
     """Whether it reads what is there, in the words of the documentation."""
-    expected = plain(table.to_arrow())
+    expected = plain(table.read_with_soft_deleted())
     try:
         found = reader.read(table.storage.location())
     except Exception as error:
@@ -127,11 +127,11 @@ def verdict(reader: Reader, table: DeltaTarget) -> str:
 
 def test_the_table_has_lived(tables: dict[str, DeltaTarget]) -> None:
     for merge, table in tables.items():
-        log = table.load()
-        assert log.version > (log.checkpointed or 0) > 0
+        log = table.load_log()
+        assert log.version > (log.checkpoint_version or 0) > 0
         assert {action for name in ("add", "remove") for action in (name,) if _said(table, name)} == {"add", "remove"}
         assert _said(table, "OPTIMIZE") == (merge == MERGES[0])  # by copies, nothing is left to be put together
-        with_vectors = sum(file.dead > 0 for file in log.files.values())
+        with_vectors = sum(file.dead_row_count > 0 for file in log.files.values())
         assert with_vectors >= 3 if merge == MERGES[0] else with_vectors == 0
 
 
@@ -144,16 +144,16 @@ def test_some_rows_are_older_than_columns(tables: dict[str, DeltaTarget]) -> Non
     """And some are not; both stand in files with and without dead rows."""
     late = [column.name for column in TABLE.columns if column not in EARLY.columns]
     for table in tables.values():
-        older = [not any(row.values()) for row in table.to_arrow().select(late).to_pylist()]
+        older = [not any(row.values()) for row in table.read_with_soft_deleted().select(late).to_pylist()]
         assert len(late) == 10 and 100 < sum(older) < len(older) - 30
-        paths = [Path(table.storage.location(), path) for path in table.load().files]
+        paths = [Path(table.storage.location(), path) for path in table.load_log().files]
         lacking = [not {*late} & {*pq.read_schema(path).names} for path in paths]
         assert table is not tables[MERGES[0]] or {*lacking} == {True, False}
 
 
 def test_our_own_reading(tables: dict[str, DeltaTarget]) -> None:
     """Both merges come to the same rows."""
-    found = [plain(table.to_arrow()) for table in tables.values()]
+    found = [plain(table.read_with_soft_deleted()) for table in tables.values()]
     assert found[0] == found[1] and len(found[0]) > 100
 
 

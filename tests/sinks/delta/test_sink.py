@@ -78,7 +78,7 @@ class TestDeltaSink(_Broken):
         read = QueryBuilder().register("t", DeltaTable(target.storage.location())).execute("SELECT * FROM t").read_all()
         found = [
             Counter((r["id"], r["v.w"], r[SEQ], r.get(DELETED, False)) for r in rows.to_pylist())
-            for rows in (target.to_arrow(), pa.table(read))
+            for rows in (target.read_with_soft_deleted(), pa.table(read))
         ]
         assert found[0] == found[1]
         return found[0]

@@ -87,10 +87,10 @@ def staging(target: DeltaTarget) -> DeltaStaging:
 
 def staged(target: DeltaTarget, name: str, *listed: tuple[int, str, int, str]) -> pa.Table:
     """Changes that a task has written."""
-    writer = staging(target).writer(TABLE, name)
+    writer = staging(target).open_writer(TABLE, name)
     writer.add(rows(*listed).to_batches()[0])
     writer.close()
-    return staging(target).changes(TABLE, [name])
+    return staging(target).read_for_apply(TABLE, [name])
 
 
 def apply(target: DeltaTarget, changes: pa.Table, key: Sequence[str] = TABLE.key) -> None:
@@ -98,14 +98,14 @@ def apply(target: DeltaTarget, changes: pa.Table, key: Sequence[str] = TABLE.key
 
 
 def held(target: DeltaTarget) -> dict[int, tuple[str, int]]:
-    found = target.to_arrow()
+    found = target.read_with_soft_deleted()
     values = {r["id"]: (r["v.w"], r[SEQ]) for r in found.to_pylist()}
     assert len(values) == found.num_rows, "a key is there twice"
     return values
 
 
 def files(target: DeltaTarget) -> int:
-    return len(target.load().files)
+    return len(target.load_log().files)
 
 
 def vector_files(target: DeltaTarget) -> set[str]:
@@ -118,18 +118,18 @@ def vector_files(target: DeltaTarget) -> set[str]:
 def test_a_marker_stands_in_the_same_transaction(tmp_path: Path) -> None:
     target = made(tmp_path)
     assert target.markers().get("m") is None
-    version = target.load().version
+    version = target.load_log().version
     assert add(target, "a", rows((1, "a", 1, "r")), {"m": 7, "n": 2**62})
-    assert target.load().version == version + 1
+    assert target.load_log().version == version + 1
     again = DeltaTarget(target.storage, SCHEMA, ["id"], "id")
     assert (again.markers().get("m"), again.markers().get("n"), held(again)) == (7, 2**62, {1: ("a", 1)})
 
 
 def test_deciding_for_nothing_commits_nothing(tmp_path: Path) -> None:
     target = made(tmp_path)
-    version = target.load().version
+    version = target.load_log().version
     assert not target.commit(lambda _: None, {"m": 1}, FENCE)
-    assert target.load().version == version and target.markers().get("m") is None
+    assert target.load_log().version == version and target.markers().get("m") is None
 
 
 def test_an_older_writer_cannot_commit(tmp_path: Path) -> None:
@@ -188,11 +188,11 @@ def test_a_table_is_begun_anew_once(tmp_path: Path) -> None:
     """Without rows and under a higher fence; who comes second leaves what has been written since."""
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
-    target.begin_anew("p", Fence("generation", 2), ["group"])
+    target.reset("p", Fence("generation", 2), ["group"])
     assert held(target) == {} and target.markers().get("generation") == 2
     upsert(target, (2, "b", 2, "c"))
     for value in (1, 2):
-        target.begin_anew("p", Fence("generation", value), ["group"])
+        target.reset("p", Fence("generation", value), ["group"])
         assert held(target) == {2: ("b", 2)} and target.markers().get("generation") == 2
 
 
@@ -200,15 +200,15 @@ def test_a_table_with_published_rows_is_not_begun_anew(tmp_path: Path) -> None:
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")), {"group": 1})
     with pytest.raises(TerminalError, match=r"an older definition of its source were published .* fresh sink\.path"):
-        target.begin_anew("p", Fence("generation", 2), ["other", "group"])
+        target.reset("p", Fence("generation", 2), ["other", "group"])
     assert held(target) == {1: ("a", 1)}
 
 
 def test_new_columns_may_need_a_feature(tmp_path: Path) -> None:
     target = made(tmp_path)
     schema = SCHEMA.append(pa.field("at", pa.timestamp("us")))
-    DeltaTarget(target.storage, schema, ["id"], "id").begin_anew("p", Fence("generation", 2), [])
-    assert set(target.load().protocol["readerFeatures"]) == {"deletionVectors", "timestampNtz"}
+    DeltaTarget(target.storage, schema, ["id"], "id").reset("p", Fence("generation", 2), [])
+    assert set(target.load_log().protocol["readerFeatures"]) == {"deletionVectors", "timestampNtz"}
 
 
 # ---------------------------------------------------------------- upserts
@@ -234,7 +234,7 @@ def test_an_older_change_of_a_file_with_newer_rows(tmp_path: Path, how: str) -> 
             add(target, "a", rows(*listed))
         case "without statistics":
             action = added(write_file(target.storage, "other.parquet", SCHEMA, [rows(*listed)], "id"), None, None)
-            assert target.load().commit([{"add": {**action["add"], "stats": None}}], "WRITE")
+            assert target.load_log().commit([{"add": {**action["add"], "stats": None}}], "WRITE")
         case "merged":
             upsert(target, *listed)
         case "staged":
@@ -249,16 +249,16 @@ def test_what_is_dead_stays_dead(tmp_path: Path) -> None:
     for n in range(3):
         upsert(target, (n, "", n + 2, "d"))
         assert {*held(target)} == {*held(opened(tmp_path))} == {*range(n + 1, 4)}
-    [file] = target.load().files.values()
-    assert file.dead == 3
+    [file] = target.load_log().files.values()
+    assert file.dead_row_count == 3
 
 
 def test_the_old_row_dies_with_the_commit_of_the_new_one(tmp_path: Path) -> None:
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
-    version = target.load().version
+    version = target.load_log().version
     upsert(target, (1, "new", 2, "u"))
-    assert target.load().version == version + 1 and held(target) == {1: ("new", 2), 2: ("b", 1)}
+    assert target.load_log().version == version + 1 and held(target) == {1: ("new", 2), 2: ("b", 1)}
 
 
 def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
     add(target, "new", rows((6, "f", 10, "r")))
     assert target.commit(lambda _: Emptied(10), {}, FENCE)
     assert held(target) == {4: ("d", 10), 5: ("e", 11), 6: ("f", 10)}
-    assert "snapshot/new.parquet" in target.load().files
+    assert "snapshot/new.parquet" in target.load_log().files
     assert not target.commit(lambda _: Emptied(10), {"m": 1}, FENCE)  # done twice it does nothing more
 
 
@@ -358,7 +358,7 @@ def test_a_row_is_written_once(tmp_path: Path, vectors: bool) -> None:
     )
     apply(target, changes)
     assert held(target) == held(opened(tmp_path)) == {1: ("c", 11), 3: ("newer", 50), 4: ("y", 14)}
-    assert [f.dead for p, f in target.load().files.items() if p == "changes/one.parquet"] == ([4] if vectors else [])
+    assert [f.dead_row_count for p, f in target.load_log().files.items() if p == "changes/one.parquet"] == ([4] if vectors else [])
     upsert(target, (1, "", 15, "d"), (4, "z", 15, "u"))
     assert held(target) == held(opened(tmp_path)) == {3: ("newer", 50), 4: ("z", 15)}
 
@@ -368,11 +368,11 @@ def test_a_file_of_somebody_else_gets_a_vector(tmp_path: Path) -> None:
     target = made(tmp_path)
     made_by_others = write_file(target.storage, "x.parquet", SCHEMA, [rows((1, "a", 1, "r"), (2, "a", 1, "r"))], None)
     add = {"path": "x.parquet", "size": made_by_others.size, "partitionValues": {}, "dataChange": True}
-    assert target.load().commit([{"add": {**add, "modificationTime": 1}}], "WRITE")
+    assert target.load_log().commit([{"add": {**add, "modificationTime": 1}}], "WRITE")
     upsert(target, (1, "b", 2, "u"))
     assert held(opened(tmp_path)) == {1: ("b", 2), 2: ("a", 1)}
-    found = opened(tmp_path).load().files["x.parquet"]
-    assert found.dead == 1 and found.stats["numRecords"] == 2
+    found = opened(tmp_path).load_log().files["x.parquet"]
+    assert found.dead_row_count == 1 and found.stats["numRecords"] == 2
 
 
 @pytest.mark.parametrize("how", ["published", "replaced"])
@@ -396,12 +396,12 @@ def test_a_key_may_have_any_name(tmp_path: Path, name: str) -> None:
     table = TableSchema("shop", "t", (Column(name, "bigint", "bigint", nullable=False),), (name,))
     target = DeltaTarget(LocalStorage(tmp_path / "t"), table.sink_schema, [name], name)
     target.create("p")
-    writer = staging(target).writer(table, "epoch-1/one")
+    writer = staging(target).open_writer(table, "epoch-1/one")
     row = {name: 5, SEQ: 1, OP: "c", TS: 0}
     writer.add(pa.RecordBatch.from_pylist([row], schema=table.sink_schema))
     writer.close()
-    apply(target, staging(target).changes(table, ["epoch-1/one"]), table.key)
-    assert target.to_arrow()[name].to_pylist() == [5]
+    apply(target, staging(target).read_for_apply(table, ["epoch-1/one"]), table.key)
+    assert target.read_with_soft_deleted()[name].to_pylist() == [5]
 
 
 @pytest.mark.parametrize("vectors", [True, False])
@@ -428,7 +428,7 @@ def test_what_a_try_that_failed_has_left(tmp_path: Path) -> None:
 
     assert target.commit(decide, {}, FENCE) and tries == 2
     assert held(opened(tmp_path)) == {1: ("new", 2), 2: ("b", 1), 9: ("other", 1)}
-    assert vector_files(target) == {f.vector.file for f in target.load().files.values() if f.vector}
+    assert vector_files(target) == {f.deletion_vector.file for f in target.load_log().files.values() if f.vector}
 
 
 def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:
@@ -438,8 +438,8 @@ def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:
         apply(target, staged(target, f"epoch-1/{name}", row))
     staged(target, "epoch-1/three", (1, "late", 3, "u"))
     later = staged(target, "epoch-10/four", (1, "later", 3, "u"))
-    staging(target).clear([TABLE], 2)
-    assert {*target.load().files} == {"changes/epoch-1/two.parquet"}
+    staging(target).clear_older_epochs([TABLE], 2)
+    assert {*target.load_log().files} == {"changes/epoch-1/two.parquet"}
     names = ("epoch-1/one", "epoch-1/two", "epoch-10/four")
     assert {name for name, _ in target.storage.list("changes")} == {f"changes/{name}.parquet" for name in names}
     apply(target, later)
@@ -451,7 +451,7 @@ def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:
 
 def said(target: DeltaTarget) -> tuple[bool, bool]:
     """Whether feature and property say that rows may die by vectors: readers differ in what they go by."""
-    log = target.load()
+    log = target.load_log()
     names = [set(log.protocol.get(f"{who}Features") or ()) for who in ("reader", "writer")]
     found = {"deletionVectors" in listed for listed in names}
     assert len(found) == 1
@@ -493,10 +493,10 @@ def test_as_long_as_there_are_vectors_the_table_says_so(tmp_path: Path) -> None:
     add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
     upsert(target, (1, "", 2, "d"))
     copies = opened(tmp_path, vectors=False)
-    copies.tidy()
+    copies.clean_up()
     assert said(copies) == (True, True)
     upsert(copies, (2, "c", 3, "u"))
-    copies.tidy()
+    copies.clean_up()
     assert said(copies) == (False, False) and held(copies) == {2: ("c", 3)}
 
 
@@ -511,7 +511,7 @@ def test_keys_are_exact_values(tmp_path: Path) -> None:
 
     for batch in (change(("a", 1, "c"), ("ä", 1, "c")), change(("a", 2, "d"), ("A", 2, "u"))):
         target.commit(lambda _, batch=batch: Upserted(batch), {}, FENCE)  # type: ignore[misc]
-    assert sorted(target.to_arrow()["k"].to_pylist()) == ["A", "ä"]
+    assert sorted(target.read_with_soft_deleted()["k"].to_pylist()) == ["A", "ä"]
 
 
 # ---------------------------------------------------------------- others at the same table
@@ -525,7 +525,7 @@ def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
     times: list[int] = []
 
     def decide(markers: Markers) -> Upserted:
-        times.append(target.load().version)
+        times.append(target.load_log().version)
         if len(times) == 1:
             DeltaTable(target.storage.location()).optimize.compact()
         elif len(times) == 2:
@@ -536,7 +536,7 @@ def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
     assert len(times) == 3
     assert held(target) == {1: ("new", 2), 2: ("b", 1), 3: ("c", 2), 9: ("other", 1)}
     # What the two failed tries wrote is gone again.
-    live = {*target.load().files}
+    live = {*target.load_log().files}
     assert {p.name for p in folder_of(target).glob("part-*.parquet")} - live == _removed(target) - live
 
 
@@ -572,7 +572,7 @@ def test_rows_that_came_back_are_found(
     monkeypatch.setattr(key_index, "_MERGED", 2)
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "a", 1, "r")))
-    version = target.load().version
+    version = target.load_log().version
     for seq in range(2, 5):
         upsert(target, (1, "b", seq, "u"))
     how(folder_of(target), version)
@@ -601,7 +601,7 @@ def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return Edit()
 
     with pytest.raises(TransientError, match="3 tries.*Pause other writers"):
-        target.transact(decide, {"m": 1}, FENCE)
+        target.commit_edit(decide, {"m": 1}, FENCE)
     assert versions == sorted(set(versions)) and len(versions) == 3
     assert target.markers().get("m") is None
 
@@ -619,11 +619,11 @@ def test_features_that_are_not_understood(tmp_path: Path, feature: str, properti
     target = made(tmp_path)
     names = ["deletionVectors", feature]
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
-    metadata = {**target.load().metadata, "configuration": properties}
+    metadata = {**target.load_log().metadata, "configuration": properties}
     log = folder_of(target) / "_delta_log" / "00000000000000000001.json"
     log.write_text(json.dumps({"protocol": protocol}) + "\n" + json.dumps({"metaData": metadata}) + "\n")
     with pytest.raises(TerminalError, match=f"uses {feature}.*fresh sink.path"):
-        opened(tmp_path).load()
+        opened(tmp_path).load_log()
     with pytest.raises(TerminalError, match=f"uses {feature}"):
         upsert(target, (1, "a", 1, "c"))
 
@@ -633,7 +633,7 @@ def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
     with pytest.raises(TerminalError, match=r"not made by pipeline q\. Choose another sink\.path"):
         DeltaTarget(target.storage, SCHEMA).create("q")
     with pytest.raises(TerminalError, match="not made by pipeline q"):
-        target.begin_anew("q", Fence("generation", 2), [])
+        target.reset("q", Fence("generation", 2), [])
 
 
 def test_a_table_that_was_replaced_before_a_restart(tmp_path: Path) -> None:
@@ -673,7 +673,7 @@ def test_a_table_that_is_gone(tmp_path: Path) -> None:
     target = DeltaTarget(LocalStorage(tmp_path / "gone"), SCHEMA)
     assert not target.exists() and target.markers().get("m") is None
     with pytest.raises(TerminalError, match="is missing"):
-        target.load()
+        target.load_log()
 
 
 @pytest.mark.parametrize("vectors", [True, False])
@@ -681,18 +681,18 @@ def test_old_files_are_tidied_and_live_ones_stay(tmp_path: Path, vectors: bool) 
     target = made(tmp_path, vectors=vectors)
     for n in range(3):
         upsert(target, (n, "x", n + 1, "c"), (0, "y", n + 1, "u"))
-    target.tidy()
+    target.clean_up()
     before = {p.name for p in folder_of(target).rglob("*") if p.is_file() and "_delta_log" not in p.parts}
     for path in folder_of(target).rglob("*"):
         os.utime(path, (0, 0))  # that a file is old does not count if it is live
-    target.tidy()
+    target.clean_up()
     after = {p.name for p in folder_of(target).rglob("*") if p.is_file() and "_delta_log" not in p.parts}
     assert after < before
     assert held(opened(tmp_path)) == {0: ("y", 3), 1: ("x", 2), 2: ("x", 3)}
 
 
 def test_an_empty_table_reads_as_one(tmp_path: Path) -> None:
-    assert made(tmp_path).to_arrow().equals(SCHEMA.empty_table())
+    assert made(tmp_path).read_with_soft_deleted().equals(SCHEMA.empty_table())
 
 
 # ---------------------------------------------------------------- names of folders and files

@@ -42,7 +42,7 @@ def test_they_are_set_and_changed(tmp_path: Path, copies: bool) -> None:
     first.raise_fence(FENCE)
     found = configuration(tmp_path)
     assert found | {RETENTION: "interval 7 days", "owner": "us", "n": "5", "b": "true"} == found
-    log = first.load()
+    log = first.load_log()
     assert log.commit([{"metaData": {**log.metadata, "configuration": {**log.configuration, "theirs": "x"}}}], "SET")
     second = sink(
         tmp_path,
@@ -58,9 +58,9 @@ def test_they_are_set_and_changed(tmp_path: Path, copies: bool) -> None:
         "theirs": "x",
     }
     assert second.markers().get("epoch") == 2
-    version = second.load().version
+    version = second.load_log().version
     second.raise_fence(Fence("epoch", 3))
-    assert second.load().version == version + 1
+    assert second.load_log().version == version + 1
     assert "metaData" not in (tmp_path / "shop/t/_delta_log" / f"{version + 1:020d}.json").read_text()
 
 
@@ -75,7 +75,7 @@ def test_what_a_table_says_of_its_source(tmp_path: Path) -> None:
         assert fields["id"] == {"airflow-cdc.type": "int unsigned"}
         assert fields["v.w"] == {"airflow-cdc.type": "varchar(9)", "comment": 'what it\'s "for"\n'}
         assert fields["_cdc_seq"] == {}
-        target.begin_anew("p", Fence("generation", 2), [])
+        target.reset("p", Fence("generation", 2), [])
 
 
 @pytest.mark.parametrize("adopt", [False, True])
@@ -85,19 +85,19 @@ def test_two_source_tables_in_one_folder(tmp_path: Path, adopt: bool) -> None:
     first, other = made.table(TABLE), made.table(replace(TABLE, name="T"))
     first.create("p")
     (tmp_path / "shop" / "T").symlink_to(tmp_path / "shop" / "t")
-    version = first.load().version
+    version = first.load_log().version
     ways: list[Callable[[], Any]] = [
         lambda: other.create("p"),
         other.markers,
-        other.load,
-        other.scan,
+        other.load_log,
+        other.plan_scan,
         lambda: other.raise_fence(FENCE),
     ]
-    ways += [lambda: other.begin_anew("p", FENCE, []), lambda: other.commit(lambda _: None, {}, FENCE), other.tidy]
+    ways += [lambda: other.reset("p", FENCE, []), lambda: other.commit(lambda _: None, {}, FENCE), other.clean_up]
     for way in ways:
         with pytest.raises(NotReadyError, match=r"is the copy of table shop.t, and not of shop.T.*sink.table_path"):
             way()
-    assert first.load().version == version and first.load().configuration["airflow-cdc.source"] == "shop.t"
+    assert first.load_log().version == version and first.load_log().configuration["airflow-cdc.source"] == "shop.t"
 
 
 def test_comments_are_no_part_of_the_definition() -> None:
@@ -110,9 +110,9 @@ def test_comments_are_no_part_of_the_definition() -> None:
 
 def test_a_property_with_two_values() -> None:
     found = TableProperties.parse({"tier": {"gold": ["shop.t"], "silver": ["shop..*"]}})
-    assert found.of("shop", "u") == {"tier": "silver"} and found.of("crm", "t") == {}
+    assert found.properties_of("shop", "u") == {"tier": "silver"} and found.properties_of("crm", "t") == {}
     with pytest.raises(NotReadyError, match=r"sink.table_properties.tier is gold and silver for table shop.t"):
-        found.of("shop", "t")
+        found.properties_of("shop", "t")
 
 
 @pytest.mark.parametrize("feed", [False, True])
@@ -121,7 +121,7 @@ def test_a_retention_of_the_table_that_is_longer_stays(tmp_path: Path, feed: boo
     asked = {RETENTION: "interval 2 days", KEPT: "interval 2 days"} if not feed else {RETENTION: "interval 2 days"}
     target = sink(tmp_path, of={**asked, **({FEED: True} if feed else {})}).table(TABLE)
     target.create("p")
-    log = target.load()
+    log = target.load_log()
     ours = {RETENTION: "interval 2 days", KEPT: "interval 1 days" if feed else "interval 2 days"}
     longer = {RETENTION: "interval 60 days", KEPT: "interval 720 hours"}
     shorter = {RETENTION: "interval 86400 seconds", KEPT: "interval 1 hour"}
@@ -129,17 +129,17 @@ def test_a_retention_of_the_table_that_is_longer_stays(tmp_path: Path, feed: boo
         others = {k: v for k, v in log.configuration.items() if k not in longer}
         assert log.commit([{"metaData": {**log.metadata, "configuration": {**others, **theirs}}}], "SET")
         target.raise_fence(Fence("epoch", log.version))
-        assert {k: v for k, v in target.load().configuration.items() if k in longer} == expected
+        assert {k: v for k, v in target.load_log().configuration.items() if k in longer} == expected
 
 
 def test_how_long_files_stay_is_said_for_a_feed() -> None:
     """By default as long as versions stay in the log."""
     asked = TableProperties.parse({FEED: {"true": ["shop.t"], "false": ["shop.u"]}})
-    assert asked.of("shop", "t") == {FEED: "true", KEPT: "interval 1 days"}
-    assert asked.of("shop", "u") == {FEED: "false"} and asked.of("crm", "t") == {}
+    assert asked.properties_of("shop", "t") == {FEED: "true", KEPT: "interval 1 days"}
+    assert asked.properties_of("shop", "u") == {FEED: "false"} and asked.properties_of("crm", "t") == {}
     longer = TableProperties.parse({FEED: {True: ["shop.t"]}, KEPT: "interval 9 days"})
-    assert longer.of("shop", "t") == {FEED: "true", KEPT: "interval 9 days"}
-    assert longer.of("shop", "u") == {KEPT: "interval 9 days"}
+    assert longer.properties_of("shop", "t") == {FEED: "true", KEPT: "interval 9 days"}
+    assert longer.properties_of("shop", "u") == {KEPT: "interval 9 days"}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_property_by_which_markers_are_forgotten(tmp_path: Path) -> None:
     """Whoever writes a checkpoint then leaves out those that are old: of groups, they say that rows are there."""
     target = sink(tmp_path).table(TABLE)
     target.create("p")
-    log = target.load()
+    log = target.load_log()
     configured = {**log.configuration, "delta.setTransactionRetentionDuration": "interval 1 days"}
     assert log.commit([{"metaData": {**log.metadata, "configuration": configured}}], "SET TBLPROPERTIES")
     with pytest.raises(TerminalError, match=r"uses delta.setTransactionRetentionDuration"):

@@ -27,7 +27,7 @@ def present(folder: Path) -> set[str]:
 
 
 def needed(log: Log) -> set[str]:
-    return {*log.files} | {f.vector.file for f in log.files.values() if f.vector and f.vector.file}
+    return {*log.files} | {f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.vector.file}
 
 
 def age(folder: Path, hours: float) -> None:
@@ -50,7 +50,7 @@ def test_files_are_kept_for_readers_of_old_versions(tmp_path: Path) -> None:
     add(target, "a", rows(*((n, "a", 1, "r") for n in range(10))))
     for n in range(4):
         upsert(target, (n, "b", n + 2, "u"))
-    folder, log = folder_of(target), target.load()
+    folder, log = folder_of(target), target.load_log()
     before = present(folder)
     assert needed(log) < before, "older vectors"
     age(folder, HOURS - 0.1)
@@ -58,7 +58,7 @@ def test_files_are_kept_for_readers_of_old_versions(tmp_path: Path) -> None:
     assert present(folder) == before
     age(folder, 0.2)
     sweep(log)
-    assert present(folder) == needed(log) and not log.removed
+    assert present(folder) == needed(log) and not log.tombstones
     assert held(opened(tmp_path)) == {n: ("b", n + 2) if n < 4 else ("a", 1) for n in range(10)}
     sweep(log)
     assert present(folder) == needed(log)
@@ -76,7 +76,7 @@ def test_a_fresh_log_knows_what_was_removed(tmp_path: Path) -> None:
     before, counts = present(folder), []
     for hours in (0.0, 0.5, 1.0, HOURS):
         age(folder, hours)
-        log = opened(tmp_path).load()
+        log = opened(tmp_path).load_log()
         sweep(log)
         counts.append(len(before - present(folder)))
         assert needed(log) <= present(folder)
@@ -101,13 +101,13 @@ def test_the_clock_of_another_host_decides_nothing(
     for mine in (-30 * 24 * HOUR, 30 * 24 * HOUR):
         with monkeypatch.context() as other:
             other.setattr(time, "time", lambda mine=mine: now + mine)
-            sweep(opened(tmp_path).load())
+            sweep(opened(tmp_path).load_log())
         assert present(folder) == before, "just removed"
     age(folder, 49.0)
     with monkeypatch.context() as other:
         other.setattr(time, "time", lambda: now - 30 * 24 * HOUR)
-        sweep(opened(tmp_path).load())
-    assert present(folder) == needed(target.load())
+        sweep(opened(tmp_path).load_log())
+    assert present(folder) == needed(target.load_log())
 
 
 @pytest.mark.parametrize(("said", "hours"), [("interval 30 days", 720.0), ("interval 60 seconds", 1.0), (None, 168.0)])
@@ -116,16 +116,16 @@ def test_files_are_kept_for_as_long_as_the_table_says(tmp_path: Path, said: str 
     target = made(tmp_path)
     folder = folder_of(target)
     upsert(target, (0, "b", 2, "u"))
-    configure(target.load(), delta_deletedFileRetentionDuration=said)
+    configure(target.load_log(), delta_deletedFileRetentionDuration=said)
     upsert(target, (0, "b", 3, "u"))
     before = present(folder)
     age(folder, hours - 0.1)
-    for log in (target.load(), opened(tmp_path).load()):
+    for log in (target.load_log(), opened(tmp_path).load_log()):
         sweep(log)
         assert present(folder) == before
     age(folder, 0.2)
-    sweep(opened(tmp_path).load())
-    assert present(folder) == needed(target.load())
+    sweep(opened(tmp_path).load_log())
+    assert present(folder) == needed(target.load_log())
 
 
 def test_what_the_log_does_not_reach_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +133,9 @@ def test_what_the_log_does_not_reach_back_to(tmp_path: Path, monkeypatch: pytest
     target, begun = made(tmp_path), time.monotonic()
     folder = folder_of(target)
     upsert(target, (0, "b", 2, "u"))
-    configure(target.load(), delta_deletedFileRetentionDuration="interval 30 days")
+    configure(target.load_log(), delta_deletedFileRetentionDuration="interval 30 days")
     upsert(target, (0, "b", 3, "u"))
-    log, before = target.load(), present(folder)
+    log, before = target.load_log(), present(folder)
     for days in (0, 29, 31):
         monkeypatch.setattr(time, "monotonic", lambda days=days: begun + days * 24 * HOUR)
         sweep(log)
@@ -154,18 +154,18 @@ def test_what_somebody_has_left_goes_after_two_days(tmp_path: Path, monkeypatch:
     for hours, expected in ((47.0, left | others), (49.0, others)):
         for name in left | others:
             os.utime(folder / name, (0, time.time() - hours * HOUR))
-        sweep(target.load())
-        assert present(folder) == expected | needed(target.load())
+        sweep(target.load_log())
+        assert present(folder) == expected | needed(target.load_log())
 
 
 def test_a_file_that_only_the_newest_commit_knows(tmp_path: Path) -> None:
     """It was written long before it was committed."""
     target, other = made(tmp_path), opened(tmp_path)
-    other.load()
+    other.load_log()
     upsert(target, (0, "b", 2, "u"))
     for path in folder_of(target).glob("part-*"):
         os.utime(path, (0, 0))
-    other.tidy()
+    other.clean_up()
     assert held(opened(tmp_path)) == {0: ("b", 2)}
 
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_deleted_now(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     target = made(tmp_path)
     upsert(target, (0, "b", 2, "u"))
     upsert(target, (0, "b", 3, "u"))
-    log = target.load()
+    log = target.load_log()
 
     def fails(*_: str) -> None:
         raise PermissionError("not yours")
@@ -182,7 +182,7 @@ def test_what_cannot_be_deleted_now(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     age(folder_of(target), HOURS + 0.1)
     with pytest.raises(TransientError, match="old files of the Delta table .* could not be deleted: not yours"):
         sweep(log)
-    assert log.removed, "it is tried again"
+    assert log.tombstones, "it is tried again"
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -194,11 +194,11 @@ def test_a_checkpoint_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = folder_of(target) / "_delta_log"
     for n in range(12):
         upsert(target, (n, "b", n + 2, "c"))
-        target.tidy()
+        target.clean_up()
     assert [int(p.name[:20]) for p in sorted(folder.glob("*.checkpoint.parquet"))] == [5, 10]
     assert held(opened(tmp_path)) == {n: ("b", n + 2) for n in range(12)}
-    assert opened(tmp_path).load().checkpointed == 10
-    opened(tmp_path).tidy()
+    assert opened(tmp_path).load_log().checkpoint_version == 10
+    opened(tmp_path).clean_up()
     assert len([*folder.glob("*.checkpoint.parquet")]) == 2
 
 
@@ -210,8 +210,8 @@ def test_a_compaction_writes_the_checkpoint_that_is_due(tmp_path: Path, monkeypa
         upsert(target, (n, "b", n + 2, "c"))
     folder = folder_of(target) / "_delta_log"
     assert not [*folder.glob("*.checkpoint.parquet")]
-    assert target.compacted([(c, c.run()) for c in target.compactions()])
-    assert [int(p.name[:20]) for p in folder.glob("*.checkpoint.parquet")] == [target.load().version]
+    assert target.commit_compactions([(c, c.run()) for c in target.plan_compactions()])
+    assert [int(p.name[:20]) for p in folder.glob("*.checkpoint.parquet")] == [target.load_log().version]
     assert held(opened(tmp_path)) == held(target)
 
 
@@ -223,7 +223,7 @@ def test_old_parts_of_the_log_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         upsert(target, (n, "b", n + 2, "c"))
     for path in folder.glob("*.json"):
         os.utime(path, (0, time.time() - 25 * HOUR))
-    target.tidy()
+    target.clean_up()
     assert {int(p.name[:20]) for p in folder.glob("0*.json")} <= {5}
     upsert(target, (0, "c", 99, "u"))
     assert held(opened(tmp_path)) == held(target) == {**{n: ("b", n + 2) for n in range(5)}, 0: ("c", 99)}

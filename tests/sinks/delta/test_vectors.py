@@ -43,9 +43,9 @@ def test_a_vector_in_the_log(tmp_path: Path) -> None:
 
 def test_where_a_vector_is() -> None:
     vector = Vector.from_json(IN_A_FILE)
-    assert vector.file == "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+    assert vector.file_name == "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
     assert vector.to_json() == IN_A_FILE
-    assert Vector.from_json(INLINE).file is None and Vector.from_json(INLINE).to_json() == INLINE
+    assert Vector.from_json(INLINE).file_name is None and Vector.from_json(INLINE).to_json() == INLINE
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), st.sets(st.integers(0, 1 << 31)), max_size=4))
@@ -53,8 +53,8 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, dead:
     storage = LocalStorage(tmp_path_factory.mktemp("vectors"))
     found = write_vectors(storage, {path: BitMap(rows) for path, rows in dead.items()})
     assert {path: set(read_vector(storage, vector)) for path, vector in found.items()} == dead
-    assert len({vector.file for vector in found.values()}) <= 1, "one file a commit"
-    assert all(vector.rows == len(dead[path]) for path, vector in found.items())
+    assert len({vector.file_name for vector in found.values()}) <= 1, "one file a commit"
+    assert all(vector.cardinality == len(dead[path]) for path, vector in found.items())
 
 
 def test_of_several_maps() -> None:
@@ -69,8 +69,8 @@ def test_a_damaged_vector_stops(tmp_path: Path, harm: str) -> None:
     storage = LocalStorage(tmp_path)
     vectors = write_vectors(storage, {"a": BitMap([1]), "b": BitMap([2, 3])})
     vector = vectors["b"]
-    assert vector.file is not None and vector.offset is not None
-    path = tmp_path / vector.file
+    assert vector.file_name is not None and vector.offset is not None
+    path = tmp_path / vector.file_name
     if harm == "gone":
         path.unlink()
     elif harm == "short":
@@ -80,7 +80,7 @@ def test_a_damaged_vector_stops(tmp_path: Path, harm: str) -> None:
         data[-6] ^= 4  # row 3 becomes row 7: nothing else is wrong with it
         path.write_bytes(data)
     else:
-        vector = Vector(vector.kind, vector.place, vector.size, vector.rows + 1, vector.offset)
+        vector = Vector(vector.storage_type, vector.path_or_inline, vector.size_bytes, vector.cardinality + 1, vector.offset)
     with pytest.raises(TerminalError, match=r"deletion vector at \d+ of .* is missing or damaged") as found:
         read_vector(storage, vector)
     assert str(tmp_path) in str(found.value)

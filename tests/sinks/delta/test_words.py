@@ -44,7 +44,7 @@ def test_equal_rows_have_equal_words(columns: list[tuple[pa.DataType, list[Any]]
             assert ((found.first[a], found.second[a]) == (found.first[b], found.second[b])) == (told[a] == told[b])
     # A part of a table, whose arrays begin elsewhere, in chunks.
     part = worder(pa.concat_tables([table.slice(at), table.slice(0, at)]))
-    whole = joined([found.take(slice(at, None)), found.take(slice(0, at))])
+    whole = joined([found.select(slice(at, None)), found.select(slice(0, at))])
     assert np.array_equal(part.first, whole.first) and np.array_equal(part.second, whole.second)
 
 

@@ -111,7 +111,7 @@ class Round:
         self.number += 1
         self.model = dict.fromkeys(self._some(KEYS), (f"x{self.seq}", self.seq))
         staged = self.target.stage(f"1/0/{self.seq}/slice", [self._rows(self.model)])
-        assert self.target.exchange([staged], {"exchange": self.number}, altering.FENCE)
+        assert self.target.overwrite([staged], {"exchange": self.number}, altering.FENCE)
         self.versions.clear()
 
     def alter(self) -> None:
@@ -124,10 +124,10 @@ class Round:
         self.versions.clear()
 
     def compact(self) -> None:
-        self.target.compacted([(one, one.run()) for one in self.target.compactions(purge=self.chance.random() < 0.3)])
+        self.target.commit_compactions([(one, one.run()) for one in self.target.plan_compactions(purge=self.chance.random() < 0.3)])
 
     def tidy(self) -> None:
-        self.target.tidy()
+        self.target.clean_up()
 
     def restart(self) -> None:
         self.target = self.opened()
@@ -191,7 +191,7 @@ class Round:
     def _days_go_by(self) -> None:
         aged(self.folder)
         self.versions.clear()
-        self.target.load()._read_at -= 86400
+        self.target.load_log()._refreshed_at -= 86400
 
     # ------------------------------------------------------------ delta-rs
 

@@ -74,7 +74,7 @@ def test_changes_before_a_truncate_do_not_count(tmp_path: Path) -> None:
     storage, rows = LocalStorage(tmp_path), _table()
     file = ChangeFile(storage, "f", rows.schema)
     file.add(rows.to_batches()[0].slice(0, 5))
-    file.empty()
+    file.truncate()
     for n in range(5, 8):
         file.add(rows.to_batches()[0].slice(n, 1))
     file.close()

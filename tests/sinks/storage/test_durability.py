@@ -76,10 +76,10 @@ def test_all_that_a_commit_names_is_on_disk_before_it(tmp_path: Path, calls: lis
     upsert(target, (1, "a", 1, "c"), (2, "a", 1, "c"))
     calls.clear()
     upsert(target, (1, "b", 2, "u"))
-    commit = calls.index(("link", f"{target.load().version:020d}.json"))
+    commit = calls.index(("link", f"{target.load_log().version:020d}.json"))
     synced = {name for call, name in calls[:commit] if call in ("fsync", "replace")}
-    vectors = {Path(f.vector.file).name for f in target.load().files.values() if f.vector and f.vector.file}
-    assert vectors and vectors <= synced and {Path(name).name for name in target.load().files} & synced
+    vectors = {Path(f.deletion_vector.file).name for f in target.load_log().files.values() if f.vector and f.vector.file}
+    assert vectors and vectors <= synced and {Path(name).name for name in target.load_log().files} & synced
     assert calls[commit + 1] == ("fsync", "_delta_log")
 
 
@@ -156,7 +156,7 @@ def test_a_commit_on_a_disk_that_is_full(small: Path) -> None:
             file.write(bytes(4096))
             file.flush()
     with pytest.raises(TransientError, match="No space left on device.*Make room on the disk of"):
-        target.load().commit([], "TEST")
+        target.load_log().commit([], "TEST")
     with pytest.raises(TransientError, match="No space left on device.*Make room on the disk of"):
         upsert(target, (2, "d", 3, "u"))
     empty = small / "empty"
@@ -165,7 +165,7 @@ def test_a_commit_on_a_disk_that_is_full(small: Path) -> None:
         for number in range(200):
             (empty / str(number)).touch()
     parts = {*small.glob("t/part-*")}
-    sweep(target.load())
+    sweep(target.load_log())
     assert len(parts - {*small.glob("t/part-*")}) == 1, "that of the first row"
     filler.unlink()
     shutil.rmtree(empty)

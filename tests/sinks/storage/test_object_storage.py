@@ -360,10 +360,10 @@ def test_a_store_that_lets_several_be_the_first_is_refused(proxy: StoreProxy, st
 
 def test_no_secret_shows(s3: S3) -> None:
     storage = storage_of(s3, "lake")
-    shown = repr(storage) + str(storage) + repr(storage.access) + repr(storage._bucket.store) + storage.location("f")
+    shown = repr(storage) + str(storage) + repr(storage.access) + repr(storage._open_bucket.store) + storage.location("f")
     assert s3.secret not in shown + storage.uri("f")
     assert pickle.loads(pickle.dumps(storage)) == storage
-    assert s3.secret in storage.options().values()  # it is for libraries that need it
+    assert s3.secret in storage.storage_options().values()  # it is for libraries that need it
 
 
 def test_keys_of_the_environment_are_not_mixed_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,12 +395,12 @@ def test_anonymous_and_styles_of_addresses() -> None:
         ObjectStorage(StoreAddress("s3", "bucket"), unsigned).write("f", b"")
         assert "authorization" not in server.asked[-1][2] and server.asked[-1][1] == "/bucket/f"
     style = {"config_kwargs": {"s3": {"addressing_style": "virtual"}}}
-    assert at("http://host:9", **style)._bucket.config["endpoint"] == "http://bucket.host:9"
-    assert at("http://host:9")._bucket.config.get("virtual_hosted_style_request") is None
+    assert at("http://host:9", **style)._open_bucket.config["endpoint"] == "http://bucket.host:9"
+    assert at("http://host:9")._open_bucket.config.get("virtual_hosted_style_request") is None
     bare = ObjectStorage(StoreAddress("s3", "bucket"), aws(login="a", password="b"))
-    assert bare._bucket.config["virtual_hosted_style_request"] is True
+    assert bare._open_bucket.config["virtual_hosted_style_request"] is True
     dotted = ObjectStorage(StoreAddress("s3", "my.bucket"), aws(login="a", password="b"))
-    assert dotted._bucket.config["virtual_hosted_style_request"] is False
+    assert dotted._open_bucket.config["virtual_hosted_style_request"] is False
 
 
 def test_a_role(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +429,7 @@ def test_a_role(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
         used = [headers["authorization"].split("Credential=")[1].split("/")[0] for _, _, headers in server.asked]
         assert used == ["ROLE1", "ROLE2", "ROLE2"] and len(times) == 2
         assert "RoleArn=arn%3Aaws%3Aiam%3A%3A1%3Arole%2Fr" in times[0]
-        assert storage.options()["aws_session_token"] == "t"
+        assert storage.storage_options()["aws_session_token"] == "t"
 
 
 @contextmanager
@@ -461,10 +461,10 @@ def roles(answer: Callable[[str], str]) -> Iterator[str]:
 def test_work_for_tasks_holds_no_secret_where_it_is_large(s3: S3) -> None:
     """Spark writes what is large to disk on its way."""
     storage = storage_of(s3, "lake")
-    works = [Compaction(storage.within(name), table().schema, ((name, b"x" * 100),), "id") for name in ("a", "b")]
+    works = [Compaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),), "id") for name in ("a", "b")]
     parcel = PickleEnvelope()
     packed = [parcel.pack(work) for work in works]
-    assert all(s3.secret.encode() not in data for data in packed) and parcel.keys == [storage.access]
+    assert all(s3.secret.encode() not in data for data in packed) and parcel.store_accesses == [storage.access]
     sent: PickleEnvelope = pickle.loads(pickle.dumps(parcel))
     assert [sent.unpack(data) for data in packed] == works
 
@@ -561,7 +561,7 @@ def test_checkpoints_and_clean_up_of_a_delta_log(
 ) -> None:
     """By the library that knows how: it finds the store by ``uri`` and ``options``."""
     monkeypatch.setattr(upkeep, "_EVERY", 5)
-    folder = storage.within("odd =2F name/t")
+    folder = storage.subfolder("odd =2F name/t")
     log = Log(folder)
     fields = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]
     schema = json.dumps({"type": "struct", "fields": fields})
@@ -579,15 +579,15 @@ def test_checkpoints_and_clean_up_of_a_delta_log(
     for number in range(9):
         if number == 7:
             upkeep.checkpoint(log)
-            assert log.checkpointed == 7
+            assert log.checkpoint_version == 7
         assert log.commit([{"txn": {"appId": "m", "version": number}}], "WRITE")
     names = [name for name, _ in folder.list("_delta_log")]
     assert f"_delta_log/{7:020d}.checkpoint.parquet" in names
     assert f"_delta_log/{8:020d}.json" in names and f"_delta_log/{0:020d}.json" not in names, names
-    again = Log(storage.within("odd =2F name").within("t"))
+    again = Log(storage.subfolder("odd =2F name").subfolder("t"))
     again.refresh()
     assert again.version == 9 and again.markers == {"m": 8}
-    assert DeltaTable(folder.uri(), storage_options=folder.options()).version() == 9
+    assert DeltaTable(folder.uri(), storage_options=folder.storage_options()).version() == 9
     assert DeltaTable(s3.uri("lake/odd%20=2F%20name/t"), storage_options=s3.options).version() == 9
 
 

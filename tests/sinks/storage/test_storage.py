@@ -125,7 +125,7 @@ def test_a_file_that_is_written_once_is_whole_when_its_writer_is_killed(storage:
         for name, size in listed(storage).items():
             assert size == SIZE and whole(storage.read(name))
         for folder in {name.partition("/")[0] for name in listed(storage)}:
-            storage.clear(folder)
+            storage.delete_folder(folder)
     assert written, "nothing was written meanwhile"
 
 
@@ -158,7 +158,7 @@ def test_of_several_processes_one_writes(storage: Storage) -> None:
     assert not storage.write_once("time/a", b"x" * 5000) and storage.read("time/a")
     taken = time.monotonic() - before
     # So slow that none of them falls behind for good: who is ahead by a whole write wins every name.
-    count, pace = (40, min(0.5, max(0.05, 4 * taken))) if storage.remote else (100, min(0.1, max(0.002, 4 * taken)))
+    count, pace = (40, min(0.5, max(0.05, 4 * taken))) if storage.is_remote else (100, min(0.1, max(0.002, 4 * taken)))
     with process(storage, code) as a, process(storage, code) as b, process(storage, code) as c:
         begin = time.time() + 0.5  # each name at the same moment in all of them
         for number, (stdin, _, _) in enumerate((a, b, c)):
@@ -211,9 +211,9 @@ def test_names_that_are_none(storage: Storage, name: str) -> None:
         lambda: storage.write(name, b""),
         lambda: storage.write_once(name, b""),
         lambda: storage.delete(name),
-        lambda: storage.clear(name),
+        lambda: storage.delete_folder(name),
         lambda: storage.open(name, "wb"),
-        lambda: storage.within(name),
+        lambda: storage.subfolder(name),
     ):
         with pytest.raises(ValueError, match="is not the name of a file below"):
             refuse()
@@ -239,7 +239,7 @@ def test_what_is_not_there(storage: Storage) -> None:
             storage.open(name, "rb")
     with pytest.raises(FileNotFoundError):
         storage.open("none", "rb")
-    storage.clear("none")
+    storage.delete_folder("none")
     assert listed(storage) == {"a/b": 1}
 
 
@@ -274,7 +274,7 @@ def test_no_empty_folder_stays(tmp_path: Path) -> None:
     assert (tmp_path / "root/changes/epoch-1").is_dir()
     storage.delete("changes/epoch-1/b")
     assert [path.name for path in (tmp_path / "root/changes").iterdir()] == ["epoch-2"]
-    storage.within("changes").delete("epoch-2/a")
+    storage.subfolder("changes").delete("epoch-2/a")
     assert [*(tmp_path / "root").rglob("*")] == [tmp_path / "root/changes"]
 
 
@@ -306,7 +306,7 @@ def test_clearing(storage: Storage) -> None:
     for name in ("a/b/1", "a/b/c/2", "a/bc/3", "a/4"):
         storage.write(name, b"1")
     storage.open("a/b/half", "wb").write(b"x")
-    storage.clear("a/b")
+    storage.delete_folder("a/b")
     assert set(listed(storage)) == {"a/bc/3", "a/4"}
     storage.write("a/b/1", b"2")
     assert set(listed(storage)) == {"a/b/1", "a/bc/3", "a/4"}
@@ -334,10 +334,10 @@ def test_a_file_in_pieces(storage: Storage) -> None:
 
 
 def test_within_a_folder(storage: Storage) -> None:
-    inner = storage.within("a/b")
+    inner = storage.subfolder("a/b")
     inner.write("c/d", b"1")
     assert listed(inner) == {"c/d": 1} == listed(inner, "c") and listed(storage) == {"a/b/c/d": 1}
-    assert inner.within("c").read("d") == b"1" == storage.read("a/b/c/d")
+    assert inner.subfolder("c").read("d") == b"1" == storage.read("a/b/c/d")
     assert inner.location("c/d") == storage.location("a/b/c/d") and inner.location() == storage.location("a/b")
     assert inner.uri("c/d") == storage.uri("a/b/c/d") and "://" in inner.uri()
     inner.delete("c/d")
@@ -346,7 +346,7 @@ def test_within_a_folder(storage: Storage) -> None:
 
 def test_it_can_be_sent_to_a_task(storage: Storage) -> None:
     storage.write("a/f", b"1")
-    sent: Storage = pickle.loads(pickle.dumps(storage.within("a")))
+    sent: Storage = pickle.loads(pickle.dumps(storage.subfolder("a")))
     assert sent.read("f") == b"1"
 
 

@@ -35,7 +35,7 @@ class CountedChanges:
         self._state = np.zeros(kernel.STATE, np.int64)
 
     def __len__(self) -> int:
-        return sum(int(b.num_rows) for b in self._batches) + (self._space.rows if self._space else 0)
+        return sum(int(b.num_rows) for b in self._batches) + (self._space.row_count if self._space else 0)
 
     def add(self, event: RowsEvent, seq: int, commit_us: int) -> None:
         """Decode one row event.
@@ -45,13 +45,13 @@ class CountedChanges:
         :raises TerminalError: for a row that cannot be understood.
         """
         space = self._space_for(event)
-        present, content = (0 if event.present else -1), event.present + bytes(event.data)
-        at, size, change = len(event.present), len(content), _CHANGES[event.kind]
+        present, content = (0 if event.present_columns else -1), event.present_columns + bytes(event.images)
+        at, size, change = len(event.present_columns), len(content), _CHANGES[event.operation]
         if len(self._data) < size + SLACK:
             self._data = np.empty(size + (size >> 1) + SLACK, np.uint8)
         self._data[:size] = np.frombuffer(content, np.uint8)
         while True:
-            line, lines, state = space.line.reshape(1, -1), space.lines, self._state
+            line, lines, state = space.table_line.reshape(1, -1), space.column_lines, self._state
             why = kernel.read_rows(
                 self._data, at, size, 0, change, present, self._both, seq, commit_us, line, lines, state
             )
@@ -59,18 +59,18 @@ class CountedChanges:
             if why == kernel.DONE:
                 return
             if why == kernel.ROWS:
-                space.more_rows()
+                space.grow_rows()
             elif why == kernel.ROOM:
-                if state[kernel.WANTED] > LARGEST and space.rows:
+                if state[kernel.WANTED] > LARGEST and space.row_count:
                     self._flush()
                 else:
-                    space.make_room(column, int(state[kernel.WANTED]))
+                    space.grow_column(column, int(state[kernel.WANTED]))
             else:
                 found = self.table.columns[column] if column >= 0 else None
                 if why == kernel.VALUE:
-                    what = space.why(column, self._data, int(state[kernel.WANTED]))
-                    raise in_binlog(self.table, found, "date", what, event.where)
-                raise in_binlog(self.table, found, "damaged", "damaged value", event.where)
+                    what = space.describe_invalid_date(column, self._data, int(state[kernel.WANTED]))
+                    raise in_binlog(self.table, found, "date", what, event.location)
+                raise in_binlog(self.table, found, "damaged", "damaged value", event.location)
 
     def take(self) -> pa.Table:
         """The changes collected so far as a table of the sink's schema; the buffer is empty afterwards.
@@ -82,16 +82,16 @@ class CountedChanges:
         return pa.Table.from_batches(batches, schema=self.table.sink_schema)
 
     def _flush(self) -> None:
-        if self._space is not None and self._space.rows:
+        if self._space is not None and self._space.row_count:
             try:
-                self._batches.append(self._space.take())
+                self._batches.append(self._space.take_batch())
             except UnfitValue as error:
                 column, place = self.table.columns[error.column], f"_cdc_seq {error.seq}"
-                raise in_binlog(self.table, column, error.reason, error.what, place) from None
+                raise in_binlog(self.table, column, error.reason, error.description, place) from None
 
     def _space_for(self, event: RowsEvent) -> Space:
         space, table = self._space, event.table
-        if space is None or (space.table is not table and not space.fits(table)):
+        if space is None or (space.table_map is not table and not space.has_layout_of(table)):
             self._flush()
             self._space = space = Space(table, self._texts)
         return space
@@ -99,11 +99,11 @@ class CountedChanges:
 
 def counted(event: RowsEvent) -> int:
     """Rows of an event by the machine code that only counts them; it needs no character sets."""
-    space, at, end = Space(event.table, UNICODE, count_only=True), len(event.present), len(event.present + event.data)
-    data = np.frombuffer(bytearray(event.present + event.data + bytes(SLACK)), np.uint8)
+    space, at, end = Space(event.table, UNICODE, count_only=True), len(event.present_columns), len(event.present_columns + event.images)
+    data = np.frombuffer(bytearray(event.present_columns + event.images + bytes(SLACK)), np.uint8)
     state: Any = np.zeros(kernel.STATE, np.int64)
-    line, lines, change = space.line.reshape(1, -1), space.lines, _CHANGES[event.kind]
-    present = 0 if event.present else -1
+    line, lines, change = space.table_line.reshape(1, -1), space.column_lines, _CHANGES[event.operation]
+    present = 0 if event.present_columns else -1
     if kernel.read_rows(data, at, end, 0, change, present, False, 7, 9, line, lines, state) != kernel.DONE:
-        raise in_binlog(event.schema, None, "damaged", "damaged value", event.where)
-    return space.rows
+        raise in_binlog(event.schema, None, "damaged", "damaged value", event.location)
+    return space.row_count

@@ -34,7 +34,7 @@ class PlainBuffer:
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, event: RowsEvent, seq: int, commit_us: int) -> None:
-        op = {"insert": "c", "update": "u", "delete": "d"}[event.kind]
+        op = {"insert": "c", "update": "u", "delete": "d"}[event.operation]
         for before, after in decode_rows(event):
             old = before is not None and after is not None
             if old and self._both:
@@ -67,16 +67,16 @@ def by_walker(
     recording: Recording, captured: Captured, replay: Replay | None = None, both: bool = False, budget: int = 1 << 16
 ) -> tuple[Tables, list[str], tuple[str, int]]:
     """The same by the walker, whose changes are taken as soon as they may be."""
-    walker = Walker(replay or Replay(recording), lasting(captured), seq_of, budget=budget, both=both)
+    walker = Walker(replay or Replay(recording), lasting(captured), seq_of, byte_budget=budget, with_before_images=both)
     taken: dict[tuple[str, str], list[pa.RecordBatch]] = {name: [] for name in captured}
     gtids, end = list[str](), (recording.file, recording.position)
     for step in walker.steps():
         end = step.file, step.position
         gtids += gtids_of(step)
-        for rows in step.item.rows if step.item is not None else ():
-            walker.add(rows, LINEAGE.seq(Position(*end)), step.item.commit_us)  # type: ignore[union-attr]
+        for rows in step.transaction.rows if step.transaction is not None else ():
+            walker.decode_rows(rows, LINEAGE.seq(Position(*end)), step.transaction.commit_us)  # type: ignore[union-attr]
         if walker.can_take:
-            for schema, batch in walker.take():
+            for schema, batch in walker.take_changes():
                 batch.validate(full=True)
                 taken[schema.id].append(batch)
     return {n: pa.Table.from_batches(b, captured[n].sink_schema) for n, b in taken.items()}, gtids, end

@@ -66,7 +66,7 @@ def collations() -> Collations:
 
 def lasting(captured: Captured) -> dict[tuple[str, str], Definitions]:
     """Definitions that hold everywhere."""
-    return {name: Definitions.of(schema) for name, schema in captured.items()}
+    return {name: Definitions.from_single(schema) for name, schema in captured.items()}
 
 
 def read(events: Iterable[Event], captured: Captured, known: Collations | None = None) -> list[Transaction]:
@@ -95,7 +95,7 @@ def agree(event: RowsEvent, texts: Decoders = UNICODE) -> None:
     """Both decoders give the same rows of an event, or both stop."""
     try:
         found = list(decode_rows(event, texts))
-        plain: list[Any] | str = flat(event.kind, found)
+        plain: list[Any] | str = flat(event.operation, found)
     except TerminalError as error:
         plain = error.message
     try:
@@ -130,7 +130,7 @@ def as_arrow(schema: TableSchema, images: list[Image]) -> list[tuple[Any, ...]]:
     if not images:
         return []
     columns = zip(schema.columns, zip(*images, strict=True), strict=True)
-    arrays = [pa.array(list(v), type=c.arrow_type) for c, v in columns if c.name not in schema.left_out]
+    arrays = [pa.array(list(v), type=c.arrow_type) for c, v in columns if c.name not in schema.excluded]
     return rows_of(pa.table(arrays, schema=schema.arrow_schema))
 
 

@@ -66,7 +66,7 @@ class Recording:
 def record(server: MySQLServer, start: tuple[str, int]) -> Recording:
     """Everything from a place to the present end of the binlog."""
     with open_stream(server, start) as stream:
-        number, data, part = stream.take_over(), bytearray(), bytearray(1 << 16)
+        number, data, part = stream.start_raw_reading(), bytearray(), bytearray(1 << 16)
         # The stream ends with a packet that says so; the driver would see it, so it is looked for here.
         while not _is_over(data):
             data += part[: stream.receive(memoryview(part))]

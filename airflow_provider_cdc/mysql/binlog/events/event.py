@@ -44,7 +44,7 @@ def stop(event: Event, what: str, remedy: str = REPORT) -> NoReturn:
     :param what: what is wrong; its place is added.
     :raises TerminalError: always.
     """
-    raise TerminalError(f"{what}, at {event.where} (event type {event.type})", remedy)
+    raise TerminalError(f"{what}, at {event.location} (event type {event.type})", remedy)
 
 
 def stop_table(event: Event, table: str, what: str, first: str = "") -> NoReturn:
@@ -55,5 +55,5 @@ def stop_table(event: Event, table: str, what: str, first: str = "") -> NoReturn
     :param first: what has to be done before the table is read again, if anything.
     :raises TerminalError: always.
     """
-    message = f"{what}, at {event.where} (event type {event.type})"
-    raise TerminalError.of_table(message, table, place=event.where, first=first)
+    message = f"{what}, at {event.location} (event type {event.type})"
+    raise TerminalError.for_table(message, table, place=event.location, first=first)

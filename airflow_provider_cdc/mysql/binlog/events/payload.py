@@ -34,9 +34,9 @@ def inner_events(event: Event) -> Iterator[Event]:
             place = event.file, event.position, event.start
             yield Event(kind, timestamp, memoryview(data), *place, server_id, flags)
     except (EOFError, zstandard.ZstdError):
-        raise damaged(event.where) from None
+        raise damaged(event.location) from None
     if expected is not None and total != expected:
-        raise damaged(event.where)
+        raise damaged(event.location)
 
 
 def unpack(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[bytes], int | None]:
@@ -59,12 +59,12 @@ def unpack(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[b
                 expected = packed_int(body, at)[0]
             at += size
     except IndexError:
-        raise damaged(event.where) from None
+        raise damaged(event.location) from None
     if compression == _NONE:
         return io.BytesIO(body[at:]), expected
     if compression != _ZSTD:
         raise TerminalError(
-            f"unknown compression {compression} of a transaction at {event.where}",
+            f"unknown compression {compression} of a transaction at {event.location}",
             "set binlog_transaction_compression=OFF, then start with a fresh sink.path",
         )
     # Read as a stream: the sizes in the event are claims, and nothing is allocated by them.

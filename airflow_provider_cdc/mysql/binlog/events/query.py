@@ -72,7 +72,7 @@ def inflate(data: memoryview, event: Event) -> bytes:
             raise zlib.error
     except zlib.error:
         raise TerminalError(
-            f"damaged compressed event at {event.where}",
+            f"damaged compressed event at {event.location}",
             "run again; if it stays, set log_bin_compress=OFF and start with a fresh sink.path",
         ) from None
     return content
@@ -89,13 +89,13 @@ def read_query(event: Event, extra: int = 0, compressed: bool = False) -> Query:
     body = event.body
     at = _HEADER_SIZE + extra
     if len(body) < at:
-        raise TerminalError(f"cut off statement at {event.where}", REPORT)
+        raise TerminalError(f"cut off statement at {event.location}", REPORT)
     database_size = body[8]
     status_size = int.from_bytes(body[11:13], "little")
     status = _status(body[at : at + status_size])
     at += status_size
     if at + database_size + 1 > len(body):
-        raise TerminalError(f"cut off statement at {event.where}", REPORT)
+        raise TerminalError(f"cut off statement at {event.location}", REPORT)
     database = bytes(body[at : at + database_size]).decode("utf-8", "surrogateescape")
     rest = body[at + database_size + 1 :]
     text = inflate(rest, event) if compressed else bytes(rest)

@@ -76,7 +76,7 @@ def read_rows_event(event: Event, operation: RowsKind, table: TableMap) -> RowsE
     present = bytes(body[at : at + size * len(needs)])
     bitmaps = [int.from_bytes(present[i * size : (i + 1) * size], "little") for i in range(len(needs))]
     for need, bitmap in zip(needs, bitmaps, strict=True):
-        needed = table.schema.needed_before if need == "b" else table.schema.needed_after
+        needed = table.schema.required_before_image if need == "b" else table.schema.required_after_image
         _complete(event, table.schema, [c.name for i, c in enumerate(table.schema.columns) if bitmap >> i & 1], needed)
     if all(bitmap & all_columns == all_columns for bitmap in bitmaps):
         present = b""
@@ -85,8 +85,8 @@ def read_rows_event(event: Event, operation: RowsKind, table: TableMap) -> RowsE
         try:
             data = memoryview(inflate(data, event))
         except TerminalError as error:
-            raise TerminalError.of_table(f"{error.message} of {label}", label, place=event.where) from None
-    return RowsEvent(table, operation, data, event.where, present)
+            raise TerminalError.for_table(f"{error.message} of {label}", label, place=event.location) from None
+    return RowsEvent(table, operation, data, event.location, present)
 
 
 def _complete(event: Event, schema: TableSchema, present_names: Sequence[str], needed: frozenset[str]) -> None:

@@ -44,23 +44,23 @@ class Judge:
         """
         here, end = Position(event.file, event.start), Position(event.file, event.position)
         live = [(name, schema) for name, over_time in self._captured if (schema := over_time.at(here)) is not None]
-        dropped = {(database, table) for database in statement.databases for (_, table), _ in live}
+        dropped = {(database, table) for database in statement.dropped_databases for (_, table), _ in live}
         changed = [
             schema
             for name, schema in live
-            if may_name(statement.tables | dropped, name) and not _keeps_key(schema, statement.index)
+            if may_name(statement.changed_tables | dropped, name) and not _keeps_key(schema, statement.dropped_index)
         ]
-        if statement.anything and not changed and self._lookup is None:
+        if statement.may_change_any_table and not changed and self._lookup is None:
             changed = [schema for _, schema in live[:1]]
         if changed and statement.kind == "dml":
             # Of the first of them: each of the others has its turn when that one is suspended.
-            message = f"{statement.what} logged by statement may change captured table {changed[0].label}, at {event.where}"
+            message = f"{statement.summary} logged by statement may change captured table {changed[0].label}, at {event.location}"
             raise DdlError.of_table(
-                f"{message}: its rows are not in the binlog", changed[0].label, place=event.where, first=_BY_ROW
+                f"{message}: its rows are not in the binlog", changed[0].label, place=event.location, first=_BY_ROW
             )
         if live and not changed and self._lookup is not None:
             self._check_indirect_writes(event, statement, self._lookup, live)
-        followed = {name for name, over_time in self._captured if over_time.begins_at(end)}
+        followed = {name for name, over_time in self._captured if over_time.changes_at(end)}
         return sorted((schema for schema in changed if folded(schema.id) not in followed), key=lambda schema: schema.label)
 
     def check_truncate(self, event: Event, statement: Statement) -> None:
@@ -69,12 +69,12 @@ class Judge:
         :raises DdlError: if it may be one.
         """
         if event.flags & THREAD_SPECIFIC:
-            label = ".".join(statement.emptied or ())
+            label = ".".join(statement.emptied_table or ())
             raise DdlError.of_table(
-                f"{statement.what} by a session that uses temporary tables, at {event.where}: whether of captured table "
+                f"{statement.summary} by a session that uses temporary tables, at {event.location}: whether of captured table "
                 f"{label} or of a temporary one with its name, the binlog does not tell",
                 label,
-                place=event.where,
+                place=event.location,
                 first="Let such sessions use binlog_format=ROW",
             )
 
@@ -83,24 +83,24 @@ class Judge:
     ) -> None:
         if statement.kind in ("ddl", "harmless"):
             self._indirect_writes = None  # the catalog may not be what it was
-        if not statement.mentioned or stays_inside(statement):
+        if not statement.mentioned_names or stays_inside(statement):
             return
         if self._indirect_writes is None:
             self._indirect_writes = lookup()
         if self._indirect_writes is None:
             raise DdlError(
-                f"{statement.what} logged by statement, at {event.where}: whether a view, a trigger or a function leads "
+                f"{statement.summary} logged by statement, at {event.location}: whether a view, a trigger or a function leads "
                 "from what it names to a captured table may not be seen",
                 f"{_SEE}; if one does, let writers use binlog_format=ROW, then start with a fresh sink.path",
             )
-        if paths := self._indirect_writes.taken(statement):
+        if paths := self._indirect_writes.paths_used_by(statement):
             # Of the first of the tables to which it leads: each of the others has its turn when that one is suspended.
-            labels = (schema.label for name, schema in live if self._indirect_writes.leads(statement, name))
+            labels = (schema.label for name, schema in live if self._indirect_writes.can_change(statement, name))
             raise DdlError.of_table(
-                f"{statement.what} logged by statement may change captured tables through {'.'.join(paths[0])} (a view, "
-                f"trigger, function or foreign key), at {event.where}: the rows are not in the binlog",
+                f"{statement.summary} logged by statement may change captured tables through {'.'.join(paths[0])} (a view, "
+                f"trigger, function or foreign key), at {event.location}: the rows are not in the binlog",
                 next(labels, live[0][1].label),
-                place=event.where,
+                place=event.location,
                 first=_BY_ROW,
             )
 

@@ -155,7 +155,7 @@ def read_table_map(body: memoryview, at: int, schema: TableSchema, where: str, c
         _differs(schema, str(error), where)
     except (IndexError, ValueError):
         message = f"cut off table map of {schema.label} at {where}"
-        raise TerminalError.of_table(message, schema.label, place=where) from None
+        raise TerminalError.for_table(message, schema.label, place=where) from None
     return TableMap(schema, columns, members, where)
 
 
@@ -164,7 +164,7 @@ def _differs(schema: TableSchema, text: str, where: str) -> NoReturn:
         f"table {schema.label} {text}, at {where}: it was changed where the stream could not see it (a DDL with "
         "sql_log_bin=0, or before the start position)"
     )
-    raise TerminalError.of_table(message, schema.label, place=where)
+    raise TerminalError.for_table(message, schema.label, place=where)
 
 
 def _wire_columns(types: bytes, meta: memoryview, schema: TableSchema, where: str) -> Iterator[WireColumn]:
@@ -195,11 +195,11 @@ def _expected(column: Column, mariadb_vector: bool) -> WireColumn:
     kind = column.data_type
     for suffix in ("text", "blob"):
         if kind.endswith(suffix):
-            return WireColumn(BLOB_COMPRESSED if column.compressed else BLOB, _BLOBS[kind.removesuffix(suffix)])
-    if column.old_format:
+            return WireColumn(BLOB_COMPRESSED if column.is_compressed else BLOB, _BLOBS[kind.removesuffix(suffix)])
+    if column.has_old_temporal_format:
         return WireColumn(OLD_TYPES[kind])
     wire = VARCHAR if mariadb_vector else _WIRE_TYPES[kind]
-    if column.compressed:  # a byte in front tells how
+    if column.is_compressed:  # a byte in front tells how
         return WireColumn(VARCHAR_COMPRESSED, (column.octets or 0) + 1)
     if kind in ADDRESS_TYPES:
         return WireColumn(wire, ADDRESS_TYPES[kind])
@@ -247,15 +247,15 @@ def with_members(column: Column, table: TableMap, decoders: Decoders) -> Column:
     :param decoders: how text is decoded.
     :raises TerminalError: if the members differ, or if the catalog's may be inexact and there are no others.
     """
-    schema, kind, member_bytes = table.schema, column.data_type.upper(), table.members.get(column.name)
+    schema, kind, member_bytes = table.schema, column.data_type.upper(), table.member_bytes.get(column.name)
     if member_bytes is None:
         if any("?" in m for m in column.members):
-            raise TerminalError.of_table(
+            raise TerminalError.for_table(
                 f"a member of {kind} column {column.name} of {schema.label} has a question mark in the catalog, which "
                 f"may be a character that the catalog cannot hold, and the binlog does not tell its members at "
-                f"{table.where}",
+                f"{table.location}",
                 schema.label,
-                place=table.where,
+                place=table.location,
                 first="SET PERSIST binlog_row_metadata = 'FULL' on the server",
             )
         return column
@@ -270,6 +270,6 @@ def with_members(column: Column, table: TableMap, decoders: Decoders) -> Column:
         _differs(
             schema,
             f"has other {kind} members in the binlog for column {column.name}: ({binlog_members}), and ({known}) in the catalog",
-            table.where,
+            table.location,
         )
     return replace(column, members=members)

@@ -119,7 +119,7 @@ def _compare(column: Column, in_binlog: str, in_catalog: str) -> None:
 def _compare_signs(value: memoryview, columns: Sequence[Column]) -> None:
     for i, column in enumerate(columns):
         unsigned = bool(value[i // 8] & 0x80 >> i % 8)
-        if column.data_type in _SIGNED_TYPES and unsigned != column.unsigned:
+        if column.data_type in _SIGNED_TYPES and unsigned != column.is_unsigned:
             words = ("unsigned", "signed") if unsigned else ("signed", "unsigned")
             _compare(column, *words)
 
@@ -136,7 +136,7 @@ def _compare_charsets(value: memoryview, is_default: bool, columns: Sequence[Col
     for column, number in zip(columns, numbers, strict=True):
         has_text = column.data_type in TEXT_TYPES | MEMBER_TYPES
         known = canonical(str(column.charset)) if has_text else "binary"
-        if (charset := collations.charset(number)) != known:
+        if (charset := collations.charset_of(number)) != known:
             raise DifferenceError(
                 f"has column {column.name} in character set {charset} in the binlog and {known} in the catalog"
             )

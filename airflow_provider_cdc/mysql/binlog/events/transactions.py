@@ -112,11 +112,11 @@ def read_transactions(
     for event in events:
         if event.type == TRANSACTION_PAYLOAD:
             for inner in inner_events(event):
-                yield from assembler.take(inner)
-            if assembler.open is not None:
+                yield from assembler.feed(inner)
+            if assembler.open_transaction is not None:
                 stop(event, "a compressed transaction without its end")
         else:
-            yield from assembler.take(event)
+            yield from assembler.feed(event)
 
 
 @dataclass(slots=True)
@@ -142,11 +142,11 @@ class OpenTransaction:
     def add_rows(self, rows: RowsEvent) -> None:
         """Keep row events; those of an XA transaction, which may wait for long, not all in memory."""
         self.rows.append(rows)
-        self.held_bytes += len(rows.data)
+        self.held_bytes += len(rows.images)
         if self.is_xa and self.held_bytes >= _HELD_BYTES:
             fresh = self.rows[self.spilled_events :]
-            data = spill([row.data for row in fresh])
-            self.rows[self.spilled_events :] = [replace(row, data=part) for row, part in zip(fresh, data, strict=True)]
+            data = spill([row.images for row in fresh])
+            self.rows[self.spilled_events :] = [replace(row, images=part) for row, part in zip(fresh, data, strict=True)]
             self.held_bytes, self.spilled_events = 0, len(self.rows)
 
 
@@ -204,7 +204,7 @@ class Assembler:
         elif kind in BETWEEN:
             if self.open_transaction is not None:
                 raise TornFileError(
-                    f"transaction {self.open_transaction.gtid} is cut off, at {event.where} (event type {event.type})",
+                    f"transaction {self.open_transaction.gtid} is cut off, at {event.location} (event type {event.type})",
                     "nothing proves that what follows goes on with what lies before: start with a fresh sink.path",
                 )
             yield Reached(event.file, event.position)
@@ -221,9 +221,9 @@ class Assembler:
         if event.type == PARTIAL_UPDATE_ROWS:
             tx = self._require_transaction(event)
             table_id = int.from_bytes(event.body[:6], "little")
-            if table_id not in tx.tables:
+            if table_id not in tx.table_maps:
                 stop(event, f"rows of an unannounced table id {table_id}")
-            if table := tx.tables[table_id]:
+            if table := tx.table_maps[table_id]:
                 stop_table(
                     event,
                     table.schema.label,
@@ -247,7 +247,7 @@ class Assembler:
         except ValueError as error:
             stop(event, f"a GTID event that cannot be read ({error})")
         self.open_transaction = OpenTransaction(
-            begin.gtid, begin.commit_us, event.file, event.start, begin.begun, begin.xa, begin.idle
+            begin.gtid, begin.commit_us, event.file, event.start, begin.has_begun, begin.is_xa, begin.is_idle_alter
         )
 
     def _end_transaction(
@@ -271,10 +271,10 @@ class Assembler:
             prepared_rows=tuple(tx.rows) if prepared is not None else (),
             xa_finished=finished,
             xa_committed=committed,
-            emptied_table=tx.emptied,
-            altered_tables=frozenset(tx.altered),
+            emptied_table=tx.emptied_table,
+            altered_tables=frozenset(tx.altered_tables),
             ddl=tx.ddl,
-            may_be_temporary=tx.temporary,
+            may_be_temporary=tx.may_be_temporary,
         )
 
     def _handle_xa_prepare(self, event: Event) -> Transaction:
@@ -288,12 +288,12 @@ class Assembler:
         return self._end_transaction(event, prepared=xid_text(format_id, name[:gtrid_size], name[gtrid_size:]))
 
     def _handle_statement(self, event: Event, query: Query) -> Iterator[Transaction]:
-        statement = classify(query.text, query.database, query.quoting)
+        statement = classify(query.sql, query.database, query.quoting)
         tx = self._require_transaction(event)
-        if not tx.idle:
+        if not tx.is_idle_alter:
             self._check_statement(event, statement, query)
         if statement.kind in ("begin", "xa_start"):
-            tx.begun, tx.xa = True, statement.kind == "xa_start"
+            tx.has_begun, tx.is_xa = True, statement.kind == "xa_start"
         elif statement.kind == "commit":
             if tx.rows:  # of the first of its tables: each of the others has its turn when that one is suspended
                 stop_table(
@@ -318,28 +318,28 @@ class Assembler:
                     "non-transactional table",
                     "Do not mix storage engines in one transaction",
                 )
-        elif not tx.begun:
+        elif not tx.has_begun:
             yield self._end_transaction(event)  # a statement of its own: DDL
 
     def _check_statement(self, event: Event, statement: Statement, query: Query) -> None:
         """Stop at a statement that changes a captured table."""
-        changed = self._guard.altered(event, statement)
+        changed = self._guard.altered_tables(event, statement)
         if not changed:
             return
         tx = self._require_transaction(event)
-        emptied_history = self.captured.get(statement.emptied) if statement.emptied is not None else None
-        if emptied_history is not None and len({folded(schema.id) for schema in changed}) == 1 and not tx.begun:
+        emptied_history = self.captured.get(statement.emptied_table) if statement.emptied_table is not None else None
+        if emptied_history is not None and len({folded(schema.id) for schema in changed}) == 1 and not tx.has_begun:
             if emptied_history.at(Position(event.file, event.start)) is None:
                 return  # it is not of concern here; what is altered is another table, whose name differs in case
-            self._guard.check_emptied(event, statement)
-            tx.emptied = statement.emptied
+            self._guard.check_truncate(event, statement)
+            tx.emptied_table = statement.emptied_table
         elif self.yield_ddl:
-            tx.altered |= {schema.id for schema in changed}
-            tx.ddl = None if tx.begun else query
-            tx.temporary = bool(event.flags & THREAD_SPECIFIC)
+            tx.altered_tables |= {schema.id for schema in changed}
+            tx.ddl = None if tx.has_begun else query
+            tx.may_be_temporary = bool(event.flags & THREAD_SPECIFIC)
         else:
-            message = f"{statement.what} on captured table {changed[0].label}, at {event.where}"
-            raise DdlError(message, FRESH, table=changed[0].label, place=event.where)
+            message = f"{statement.summary} on captured table {changed[0].label}, at {event.location}"
+            raise DdlError(message, FRESH, table=changed[0].label, place=event.location)
 
     def _handle_table_map(self, event: Event) -> None:
         tx = self._require_transaction(event)
@@ -350,37 +350,37 @@ class Assembler:
         schema, is_suspended = None, False
         if history := self.captured.get(name):
             schema = history.at(Position(event.file, event.start))
-            if schema is None and tx.xa:  # it may become visible where the table is of concern
-                schema, is_suspended = history.steps[0][1], True
+            if schema is None and tx.is_xa:  # it may become visible where the table is of concern
+                schema, is_suspended = history.versions[0][1], True
         if schema is None:
-            tx.tables[table_id] = None
+            tx.table_maps[table_id] = None
             return
-        known = schema.fingerprint(), schema.kept, bytes(event.body[8:])
+        known = schema.fingerprint(), schema.retained, bytes(event.body[8:])
         if known not in self.checked_table_maps:
             try:
-                self.checked_table_maps[known] = read_table_map(event.body, at, schema, event.where, self._collations)
+                self.checked_table_maps[known] = read_table_map(event.body, at, schema, event.location, self._collations)
             except TerminalError:
                 if is_suspended:  # from before the DDL, which has waited for the end of the XA transaction
-                    tx.tables[table_id] = None
+                    tx.table_maps[table_id] = None
                     return
                 if not self.yield_ddl:
                     raise
-                tx.altered.add(name)
-                tx.tables[table_id] = None
+                tx.altered_tables.add(name)
+                tx.table_maps[table_id] = None
                 return
-        tx.tables[table_id] = self.checked_table_maps[known]
+        tx.table_maps[table_id] = self.checked_table_maps[known]
 
     def _handle_rows(self, event: Event, kind: RowsKind) -> None:
         tx = self._require_transaction(event)
         body = event.body
         table_id = int.from_bytes(body[:6], "little")
-        if table_id in tx.tables:
-            if table := tx.tables[table_id]:
-                tx.add(read_rows_event(event, kind, table))
+        if table_id in tx.table_maps:
+            if table := tx.table_maps[table_id]:
+                tx.add_rows(read_rows_event(event, kind, table))
         elif table_id != _NO_TABLE:
             stop(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
         self._handle_statement_end(event, tx)
 
     def _handle_statement_end(self, event: Event, tx: OpenTransaction) -> None:
         if int.from_bytes(event.body[6:8], "little") & _STMT_END:
-            tx.tables.clear()
+            tx.table_maps.clear()

@@ -46,7 +46,7 @@ class Prepared:
     def track(self, transaction: Transaction) -> None:
         """Go past a transaction whose changes are of no concern."""
         if transaction.xa_prepared is not None:
-            self._rows[transaction.xa_prepared] = transaction.prepared
+            self._rows[transaction.xa_prepared] = transaction.prepared_rows
         if transaction.xa_finished is not None:
             self._rows.pop(transaction.xa_finished, None)
 
@@ -85,5 +85,5 @@ def read_prepared(
                 )
             if transaction.xa_prepared != xid:
                 raise TransientError(f"there is no XA PREPARE of {xid} at {at}", "Run again")
-            rows_by_xid[xid] = transaction.prepared
+            rows_by_xid[xid] = transaction.prepared_rows
     return rows_by_xid

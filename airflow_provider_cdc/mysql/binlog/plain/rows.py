@@ -73,20 +73,20 @@ def decode_rows(event: RowsEvent, decoders: Decoders = UNICODE) -> list[tuple[Im
     :raises TerminalError: for other zero dates, bytes that are not valid text, and damaged data; it names table,
         column and place.
     """
-    data = bytes(event.data)
+    data = bytes(event.images)
     readers = _readers(event.table, decoders)
     every = range(len(readers))
     size = (len(readers) + 7) // 8
-    parts = [event.present[i : i + size] for i in range(0, len(event.present), size)]
+    parts = [event.present_columns[i : i + size] for i in range(0, len(event.present_columns), size)]
     present = [[i for i in every if part[i >> 3] >> (i & 7) & 1] for part in parts] or [[*every]]
     images: list[Image] = []
     at = 0
     while at < len(data):
         image, at = _image(data, at, event, readers, present[len(images) % len(present)])
         images.append(image)
-    if event.kind == "insert":
+    if event.operation == "insert":
         return [(None, image) for image in images]
-    if event.kind == "delete":
+    if event.operation == "delete":
         return [(image, None) for image in images]
     if len(images) % 2:
         raise _damaged(event, "an update without after image")
@@ -95,7 +95,7 @@ def decode_rows(event: RowsEvent, decoders: Decoders = UNICODE) -> list[tuple[Im
 
 def _damaged(event: RowsEvent, what: str) -> TerminalError:
     label = event.schema.label
-    return TerminalError.of_table(f"damaged rows of {label} at {event.where}: {what}", label, place=event.where)
+    return TerminalError.for_table(f"damaged rows of {label} at {event.location}: {what}", label, place=event.location)
 
 
 def _image(
@@ -125,7 +125,7 @@ def _image(
 
 def _failure(error: Exception, event: RowsEvent, column: Column) -> UnfitError:
     reason, what = _reason(error)
-    return in_binlog(event.schema, column, reason, what, event.where)
+    return in_binlog(event.schema, column, reason, what, event.location)
 
 
 def _reason(error: Exception) -> tuple[Reason, str]:
@@ -142,18 +142,18 @@ def _reason(error: Exception) -> tuple[Reason, str]:
 @lru_cache(maxsize=1024)
 def _readers(table: TableMap, decoders: Decoders) -> tuple[Reader, ...]:
     # Table maps and decoders are kept and compared as objects, one for each table that is read.
-    nulls = table.schema.may_be_null
+    nulls = table.schema.null_date_columns
     readers = []
     for known, wire in zip(table.schema.columns, table.columns, strict=True):
         column = with_members(known, table, decoders) if known.data_type in MEMBER_TYPES else known
-        read = _reader(column, wire, decoders.of_keys if column.name in table.schema.key else decoders)
+        read = _reader(column, wire, decoders.for_keys if column.name in table.schema.key else decoders)
         readers.append(_or_null(read, wire, column) if column.name in nulls and column.data_type in _DATES else read)
     return tuple(readers)
 
 
 def _or_null(read: Reader, wire: WireColumn, column: Column) -> Reader:
     size = {"date": 3, "datetime": 5, "timestamp": 4}[column.data_type] + (wire.size + 1) // 2
-    if column.old_format:
+    if column.has_old_temporal_format:
         size = OLD_SIZES[column.data_type][column.fsp]
 
     def read_or_null(data: bytes, at: int) -> tuple[Any, int]:
@@ -168,14 +168,14 @@ def _or_null(read: Reader, wire: WireColumn, column: Column) -> Reader:
 def _reader(column: Column, wire: WireColumn, texts: Mapping[str, Decode]) -> Reader:
     kind = column.data_type
     if kind in INTEGER_TYPES:
-        return _integer(_INTEGER_SIZES[kind], signed=not column.unsigned)
+        return _integer(_INTEGER_SIZES[kind], signed=not column.is_unsigned)
     if kind == "decimal":
         return _decimal(column, wire)
     if kind == "float":
         return _fixed(4, lambda raw: struct.unpack("<f", raw)[0])
     if kind == "double":
         return _fixed(8, lambda raw: struct.unpack("<d", raw)[0])
-    unpack = uncompressed if column.compressed else bytes
+    unpack = uncompressed if column.is_compressed else bytes
     if kind in TEXT_TYPES:
         decode = texts[column.charset or "utf8mb4"]
         return _sized(_length_size(wire), lambda raw: decode(unpack(raw)))
@@ -199,12 +199,12 @@ def _reader(column: Column, wire: WireColumn, texts: Mapping[str, Decode]) -> Re
     if kind == "enum":
         return _fixed(wire.size, lambda raw: _enum(int.from_bytes(raw, "little"), column))
     if kind == "year":
-        if column.two_digits:
+        if column.is_two_digit_year:
             return _fixed(1, lambda raw: raw[0] % 100)
         return _fixed(1, lambda raw: 1900 + raw[0] if raw[0] else 0)
     if kind == "date":
         return _fixed(3, _date)
-    if column.old_format:
+    if column.has_old_temporal_format:
         return _fixed(OLD_SIZES[kind][column.fsp], _old(kind, column.fsp))
     fraction = (wire.size + 1) // 2
     if kind == "datetime":

@@ -75,8 +75,8 @@ class BinlogReader:
 
     def expect_offset(self, offset: Offset) -> None:
         """Take note of when the file of an offset was begun: another one of its name stops the reading."""
-        if offset.began:
-            self.file_start_times.setdefault(offset.at.file, offset.began)
+        if offset.file_start_time:
+            self.file_start_times.setdefault(offset.at.file, offset.file_start_time)
 
     def steps(self, low: Position, high: Position, rows: int = NEVER) -> Iterator[Step]:
         """Walk from ``low`` to ``high``, both ends of transactions.
@@ -95,10 +95,10 @@ class BinlogReader:
         alive, last_reached = time.monotonic(), -1
         while self._at < high and self._rows_left > 0:
             step = self._next_step(high)
-            self._rows_left -= step.rows
+            self._rows_left -= step.counted_rows
             at = Position(step.file, step.position)
-            if self._at < at or step.reached != last_reached:
-                self._at, alive, last_reached = max(self._at, at), time.monotonic(), step.reached
+            if self._at < at or step.reached_position != last_reached:
+                self._at, alive, last_reached = max(self._at, at), time.monotonic(), step.reached_position
             elif time.monotonic() - alive > _STALL_SECONDS:
                 raise TransientError(f"the binlog did not reach {high}, it stands at {self._at}", "Run again")
             yield step
@@ -111,7 +111,7 @@ class BinlogReader:
     @property
     def held_bytes(self) -> int:
         """Bytes of rows whose changes have not been taken."""
-        return self._walker.held if self._walker else 0
+        return self._walker.held_bytes if self._walker else 0
 
     def take_changes(self, end: Position | None = None, key_filter: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time: of whole transactions, and of an open one whose end is known.
@@ -126,12 +126,12 @@ class BinlogReader:
             if end is None:
                 return rescued
             walker.expect_end(end)
-        return rescued + walker.take(key_filter)
+        return rescued + walker.take_changes(key_filter)
 
     def take_gtids(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions whose changes have been taken since the last time."""
         names, self._gtids_by_seq = self._gtids_by_seq, {}
-        return names | (self._walker.names() if self._walker else {})
+        return names | (self._walker.take_gtids() if self._walker else {})
 
     def decode_rows(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> Iterator[None]:
         """Decode row events that become visible here.
@@ -144,8 +144,8 @@ class BinlogReader:
             if size >= _PORTION_BYTES:
                 yield
                 size = 0
-            self._walker.add(event, seq, commit_us)
-            size += len(event.data)
+            self._walker.decode_rows(event, seq, commit_us)
+            size += len(event.images)
 
     def close(self) -> None:
         """Close the connection; changes that have not been taken are forgotten."""
@@ -175,7 +175,7 @@ class BinlogReader:
                 if pause is None or at is None or (self._walker is not None and self._walker.is_split):
                     self.close()
                     raise
-                rescued = [*self._rescued, *(self._walker.rescue() if self._walker else ())]
+                rescued = [*self._rescued, *(self._walker.take_complete() if self._walker else ())]
                 names = self.take_gtids()
                 self.close()
                 self._rescued, self._gtids_by_seq, self._at = rescued, names, at
@@ -185,12 +185,12 @@ class BinlogReader:
     def _resume_position(self, error: CdcError) -> Position | None:
         """Where to go on after an error; ``None`` for nowhere."""
         if isinstance(error, TornFileError) and self._stream is not None:
-            return self._stream.behind_torn_end(self._at)
+            return self._stream.next_file_after_torn_end(self._at)
         return self._at
 
     def _connect(self, high: Position) -> None:
         self._stream = self._open_at(self._at)
-        self._stream.expect(self.file_start_times)
+        self._stream.expect_file_starts(self.file_start_times)
         self._walker = Walker(
             self._stream,
             self._captured,

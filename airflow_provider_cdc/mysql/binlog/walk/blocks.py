@@ -26,7 +26,7 @@ class Blocks:
         self._stream, self._state = stream, state
         self.data: Any = np.empty(_BLOCK + SLACK, np.uint8)
         self.end = 0
-        state[walk_state.NUMBER] = stream.take_over()
+        state[walk_state.NUMBER] = stream.start_raw_reading()
 
     @property
     def file(self) -> str:

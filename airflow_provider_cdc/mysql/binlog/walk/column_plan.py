@@ -73,7 +73,7 @@ def plan_column(column: Column, wire: WireColumn, table: TableMap, decoders: Dec
     :raises TerminalError: for a type that is not known here.
     """
     kind, arrow, in_key = column.data_type, column.arrow_type, column.name in table.schema.key
-    texts = decoders.of_keys if in_key else decoders
+    texts = decoders.for_keys if in_key else decoders
     size, has_length = _size(column, wire)
     if is_excluded:
         return ColumnPlan(kernel.BYTES if has_length else kernel.FIXED, size, NOTHING)
@@ -81,13 +81,13 @@ def plan_column(column: Column, wire: WireColumn, table: TableMap, decoders: Dec
         column = with_members(column, table, decoders)
     if kind in INTEGER_TYPES:
         _, signed, unsigned = _INTEGERS[kind]
-        return ColumnPlan(unsigned if column.unsigned else signed, size, arrow)
+        return ColumnPlan(unsigned if column.is_unsigned else signed, size, arrow)
     if kind == "decimal":
         how = kernel.DECIMAL if wire.precision <= 38 else kernel.LONG_DECIMAL
         return ColumnPlan(how, size, arrow, wire.precision, wire.scale)
     if kind in _SIMPLE:
-        return ColumnPlan(kernel.SHORT_YEAR if column.two_digits else _SIMPLE[kind][1], size, arrow)
-    if column.old_format:
+        return ColumnPlan(kernel.SHORT_YEAR if column.is_two_digit_year else _SIMPLE[kind][1], size, arrow)
+    if column.has_old_temporal_format:
         return ColumnPlan(_OLD[kind], size, arrow, scale=column.fsp)
     if kind in _FRACTIONAL:
         return ColumnPlan(_FRACTIONAL[kind][1], size, arrow, scale=(wire.size + 1) // 2)
@@ -102,7 +102,7 @@ def plan_column(column: Column, wire: WireColumn, table: TableMap, decoders: Dec
     if kind in ADDRESS_TYPES:
         to_text = uuid_texts if kind == "uuid" else each(inet_text)
         return ColumnPlan(kernel.PADDED, size, pa.binary(), longest, wire.size, finish=to_text)
-    if column.compressed:
+    if column.is_compressed:
         decode = texts[str(column.charset)] if kind in TEXT_TYPES else bytes
         return ColumnPlan(
             kernel.BYTES, size, pa.binary(), longest, finish=each(lambda raw: decode(uncompressed(raw)), arrow)
@@ -136,7 +136,7 @@ def _size(column: Column, wire: WireColumn) -> tuple[int, bool]:
         return decimal_size(wire.precision, wire.scale), False
     if kind in _SIMPLE:
         return _SIMPLE[kind][0], False
-    if column.old_format:
+    if column.has_old_temporal_format:
         return OLD_SIZES[kind][column.fsp], False
     if kind in _FRACTIONAL:
         return _FRACTIONAL[kind][0] + (wire.size + 1) // 2, False

@@ -49,14 +49,14 @@ class Space:
     def __init__(self, table: TableMap, decoders: Decoders, *, count_only: bool = False) -> None:
         self.table_map, columns = table, table.schema.columns
         self._plans = [
-            plan_column(c, wire, table, decoders, count_only or c.name in table.schema.left_out)
+            plan_column(c, wire, table, decoders, count_only or c.name in table.schema.excluded)
             for c, wire in zip(columns, table.columns, strict=True)
         ]
         count = len(columns)
         #: What the machine code is told: this table's line, and the lines of its columns.
         self.table_line: Any = np.zeros(kernel.TABLE_FIELDS, np.int64)
         self.column_lines: Any = np.zeros((count, kernel.FIELDS), np.int64)
-        nulls = table.schema.may_be_null
+        nulls = table.schema.null_date_columns
         for line, plan, column in zip(self.column_lines, self._plans, columns, strict=True):
             line[kernel.KIND], line[kernel.SIZE] = plan.kind, plan.size
             line[kernel.LIMIT], line[kernel.SCALE] = plan.limit, plan.scale
@@ -64,7 +64,7 @@ class Space:
                 kernel.NULLABLE * column.nullable
                 + kernel.NULL_DATES * (column.name in nulls)
                 + kernel.ZEROFILL * ("zerofill" in column.column_type)
-                + kernel.LEFT_OUT * (plan.raw == NOTHING)
+                + kernel.LEFT_OUT * (plan.raw_type == NOTHING)
             )
             line[kernel.KEY] = column.name in table.schema.key
         self.table_line[kernel.COUNT] = count
@@ -83,14 +83,14 @@ class Space:
         self._ops, self._seqs, self._timestamps = np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.column_lines[:, kernel.CAPACITY] = 0
         for i, plan in enumerate(self._plans):
-            if plan.kind not in _WIDTHS and plan.raw != NOTHING:
+            if plan.kind not in _WIDTHS and plan.raw_type != NOTHING:
                 self.grow_column(i, _FIRST_BYTES)
         self.grow_rows(_FIRST_ROWS)
 
     def has_layout_of(self, table: TableMap) -> bool:
         """Whether rows of another table map of the same table read alike."""
         own_map = self.table_map
-        return (table.schema, table.columns, table.members) == (own_map.schema, own_map.columns, own_map.members)
+        return (table.schema, table.columns, table.member_bytes) == (own_map.schema, own_map.columns, own_map.member_bytes)
 
     def describe_invalid_date(self, column: int, data: Any, at: int) -> str:
         """What is wrong with the date that stands at a place of the data."""
@@ -131,7 +131,7 @@ class Space:
         """Make space for so many rows, or for twice as many as there is space for."""
         rows = rows or 2 * int(self.table_line[kernel.SPACE])
         for i, plan in enumerate(self._plans):
-            if plan.raw == NOTHING:
+            if plan.raw_type == NOTHING:
                 continue
             self._validity[i] = enlarged(self._validity[i], rows // 8 + 1, 0xFF)
             if plan.kind in _WIDTHS:
@@ -168,8 +168,8 @@ class Space:
         :raises UnfitValue: for bytes that are not text, and damaged documents.
         """
         rows, schema = self.row_count, self.table_map.schema.sink_schema
-        arrays = [self._to_arrow(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw != NOTHING]
-        arrays += self.table_map.schema.nulls(rows)
+        arrays = [self._to_arrow(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw_type != NOTHING]
+        arrays += self.table_map.schema.retained_nulls(rows)
         added: tuple[Any, ...] = (self._seqs, self._ops, self._timestamps)
         for array, field in zip(added, list(schema)[-3:], strict=True):
             content = copied(array[:rows])
@@ -200,12 +200,12 @@ class Space:
             self.column_lines[i, kernel.NULLS] = 0
         if plan.kind in _WIDTHS:
             values = copied(self._values[i][: rows * _WIDTHS[plan.kind]])
-            array = pa.Array.from_buffers(plan.raw, rows, [validity, values])
+            array = pa.Array.from_buffers(plan.raw_type, rows, [validity, values])
         else:
             offsets = self._offsets[i][: rows + 1]
             content = copied(self._values[i][: offsets[-1]])
-            array = pa.Array.from_buffers(plan.raw, rows, [validity, copied(offsets), content])
-            if plan.raw == pa.string() and not is_utf8(content, offsets):
+            array = pa.Array.from_buffers(plan.raw_type, rows, [validity, copied(offsets), content])
+            if plan.raw_type == pa.string() and not is_utf8(content, offsets):
                 bad = _bad(array.cast(pa.binary()), each(bytes.decode))
                 raise UnfitValue(i, "text", _NOT_TEXT, int(self._seqs[bad]))
         if plan.finish is None:

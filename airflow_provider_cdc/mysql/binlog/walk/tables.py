@@ -53,7 +53,7 @@ class Tables:
     def slot_of(self, table: TableMap) -> int:
         """The slot of a table in a layout."""
         if table not in self._slots:
-            same = [i for i, s in enumerate(self._buffers) if s.fits(table)]
+            same = [i for i, s in enumerate(self._buffers) if s.has_layout_of(table)]
             if not same:
                 self._buffers.append(Space(table, self._decoders, count_only=self._count_only))
                 self._lay_out_lines()
@@ -89,7 +89,7 @@ class Tables:
     def announced_table_maps(self) -> dict[int, TableMap | None]:
         """What the machine code knows to have been announced in this statement."""
         announced_lines = self.map_lines[self.map_lines[:, walk_state.SAID] == self._state[walk_state.STATEMENT]]
-        tables = {slot: space.table for slot, space in enumerate(self._buffers)}
+        tables = {slot: space.table_map for slot, space in enumerate(self._buffers)}
         return {int(m[walk_state.ID]): tables.get(int(m[walk_state.SLOT])) for m in announced_lines}
 
     def changed_buffers(self) -> Iterator[Space]:
@@ -100,9 +100,9 @@ class Tables:
     def mark_changed(self, slot: int) -> None:
         """Note that the open transaction changes a table."""
         space, state = self._buffers[slot], self._state
-        if space.line[row_kernel.OPEN] != state[walk_state.TRANSACTION]:
-            space.line[row_kernel.OPEN] = state[walk_state.TRANSACTION]
-            space.line[row_kernel.OPEN_ROW], space.line[row_kernel.TAKEN] = space.rows, 0
+        if space.table_line[row_kernel.OPEN] != state[walk_state.TRANSACTION]:
+            space.table_line[row_kernel.OPEN] = state[walk_state.TRANSACTION]
+            space.table_line[row_kernel.OPEN_ROW], space.table_line[row_kernel.TAKEN] = space.row_count, 0
             self.changed_slots[state[walk_state.TOUCHED]] = slot
             state[walk_state.TOUCHED] += 1
 
@@ -112,12 +112,12 @@ class Tables:
         :param place: where the reading is, for messages.
         """
         slot, state = self.slot_of(event.table), self._state
-        state[walk_state.BYTES] += len(event.data)
-        present, at = (0 if event.present else -1), len(event.present)
-        end = at + len(event.data)
+        state[walk_state.BYTES] += len(event.images)
+        present, at = (0 if event.present_columns else -1), len(event.present_columns)
+        end = at + len(event.images)
         data: Any = np.empty(end + SLACK, np.uint8)
-        data[:at], data[at:end] = np.frombuffer(event.present, np.uint8), event.data
-        change, with_before_images = _CHANGES[event.kind], state[walk_state.BOTH]
+        data[:at], data[at:end] = np.frombuffer(event.present_columns, np.uint8), event.images
+        change, with_before_images = _CHANGES[event.operation], state[walk_state.BOTH]
         while True:
             why = row_kernel.read_rows(
                 data, at, end, slot, change, present, with_before_images, seq, commit_us, self.table_lines, self.column_lines, self.row_state
@@ -134,21 +134,21 @@ class Tables:
         :raises TerminalError: for a value that cannot be carried.
         """
         space = self._buffers[slot]
-        column = int(self.row_state[row_kernel.COLUMN]) - int(space.line[row_kernel.FIRST])
+        column = int(self.row_state[row_kernel.COLUMN]) - int(space.table_line[row_kernel.FIRST])
         wanted = int(self.row_state[row_kernel.WANTED])
-        schema = space.table.schema
+        schema = space.table_map.schema
         if why == row_kernel.ROWS:
-            space.more_rows()
+            space.grow_rows()
         elif why == row_kernel.ROOM and wanted < _MOST:
-            space.make_room(column, wanted)
+            space.grow_column(column, wanted)
         elif why == row_kernel.ROOM:
-            raise TerminalError.of_table(
+            raise TerminalError.for_table(
                 f"an event of {schema.label} with more than 2 GiB in one column", schema.label, place=place
             )
         else:
             failed_column = schema.columns[column] if self.row_state[row_kernel.COLUMN] >= 0 else None
             if why == row_kernel.VALUE:
-                raise in_binlog(schema, failed_column, "date", space.why(column, data, wanted), place)
+                raise in_binlog(schema, failed_column, "date", space.describe_invalid_date(column, data, wanted), place)
             raise in_binlog(schema, failed_column, "damaged", "damaged value", place)
 
     def take_changes(self, key_filter: Only | None) -> list[tuple[TableSchema, pa.RecordBatch]]:
@@ -158,22 +158,22 @@ class Tables:
         """
         by_table: dict[tuple[str, str], tuple[TableSchema, list[pa.RecordBatch]]] = {}
         for space in self._buffers:
-            if space.rows and key_filter is not None and not space.has(*key_filter):
-                space.forget()
-            elif space.rows:
-                schema = space.table.schema
+            if space.row_count and key_filter is not None and not space.has_match(*key_filter):
+                space.clear()
+            elif space.row_count:
+                schema = space.table_map.schema
                 by_table.setdefault(schema.id, (schema, []))[1].append(_batch(space))
         return [(schema, _together(schema, batches)) for schema, batches in by_table.values()]
 
     def _lay_out_lines(self) -> None:
         """One array for the lines of all tables, and one for the lines of all their columns."""
-        count = sum(len(s.lines) for s in self._buffers)
+        count = sum(len(s.column_lines) for s in self._buffers)
         tables: Any = np.zeros((max(1, len(self._buffers)), row_kernel.TABLE_FIELDS), np.int64)
         lines: Any = np.zeros((max(1, count), row_kernel.FIELDS), np.int64)
         first = 0
         for i, space in enumerate(self._buffers):
-            space.move(tables[i], lines[first : first + len(space.lines)], first)
-            first += len(space.lines)
+            space.move_lines(tables[i], lines[first : first + len(space.column_lines)], first)
+            first += len(space.column_lines)
         touched: Any = np.zeros(len(tables), np.int64)
         touched[: len(self.changed_slots)] = self.changed_slots
         self.table_lines, self.column_lines, self.changed_slots = tables, lines, touched
@@ -188,10 +188,10 @@ class Tables:
 
 def _batch(space: Space) -> pa.RecordBatch:
     try:
-        return space.take()
+        return space.take_batch()
     except UnfitValue as error:
-        schema, place = space.table.schema, f"_cdc_seq {error.seq}"
-        raise in_binlog(schema, schema.columns[error.column], error.reason, error.what, place) from None
+        schema, place = space.table_map.schema, f"_cdc_seq {error.seq}"
+        raise in_binlog(schema, schema.columns[error.column], error.reason, error.description, place) from None
 
 
 def _together(table: TableSchema, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -199,7 +199,7 @@ def _together(table: TableSchema, batches: list[pa.RecordBatch]) -> pa.RecordBat
     try:
         return in_order(batches)
     except ValueError as error:
-        raise TerminalError.of_table(
+        raise TerminalError.for_table(
             f"binlog_row_metadata was changed inside of a transaction that changes {table.label} ({error}): the order "
             "of its changes is not known",
             table.label,

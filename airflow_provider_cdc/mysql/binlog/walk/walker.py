@@ -160,20 +160,20 @@ class Walker:
         self._held_bytes = self._state[walk_state.BYTES] = 0
         if self._state[walk_state.COUNT_ONLY]:
             return []
-        return self._buffers.take(key_filter)
+        return self._buffers.take_changes(key_filter)
 
     def take_gtids(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time, that of the open one included."""
-        state, names = self._state, self._gtids.take_names()
+        state, names = self._state, self._gtids.take_by_seq()
         if state[walk_state.OPEN] and state[walk_state.EXPECTED]:
             known = self._transaction is not None and self._transaction_number == state[walk_state.TRANSACTION]
-            gtid = self._transaction.gtid if known and self._transaction is not None else self._gtids.of_open()
+            gtid = self._transaction.gtid if known and self._transaction is not None else self._gtids.open_gtid()
             names[int(state[walk_state.BASE] + state[walk_state.EXPECTED])] = gtid
         return names
 
     def decode_rows(self, rows: RowsEvent, seq: int, commit_us: int) -> None:
         """Decode a row event that becomes visible here, between two transactions."""
-        self._buffers.decode(rows, seq, commit_us, self._location())
+        self._buffers.decode_rows(rows, seq, commit_us, self._location())
 
     @property
     def can_take(self) -> bool:
@@ -185,21 +185,21 @@ class Walker:
         state = self._state
         if state[walk_state.OPEN] and not state[walk_state.EXPECTED]:
             state[walk_state.EXPECTED] = end.position
-            for space in self._buffers.changed():
-                space.stamp(int(space.line[row_kernel.OPEN_ROW]), self._seq_of(end.file) + end.position)
+            for space in self._buffers.changed_buffers():
+                space.renumber(int(space.table_line[row_kernel.OPEN_ROW]), self._seq_of(end.file) + end.position)
 
     @property
     def is_split(self) -> bool:
         """Whether a transaction is open of which changes have been taken."""
         if not self._state[walk_state.OPEN]:
             return False
-        return any(space.line[row_kernel.TAKEN] for space in self._buffers.changed())
+        return any(space.table_line[row_kernel.TAKEN] for space in self._buffers.changed_buffers())
 
     def take_complete(self) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes of whole transactions, when the stream has broken."""
         if self._state[walk_state.OPEN]:
-            for space in self._buffers.changed():
-                space.cut(int(space.line[row_kernel.OPEN_ROW]))
+            for space in self._buffers.changed_buffers():
+                space.truncate(int(space.table_line[row_kernel.OPEN_ROW]))
         return self.take_changes()
 
     # ------------------------------------------------------------ with the machine code
@@ -211,13 +211,13 @@ class Walker:
                 blocks.data,
                 blocks.end,
                 unpacked.data,
-                unpacked.ahead,
+                unpacked.ahead_lines,
                 self._state,
-                tables.inner,
-                tables.maps,
-                tables.records,
-                tables.columns,
-                tables.touched,
+                tables.row_state,
+                tables.map_lines,
+                tables.table_lines,
+                tables.column_lines,
+                tables.changed_slots,
                 self._gtids.runs,
                 _CRC,
             )
@@ -232,7 +232,7 @@ class Walker:
                 "run again; if it stays, start with a fresh sink.path",
             )
         data = (self._unpacker if state[walk_state.PACKED] else self._blocks).data
-        self._buffers.make_space(int(state[walk_state.TABLE]), why, data, self._location())
+        self._buffers.handle_stop(int(state[walk_state.TABLE]), why, data, self._location())
 
     # ------------------------------------------------------------ with the plain code
 
@@ -240,16 +240,16 @@ class Walker:
         """Take one event the plain way; (whether there is more, a transaction that ended)."""
         if self._state[walk_state.PACKED]:
             self._from_kernel()
-            event: Event | None = self._unpacker.take()
+            event: Event | None = self._unpacker.next_event()
         else:
-            packet = self._blocks.packet()
+            packet = self._blocks.next_packet()
             if packet is None:
                 return False, None
             if packet[:1] == b"\0" and packet[5:6] == _PAYLOAD:
                 self._enter_payload(packet)
                 return True, None
             self._from_kernel()
-            event = self._stream.accept(packet)
+            event = self._stream.parse_packet(packet)
         if event is None:
             return False, None
         item = self._assemble_event(event)
@@ -260,27 +260,27 @@ class Walker:
         """Walk the events inside of a compressed transaction from now on."""
         state, stream = self._state, self._stream
         stream.position = int(state[walk_state.POSITION])
-        event = stream.accept(packet)
+        event = stream.parse_packet(packet)
         assert event is not None
         state[walk_state.POSITION] = stream.position
-        self._unpacker.enter(event)
+        self._unpacker.begin_streaming(event)
 
     def _leave_payload(self) -> None:
         """Go on behind it."""
         if self._state[walk_state.OPEN]:
             raise TerminalError(f"a compressed transaction without its end, before {self._location()}", REPORT)
-        self._unpacker.leave()
+        self._unpacker.end_streaming()
 
     def _assemble_event(self, event: Event) -> Transaction | None:
         assembler, state = self._assembler, self._state
-        open_before, known = assembler.open, len(assembler.open.rows) if assembler.open else 0
+        open_before, known = assembler.open_transaction, len(assembler.open_transaction.rows) if assembler.open else 0
         transaction = None
-        for result in assembler.take(event):
+        for result in assembler.feed(event):
             if isinstance(result, Reached):
                 state[walk_state.SAFE], self._safe_file = result.position, result.file
             else:
                 transaction = result
-        open_now = assembler.open
+        open_now = assembler.open_transaction
         if open_now is not None:
             if open_now is not open_before:
                 state[walk_state.STATEMENT] += 1
@@ -288,26 +288,26 @@ class Walker:
                 state[walk_state.TOUCHED], state[walk_state.EXPECTED] = 0, 0
                 known = 0
             # Rows of XA transactions that are to be decoded are kept as they are: they may never become visible.
-            if not open_now.xa or state[walk_state.COUNT_ONLY]:
+            if not open_now.is_xa or state[walk_state.COUNT_ONLY]:
                 seq = int(state[walk_state.BASE] + state[walk_state.EXPECTED])
                 for rows in open_now.rows[known:]:
-                    self._buffers.touch(self._buffers.slot(rows.table))
-                    self._buffers.decode(rows, seq, open_now.commit_us, self._location())
-                open_now.rows[known:] = [replace(r, data=memoryview(b"")) for r in open_now.rows[known:]]
+                    self._buffers.mark_changed(self._buffers.slot_of(rows.table))
+                    self._buffers.decode_rows(rows, seq, open_now.commit_us, self._location())
+                open_now.rows[known:] = [replace(r, images=memoryview(b"")) for r in open_now.rows[known:]]
             if event.type == TABLE_MAP:
                 self._announce_table_map(event, open_now)
-            elif not open_now.tables:
+            elif not open_now.table_maps:
                 state[walk_state.STATEMENT] += 1  # its end: what was announced counts no more
         if transaction is None:
             return None
         self._finish_transaction(transaction)
-        late = open_before is not None and open_before.xa and transaction.rows
-        return transaction if late or transaction.xa_prepared or transaction.xa_finished or transaction.emptied or transaction.altered else None
+        late = open_before is not None and open_before.is_xa and transaction.rows
+        return transaction if late or transaction.xa_prepared or transaction.xa_finished or transaction.emptied_table or transaction.altered_tables else None
 
     def _announce_table_map(self, event: Event, now: OpenTransaction) -> None:
         """Let the machine code know a table map."""
         table_id = int.from_bytes(event.body[:6], "little")
-        table = now.tables[table_id]
+        table = now.table_maps[table_id]
         body: Any = np.zeros(len(event.body) - 8 + SLACK, np.uint8)
         body[:-SLACK] = np.frombuffer(event.body[8:], np.uint8)
         definitions = self._assembler.captured.get(table_of(event.body)[1])
@@ -316,7 +316,7 @@ class Walker:
             # take them for rows of a captured table wherever it meets these bytes again.
             self._python_tables[table_id] = int(self._state[walk_state.STATEMENT]), table
             return
-        self._buffers.announce(table_id, body, table)
+        self._buffers.announce_table_map(table_id, body, table)
 
     def _location(self) -> str:
         return f"{self._stream.file}:{int(self._state[walk_state.POSITION])}"
@@ -328,17 +328,17 @@ class Walker:
         if transaction.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.COUNT_ONLY]:
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
             raise TerminalError(f"an XA PREPARE of what did not begin as XA, at {transaction.file}:{transaction.position}", REPORT)
-        for space in self._buffers.changed():
-            first, is_gone = int(space.line[row_kernel.OPEN_ROW]), bool(space.line[row_kernel.TAKEN])
+        for space in self._buffers.changed_buffers():
+            first, is_gone = int(space.table_line[row_kernel.OPEN_ROW]), bool(space.line[row_kernel.TAKEN])
             wrong = state[walk_state.EXPECTED] != transaction.position or not transaction.rows
             if is_gone and wrong:
                 self._handle_stop(walk_state.SPLIT)
             if not transaction.rows:
-                space.cut(first)
+                space.truncate(first)
             elif state[walk_state.COUNT_ONLY]:
-                state[walk_state.COUNTED] += space.rows - first
+                state[walk_state.COUNTED] += space.row_count - first
             else:
-                space.stamp(first, seq)
+                space.renumber(first, seq)
         state[walk_state.TOUCHED] = 0
         state[walk_state.ENDED] += 1
         state[walk_state.SAFE], self._safe_file = transaction.position, transaction.file
@@ -349,41 +349,41 @@ class Walker:
         state, stream, assembler = self._state, self._stream, self._assembler
         stream.position = int(state[walk_state.POSITION])
         if not state[walk_state.OPEN]:
-            assembler.open = None
+            assembler.open_transaction = None
             return
         number = int(state[walk_state.TRANSACTION])
         if self._transaction is None or self._transaction_number != number:
             start, commit_us = int(state[walk_state.START]), int(state[walk_state.COMMIT])
-            self._transaction, self._transaction_number = OpenTransaction(self._gtids.of_open(), commit_us, stream.file, start), number
-        tx = assembler.open = self._transaction
-        tx.begun = bool(state[walk_state.BEGUN])
-        tx.tables = self._buffers.announced()
+            self._transaction, self._transaction_number = OpenTransaction(self._gtids.open_gtid(), commit_us, stream.file, start), number
+        tx = assembler.open_transaction = self._transaction
+        tx.has_begun = bool(state[walk_state.BEGUN])
+        tx.table_maps = self._buffers.announced_table_maps()
         number = int(state[walk_state.STATEMENT])
-        tx.tables |= {table_id: table for table_id, (said_in, table) in self._python_tables.items() if said_in == number}
-        if tx.xa:
+        tx.table_maps |= {table_id: table for table_id, (said_in, table) in self._python_tables.items() if said_in == number}
+        if tx.is_xa:
             return
         place = f"{stream.file}:{tx.start}"
-        tx.rows = [RowsEvent(s.table, "insert", memoryview(b""), place) for s in self._buffers.changed()]
+        tx.rows = [RowsEvent(s.table_map, "insert", memoryview(b""), place) for s in self._buffers.changed_buffers()]
 
     def _to_kernel(self) -> None:
         """Give the machine code what the plain code knows."""
-        state, stream, tx = self._state, self._stream, self._assembler.open
+        state, stream, tx = self._state, self._stream, self._assembler.open_transaction
         state[walk_state.POSITION] = stream.position
         state[walk_state.CHECKED] = stream.has_checksums
         state[walk_state.BASE] = self._seq_of(stream.file)
         state[walk_state.OPEN] = tx is not None
         if tx is not None:
-            state[walk_state.BEGUN] = walk_state.XA if tx.xa else int(tx.begun)
+            state[walk_state.BEGUN] = walk_state.XA if tx.is_xa else int(tx.has_begun)
             if tx is not self._transaction:
                 self._transaction, self._transaction_number = tx, int(state[walk_state.TRANSACTION])
                 state[walk_state.START], state[walk_state.COMMIT] = tx.start, tx.commit_us
                 state[walk_state.KIND] = walk_state.IN_WORDS if tx.gtid else walk_state.ANONYMOUS
-            if tx.altered:  # rows of another layout: its end is left to the plain code, which tells of them
+            if tx.altered_tables:  # rows of another layout: its end is left to the plain code, which tells of them
                 state[walk_state.KIND] = walk_state.IN_WORDS
 
     def _make_step(self, item: Transaction | None) -> Step:
         state = self._state
-        gtids = self._gtids.take()
+        gtids = self._gtids.take_texts()
         ended, rows = int(state[walk_state.ENDED]), int(state[walk_state.COUNTED])
         self._held_bytes += int(state[walk_state.BYTES])
         state[walk_state.MOST] -= rows

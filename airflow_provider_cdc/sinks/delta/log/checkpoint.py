@@ -80,11 +80,11 @@ def actions_of(storage: Storage, checkpoint: Checkpoint, table_name: str) -> Ite
     """
     reader = _Reading(storage, checkpoint, table_name)
     for name in checkpoint.files:
-        yield from reader.file(name)
+        yield from reader.read_part(name)
     for sidecar in list(reader.sidecars):
-        yield from reader.file(f"{SIDECARS}/{sidecar}", ("add", "remove"))
-    reader.check()
-    for tombstones in reader.removed:
+        yield from reader.read_part(f"{SIDECARS}/{sidecar}", ("add", "remove"))
+    reader.check_complete()
+    for tombstones in reader.tombstones:
         for value in tombstones.to_pylist():
             yield {"remove": _plain(value)}
 

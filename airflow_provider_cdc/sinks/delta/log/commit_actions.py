@@ -130,8 +130,8 @@ def _statistics(storage: Storage, path: str, columns: Sequence[str]) -> dict[str
                     extremes[name].append(pc.min_max(rows[name]))
     for name, column_extremes in extremes.items():
         try:
-            low = _bound(min(extreme["min"].as_py() for extreme in column_extremes), up=False)
-            high = _bound(max(extreme["max"].as_py() for extreme in column_extremes), up=True)
+            low = _bound(min(extreme["min"].as_py() for extreme in column_extremes), is_upper=False)
+            high = _bound(max(extreme["max"].as_py() for extreme in column_extremes), is_upper=True)
         except (OverflowError, ValueError):  # there is no value, or Python has no such date
             continue
         statistics["minValues"][name], statistics["maxValues"][name] = low, high

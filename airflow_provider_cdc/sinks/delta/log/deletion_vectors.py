@@ -118,15 +118,15 @@ def read_vector(storage: Storage, vector: Vector) -> BitMap:
     remedy = "Restore the file, or start with a fresh sink.path"
     location = "in the log"
     try:
-        if vector.kind == "i":
-            dead = decode(_from_z85(vector.place)[: vector.size])
-        elif vector.file is None:
-            raise TerminalError(f"a deletion vector lies outside of {storage.location()}: {vector.place}", remedy)
+        if vector.storage_type == "i":
+            dead = decode(_from_z85(vector.path_or_inline)[: vector.size_bytes])
+        elif vector.file_name is None:
+            raise TerminalError(f"a deletion vector lies outside of {storage.location()}: {vector.path_or_inline}", remedy)
         else:
-            location = f"at {vector.offset or 0} of {storage.location(vector.file)}"
-            dead = decode(_content(storage, vector.file, vector.offset or 0, vector.size))
-        if len(dead) != vector.rows:
-            raise ValueError(f"it has {len(dead)} rows, the log says {vector.rows}")
+            location = f"at {vector.offset or 0} of {storage.location(vector.file_name)}"
+            dead = decode(_content(storage, vector.file_name, vector.offset or 0, vector.size_bytes))
+        if len(dead) != vector.cardinality:
+            raise ValueError(f"it has {len(dead)} rows, the log says {vector.cardinality}")
         return dead
     except (FileNotFoundError, ValueError, struct.error) as error:
         raise TerminalError(f"the deletion vector {location} is missing or damaged: {error}", remedy) from None

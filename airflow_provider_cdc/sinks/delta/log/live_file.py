@@ -59,7 +59,7 @@ class LiveFile:
     @property
     def dead_row_count(self) -> int:
         """How many of its rows are dead."""
-        return self.deletion_vector.rows if self.deletion_vector else 0
+        return self.deletion_vector.cardinality if self.deletion_vector else 0
 
     def bounds(self, column: str) -> tuple[int, int] | None:
         """Lowest and highest value of a column of integers, ``None`` if they are not known exactly."""

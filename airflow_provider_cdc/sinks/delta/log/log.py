@@ -116,12 +116,12 @@ class Log:
 
     def dead_rows(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""
-        if file.vector is None:
+        if file.deletion_vector is None:
             return BitMap()
         vector, rows = self._dead_rows.get(file.path, (None, None))
-        if rows is None or vector != file.vector:
-            rows = read_vector(self.storage, file.vector)
-            self.cache_dead_rows(file.path, file.vector, rows)
+        if rows is None or vector != file.deletion_vector:
+            rows = read_vector(self.storage, file.deletion_vector)
+            self.cache_dead_rows(file.path, file.deletion_vector, rows)
         return rows
 
     def cache_dead_rows(self, path: str, vector: Vector, rows: BitMap) -> None:
@@ -165,7 +165,7 @@ class Log:
                 message, remedy = problem.message, problem.remedy
             raise TransientError(f"the {self.name} could not be committed: {message}", remedy) from problem
         if is_committed:
-            self._replay(lines, self.version + 1, own=True)
+            self._replay(lines, self.version + 1, own_commit=True)
             self.version += 1
             self._refreshed_at = time.time()
             if self.version - self._forgot_at_version >= _FORGET_EVERY:
@@ -188,7 +188,7 @@ class Log:
 
     def committed_at(self, version: int) -> float:
         """When a commit was written, by the clock of the storage; infinite if it is not in the log any more."""
-        modified = self.storage.modified(self._commit_name(version))
+        modified = self.storage.modified_at(self._commit_name(version))
         return float("inf") if modified is None else modified
 
     def newest_version_older_than(self, seconds: float) -> int:
@@ -335,12 +335,12 @@ class Log:
         for file in adds:  # last: a file whose dead rows change is removed and added in one commit
             old_file = removed_files.pop(file.path, None) or self.files.get(file.path)
             # In commits of this process more rows are dead than before; in those of others it may be other ones.
-            if old_file is not None and not own_commit and file.vector != old_file.vector:
+            if old_file is not None and not own_commit and file.deletion_vector != old_file.deletion_vector:
                 self.revived_files.add(file.path)
             self.files[file.path] = file
             self.tombstones.pop(file.path, None)
-            if file.vector and file.vector.file:
-                self.tombstones.pop(file.vector.file, None)
+            if file.deletion_vector and file.deletion_vector.file:
+                self.tombstones.pop(file.deletion_vector.file_name, None)
         self.revived_files |= removed_files.keys()  # gone, but may be added again
 
     def _remove_file(self, remove: Mapping[str, Any], version: int) -> LiveFile | None:
@@ -358,7 +358,7 @@ def commits_of(names: Iterable[str], newest: int) -> list[int]:
 
 def _removed_by(remove: Mapping[str, Any]) -> list[str]:
     """The data file that an action removes, and the file of its vector."""
-    vector_file = Vector.from_json(remove["deletionVector"]).file if remove.get("deletionVector") else None
+    vector_file = Vector.from_json(remove["deletionVector"]).file_name if remove.get("deletionVector") else None
     return [unquote(str(remove["path"])), *([vector_file] if vector_file else [])]
 
 

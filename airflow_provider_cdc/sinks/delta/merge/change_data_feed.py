@@ -62,7 +62,7 @@ class Feed:
         self._log, self._storage, self._key_hasher, self._keyed = log, log.storage, key_hasher, keyed
         self._schema = partitioning.schema
         typed = self._schema.append(pa.field(TYPE, pa.string()))
-        self._partitioning = replace(partitioning, schema=typed, group_rows=None)
+        self._partitioning = replace(partitioning, schema=typed, row_group_size=None)
 
     def write_feed(self, edit: Edit, actions: Iterable[Mapping[str, Any]]) -> list[DataFile]:
         """Write what a commit says; nothing if its actions say it.
@@ -87,24 +87,24 @@ class Feed:
     def _changed_rows(self, edit: Edit) -> Iterator[tuple[pa.Table, str, str, Any]]:
         """Changed rows; what they are, what they are instead where they are one side of an update, and where."""
         removed = [*self._removed_rows(edit)]
-        added = [(file, BitMap(range(file.rows)) - dead) for file, dead in edit.new]
+        added = [(file, BitMap(range(file.rows)) - dead) for file, dead in edit.added_files]
         new_keys = self._index_new_keys(edit, added) if removed else None
         matched_hashes = list[Words]()
         for rows in self._read_all(removed):
             matched, hashes = self._match_keys(rows, new_keys)
             if hashes is not None:
-                matched_hashes.append(hashes.take(matched))
+                matched_hashes.append(hashes.select(matched))
             yield rows, DELETE, BEFORE, matched
-        removed_keys = _index(Facts.of(matched_hashes, 0)) if matched_hashes else None
+        removed_keys = _index(Facts.from_parts(matched_hashes, 0)) if matched_hashes else None
         for rows in self._read_all((file.path, row_numbers, file.partition) for file, row_numbers in added if row_numbers):
             yield rows, INSERT, AFTER, self._match_keys(rows, removed_keys)[0]
 
     def _removed_rows(self, edit: Edit) -> Iterator[_Source]:
-        for path in sorted({*edit.dead, *edit.gone}):
+        for path in sorted({*edit.dead_rows, *edit.removed_files}):
             file = self._log.files[path]
-            rows = BitMap(range(rows_of(self._storage, file))) if path in edit.gone else edit.dead[path]
-            if living := rows - self._log.dead(file):
-                yield path, living, file.partition
+            rows = BitMap(range(rows_of(self._storage, file))) if path in edit.removed_files else edit.dead_rows[path]
+            if living := rows - self._log.dead_rows(file):
+                yield path, living, file.partition_values
 
     def _index_new_keys(self, edit: Edit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
         """Where the keys of new rows are, as far as that is of use."""
@@ -112,13 +112,13 @@ class Feed:
             return None
         key_hashes = list[Words]()
         for file, living in added:
-            if (facts := edit.facts.get(file.path)) is not None:
-                key_hashes.append(facts.words)
+            if (facts := edit.key_hashes.get(file.path)) is not None:
+                key_hashes.append(facts.hashes)
             elif living:
                 parts = row_groups(self._storage, file.path, self._schema, self._key_hasher.columns, file.partition)
-                hashes = Facts.of([self._key_hasher(rows) for rows in parts], 0).words
+                hashes = Facts.from_parts([self._key_hasher(rows) for rows in parts], 0).hashes
                 key_hashes.append(hashes.take(np.asarray(living.to_array(), np.int64)))
-        return _index(Facts.of(key_hashes, 0)) if key_hashes else None
+        return _index(Facts.from_parts(key_hashes, 0)) if key_hashes else None
 
     def _match_keys(self, rows: pa.Table, key_index: KeyIndex | None) -> tuple[Any, Words | None]:
         """Which rows have the key of one of the others."""
@@ -126,7 +126,7 @@ class Feed:
         if key_index is None:
             return matched, None
         hashes = self._key_hasher(rows)
-        matched[key_index.find(hashes).asked] = True
+        matched[key_index.find_keys(hashes).query_index] = True
         return matched, hashes
 
     def _read_all(self, sources: Iterable[_Source]) -> Iterator[pa.Table]:
@@ -144,7 +144,7 @@ class Feed:
 
     def _read_selected(self, source: _Source) -> Iterator[pa.Table]:
         path, row_numbers, partition = source
-        return picked(self._storage, path, self._schema, np.asarray(row_numbers.to_array(), np.int64), partition, older=True)
+        return picked(self._storage, path, self._schema, np.asarray(row_numbers.to_array(), np.int64), partition, may_lack_columns=True)
 
 
 def said(files: Iterable[DataFile]) -> list[dict[str, Any]]:
@@ -164,5 +164,5 @@ def said(files: Iterable[DataFile]) -> list[dict[str, Any]]:
 
 def _index(facts: Facts) -> KeyIndex:
     index = KeyIndex(1 << 62)
-    index.add("", facts)
+    index.add_file("", facts)
     return index

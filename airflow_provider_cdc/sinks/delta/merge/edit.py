@@ -88,25 +88,25 @@ def by_vectors(log: Log, edit: Edit, stats_column: str | None, partitioning: Par
 
     :param stats_column: name of the single integer key column, for statistics.
     """
-    (copy_edit, edit), row_counts = edit.without_vectors(), dict[str, int]()
+    (copy_edit, edit), row_counts = edit.split_for_vectors(), dict[str, int]()
     commit = Written() if copy_edit is None else by_copies(log, copy_edit, stats_column, partitioning)
-    commit.actions += [log.files[path].removed(change=True) for path in sorted(edit.gone)]
-    for path, rows in edit.dead.items():
+    commit.actions += [log.files[path].remove_action(change=True) for path in sorted(edit.removed_files)]
+    for path, rows in edit.dead_rows.items():
         file = log.files[path]
-        total = log.dead(file) | rows
-        commit.actions.append(file.removed(change=True))
+        total = log.dead_rows(file) | rows
+        commit.actions.append(file.remove_action(change=True))
         row_counts[path] = rows_of(log.storage, file)
         if len(total) < row_counts[path]:
-            commit.vectors[path] = total
-    for added_file, rows in edit.new:
+            commit.dead_rows[path] = total
+    for added_file, rows in edit.added_files:
         if len(rows) == added_file.rows:
-            commit.spare.append(added_file.path)
+            commit.delete_on_success.append(added_file.path)
         elif rows:
-            commit.vectors[added_file.path] = rows
-    vectors = write_vectors(log.storage, commit.vectors)
-    commit.files += {v.file for v in vectors.values() if v.file}
-    added_by_path = {file.path: file for file, rows in edit.new if len(rows) < file.rows}
-    commit.actions += [log.files[p].with_vector(v, row_counts[p], change=True) for p, v in vectors.items() if p not in added_by_path]
+            commit.dead_rows[added_file.path] = rows
+    vectors = write_vectors(log.storage, commit.dead_rows)
+    commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
+    added_by_path = {file.path: file for file, rows in edit.added_files if len(rows) < file.rows}
+    commit.actions += [log.files[p].vector_action(v, row_counts[p], change=True) for p, v in vectors.items() if p not in added_by_path]
     commit.actions += [added(file, stats_column, vectors.get(path)) for path, file in added_by_path.items()]
     return commit
 
@@ -116,21 +116,21 @@ def by_copies(log: Log, edit: Edit, stats_column: str | None, partitioning: Part
 
     :param stats_column: as for :func:`by_vectors`.
     """
-    commit = Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)])
-    slices = [file for file, rows in edit.new if file.path.startswith(f"{SLICES}/") and not rows]
+    commit = Written(actions=[log.files[path].remove_action(change=True) for path in sorted(edit.removed_files)])
+    slices = [file for file, rows in edit.added_files if file.path.startswith(f"{SLICES}/") and not rows]
     commit.actions += [added(file, stats_column, None) for file in slices if file.rows]
     by_partition: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
-    for path, rows in edit.dead.items():
+    for path, rows in edit.dead_rows.items():
         file = log.files[path]
-        by_partition.setdefault(partition_of(file), ([], []))[0].append((file, log.dead(file) | rows))
-    for added_file, rows in edit.new:
+        by_partition.setdefault(partition_of(file), ([], []))[0].append((file, log.dead_rows(file) | rows))
+    for added_file, rows in edit.added_files:
         if not added_file.path.startswith(f"{SLICES}/"):
             by_partition.setdefault(partition_of(added_file), ([], []))[1].append((added_file, rows))
-    touched = edit.dead.keys() | edit.gone
+    touched = edit.dead_rows.keys() | edit.removed_files
     small = {partition_of(f): f for f in log.files.values() if f.size < SMALL_FILE and f.path not in touched}
     for partition, (live_sources, added_sources) in by_partition.items():
         if any(len(rows) < file.rows for file, rows in added_sources) and not any(f.size < SMALL_FILE for f, _ in live_sources):
-            live_sources += [(f, log.dead(f)) for f in [small.get(partition)] if f is not None]
+            live_sources += [(f, log.dead_rows(f)) for f in [small.get(partition)] if f is not None]
         _written_anew(commit, log.storage, live_sources, added_sources, stats_column, partitioning)
     return commit
 
@@ -151,17 +151,17 @@ def _written_anew(
     """
     small_sources = [(f.path, rows) for f, rows in live_sources if f.size < SMALL_FILE] + [(f.path, rows) for f, rows in added_sources]
     large_sources = [[(f.path, rows)] for f, rows in live_sources if f.size >= SMALL_FILE]
-    commit.actions += [file.removed(change=True) for file, _ in live_sources]
+    commit.actions += [file.remove_action(change=True) for file, _ in live_sources]
     unchanged: list[DataFile] = []
     if len(small_sources) == 1 and added_sources and not added_sources[0][1]:  # as it is
         small_sources, unchanged = [], [added_sources[0][0]]
     else:
-        commit.spare += [file.path for file, _ in added_sources]
-    partition = (live_sources[0][0] if live_sources else added_sources[0][0]).partition
+        commit.delete_on_success += [file.path for file, _ in added_sources]
+    partition = (live_sources[0][0] if live_sources else added_sources[0][0]).partition_values
     written = [
         file for sources in (*large_sources, small_sources) for file in copied(storage, partitioning, partition, sources, stats_column)
     ]
-    commit.files += [file.path for file in written]
+    commit.delete_on_conflict += [file.path for file in written]
     commit.actions += [added(file, stats_column, None) for file in (*unchanged, *written) if file.rows]
 
 
@@ -201,17 +201,17 @@ def copied(
 
     :param sources: paths, and their dead rows.
     """
-    schema = partitioning.stored
-    rows = chain.from_iterable(alive(row_groups(storage, path, schema, older=True), dead) for path, dead in sources)
+    schema = partitioning.file_schema
+    rows = chain.from_iterable(alive(row_groups(storage, path, schema, may_lack_columns=True), dead) for path, dead in sources)
     return [
         write_file(
             storage,
-            partitioning.path("", partition, f"{new_part()}.parquet"),
+            partitioning.file_path("", partition, f"{new_part()}.parquet"),
             schema,
             part,
             stats_column,
             partition=partition,
-            group_rows=partitioning.group_rows,
+            row_group_size=partitioning.row_group_size,
         )
         for part in portions(rows, LARGE_FILE)
     ]
@@ -226,7 +226,7 @@ def write_parts(
     :returns: the files, and for each row the number of its file.
     """
     if not partitioning:
-        file = write_part(storage, partitioning.schema, tables, stats_column, partitioning.group_rows)
+        file = write_part(storage, partitioning.schema, tables, stats_column, partitioning.row_group_size)
         return [file], np.zeros(file.rows, np.int64)
     files = PartitionedFiles(storage, "", new_part(), partitioning, stats_column)
     number = [files.add(rows)[0] for rows in tables]
@@ -237,7 +237,7 @@ def write_part(
     storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], stats_column: str | None, row_group_size: int | None = None
 ) -> DataFile:
     """Write rows as a file of a table without partitions."""
-    return write_file(storage, f"{new_part()}.parquet", schema, rows, stats_column, group_rows=row_group_size)
+    return write_file(storage, f"{new_part()}.parquet", schema, rows, stats_column, row_group_size=row_group_size)
 
 
 def new_part() -> str:
@@ -252,7 +252,7 @@ def is_part(path: str) -> bool:
 
 def partition_of(file: DataFile | LiveFile) -> frozenset[tuple[str, str | None]]:
     """The partition of a file, to be compared."""
-    return frozenset(file.partition.items())
+    return frozenset(file.partition_values.items())
 
 
 def vectors_of(actions: Iterable[Mapping[str, Any]]) -> Iterator[LiveFile]:

@@ -50,7 +50,7 @@ class KeptRows:
     """
 
     def __init__(self, log: Log, key_lookup: KeyFiles, deletes: str) -> None:
-        self._log, self._key_lookup, self._row_identity = log, key_lookup, key_lookup.keys
+        self._log, self._key_lookup, self._row_identity = log, key_lookup, key_lookup.row_identity
         self._soft_deletes = deletes == SOFT
 
     def write_retained_rows(self, slices: Sequence[DataFile], seq: int) -> Kept:
@@ -59,20 +59,20 @@ class KeptRows:
         :param slices: rows of the new reading.
         :param seq: its ``_cdc_seq``: rows of the table that are newer come again, and go.
         """
-        retained_files, index, marked_at = Kept(), self._key_lookup.of_slices(slices), int(time.time() * 1_000_000)
+        retained_files, index, marked_at = Kept(), self._key_lookup.index_slices(slices), int(time.time() * 1_000_000)
 
         def rows() -> Iterator[pa.Table]:
             for file in self._log.files.values():
                 row_numbers, unmarked = self._find_retained_rows(file, index, seq)
                 all_stay = len(row_numbers) == self._living_row_count(file) and not unmarked.any()
-                if all_stay and has_only(self._log.storage, file.path, self._row_identity.partitioning.stored):
-                    retained_files.files.add(file.path)
+                if all_stay and has_only(self._log.storage, file.path, self._row_identity.partitioning.file_schema):
+                    retained_files.unchanged.add(file.path)
                 elif len(row_numbers):
                     yield from self._read_retained_rows(file, row_numbers, unmarked, marked_at)
 
         try:
             for part in portions(rows(), LARGE_FILE):
-                retained_files.written += write_parts(self._log.storage, self._row_identity.partitioning, part, self._row_identity.stat)[0]
+                retained_files.written += write_parts(self._log.storage, self._row_identity.partitioning, part, self._row_identity.stats_column)[0]
         except pa.ArrowInvalid as error:
             raise TerminalError(
                 f"rows of the {self._log.name} that the source has deleted cannot have its new columns: {error}",
@@ -82,7 +82,7 @@ class KeptRows:
 
     def count_unmatched(self, slices: Sequence[DataFile]) -> int:
         """How many rows have keys that slices do not have."""
-        index = self._key_lookup.of_slices(slices)
+        index = self._key_lookup.index_slices(slices)
         return sum(len(self._find_retained_rows(file, index, None)[0]) for file in self._log.files.values())
 
     def count_marked(self) -> int:
@@ -95,7 +95,7 @@ class KeptRows:
         return sum(self._living_row_count(file) for file in self._log.files.values())
 
     def _living_row_count(self, file: LiveFile) -> int:
-        return rows_of(self._log.storage, file) - len(self._log.dead(file))
+        return rows_of(self._log.storage, file) - len(self._log.dead_rows(file))
 
     def _find_retained_rows(self, file: LiveFile, index: KeyIndex | None, seq: int | None) -> tuple[Any, Any]:
         """The living rows of a file that stay, and for each whether it is still to be marked as deleted.
@@ -103,10 +103,10 @@ class KeptRows:
         :param index: of keys whose rows go.
         :param seq: rows with a higher ``_cdc_seq`` go as well.
         """
-        columns, start = list(dict.fromkeys([*self._row_identity.names, SEQ, *([DELETED] if self._soft_deletes else [])])), 0
-        dead = np.asarray(self._log.dead(file).to_array(), np.int64)
+        columns, start = list(dict.fromkeys([*self._row_identity.key_columns, SEQ, *([DELETED] if self._soft_deletes else [])])), 0
+        dead = np.asarray(self._log.dead_rows(file).to_array(), np.int64)
         retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
-        for rows in row_groups(self._log.storage, file.path, self._row_identity.schema, columns, file.partition, older=True):
+        for rows in row_groups(self._log.storage, file.path, self._row_identity.schema, columns, file.partition_values, may_lack_columns=True):
             stays = np.ones(rows.num_rows, bool)
             low, high = np.searchsorted(dead, [start, start + rows.num_rows])
             stays[dead[low:high] - start] = False
@@ -114,7 +114,7 @@ class KeptRows:
                 stays &= rows[SEQ].to_numpy() <= seq
             if index is not None:
                 candidates = np.flatnonzero(stays)
-                stays[candidates[index.find(self._key_lookup.worder(rows.take(pa.array(candidates)))).asked]] = False
+                stays[candidates[index.find_keys(self._key_lookup.key_hasher(rows.take(pa.array(candidates)))).query_index]] = False
             retained_numbers.append(np.flatnonzero(stays) + start)
             unmarked.append(~rows[DELETED].to_numpy()[stays] if self._soft_deletes else np.zeros(len(retained_numbers[-1]), bool))
             start += rows.num_rows
@@ -123,7 +123,7 @@ class KeptRows:
     def _read_retained_rows(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
         """Rows of a file, all of them marked as deleted if that is marked."""
         start = 0
-        for group in row_groups(self._log.storage, file.path, self._row_identity.schema, None, file.partition, older=True):
+        for group in row_groups(self._log.storage, file.path, self._row_identity.schema, None, file.partition_values, may_lack_columns=True):
             low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
             group_numbers, newly_marked = row_numbers[low:high] - start, to_mark[low:high]
             yield group.take(pa.array(group_numbers[~newly_marked]))
@@ -143,20 +143,20 @@ def loss_of(
     :param key_lookup: with the columns and the key that it is to have.
     :param deletes: ``sink.deletes`` of the table; not ``hard``.
     """
-    new_schema = key_lookup.keys.schema
+    new_schema = key_lookup.row_identity.schema
     old_schema = with_mark(old_table.sink_schema) if deletes == SOFT else old_table.sink_schema
-    reason = cannot_keep(old_schema, old_table.key, new_schema, key_lookup.keys.names)
+    reason = cannot_keep(old_schema, old_table.key, new_schema, key_lookup.row_identity.key_columns)
     if reason is None:
         return None
     comparable = all(n in new_schema.names and holds_all(new_schema.field(n).type, old_schema.field(n).type) for n in old_table.key)
     # By the key that the rows have: no two have the same. Under the new definition it may be NULL.
-    old_identity = Keys(key_lookup.keys.partitioning, old_table.key if comparable else ())
-    finder = KeptRows(log, replace(key_lookup, keys=old_identity, worder=Worder(old_identity.told_by, new_schema, key=False)), deletes)
+    old_identity = Keys(key_lookup.row_identity.partitioning, old_table.key if comparable else ())
+    finder = KeptRows(log, replace(key_lookup, row_identity=old_identity, key_hasher=Worder(old_identity.identity_columns, new_schema, is_key=False)), deletes)
     exact = comparable and (slices is not None or deletes == SOFT)
     if not exact:
-        rows = finder.living()
+        rows = finder.count_living()
     elif slices is None:
-        rows = finder.marked()
+        rows = finder.count_marked()
     else:
-        rows = finder.count(slices)
+        rows = finder.count_unmatched(slices)
     return Loss(reason, rows, exact) if rows else None

@@ -77,30 +77,30 @@ class KeyFiles:
         """
         missing = self.candidate_files([f for f in log.files.values() if f.path not in self.index], hashes)
         if missing:
-            with self.index.turn:
+            with self.index.batch_lock:
                 for _ in self._index_files(missing):
                     pass
-        self.index.follow(log.files, lambda path: log.dead(log.files[path]) if path in log.files else BitMap())
-        return self.index.find(hashes)
+        self.index.sync_live_files(log.files, lambda path: log.dead_rows(log.files[path]) if path in log.files else BitMap())
+        return self.index.find_keys(hashes)
 
     def index_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
         """An index of the rows of slices alone. It takes no more memory than that of the table may."""
-        slice_index, identity = self.index.another(), self.row_identity
+        slice_index, identity = self.index.new_empty(), self.row_identity
         for file in (file for part in slices for file in part.files if file.rows):
-            parts = row_groups(self.storage, file.path, identity.schema, identity.names, file.partition)
-            slice_index.add(file.path, Facts.of([self.key_hasher(rows) for rows in parts], 0))
-            slice_index.settle()
+            parts = row_groups(self.storage, file.path, identity.schema, identity.key_columns, file.partition)
+            slice_index.add_file(file.path, Facts.from_parts([self.key_hasher(rows) for rows in parts], 0))
+            slice_index.merge_and_spill()
         return slice_index
 
     def candidate_files(self, files: Sequence[LiveFile], hashes: Words) -> list[LiveFile]:
         """Files that may have rows with such words: without those of which statistics prove that they have none."""
-        stats_column = self.row_identity.stat if self.key_hasher.plain else None  # hashes, as of BIGINT UNSIGNED, are in no order
+        stats_column = self.row_identity.stats_column if self.key_hasher.is_integer_key else None  # hashes, as of BIGINT UNSIGNED, are in no order
         bounds = [file.bounds(stats_column) for file in files] if stats_column else []
         known_numbers = [i for i, file_bounds in enumerate(bounds) if file_bounds is not None]
         if not known_numbers:
             return list(files)
         sorted_hashes, spans = np.sort(hashes.first), [file_bounds for file_bounds in bounds if file_bounds is not None]
-        low, high = (self.key_hasher.of_integers([span[side] for span in spans]) for side in (0, 1))
+        low, high = (self.key_hasher.hash_integers([span[side] for span in spans]) for side in (0, 1))
         without = np.searchsorted(sorted_hashes, low, "left") == np.searchsorted(sorted_hashes, high, "right")
         excluded = {known_numbers[i] for i in np.flatnonzero(without)}
         return [file for i, file in enumerate(files) if i not in excluded]
@@ -112,19 +112,19 @@ class KeyFiles:
         yet, nothing tells what changes hit: then all files, from the newest on, as far as memory goes.
         """
         files = [file for file in log.files.values() if file.path not in self.index]
-        files_with_dead_rows = [file for file in files if file.dead]
-        is_untouched = bool(self.row_identity.names) and all(file.path.startswith(f"{SLICES}/") for file in log.files.values())
-        other_files = [file for file in reversed(files) if not file.dead] if is_untouched else []
+        files_with_dead_rows = [file for file in files if file.dead_row_count]
+        is_untouched = bool(self.row_identity.key_columns) and all(file.path.startswith(f"{SLICES}/") for file in log.files.values())
+        other_files = [file for file in reversed(files) if not file.dead_row_count] if is_untouched else []
 
         def read(budget: int, should_stop: Callable[[], bool]) -> int:
             for _ in self._index_files(files_with_dead_rows, beside=True):
                 if should_stop():
                     return 0
-            bytes_before = sum(self.index.size)
+            bytes_before = sum(self.index.bytes_used)
             for _ in self._index_files(other_files if budget > 0 else [], beside=True):
-                if should_stop() or sum(self.index.size) - bytes_before >= budget:
+                if should_stop() or sum(self.index.bytes_used) - bytes_before >= budget:
                     break
-            return sum(self.index.size) - bytes_before
+            return sum(self.index.bytes_used) - bytes_before
 
         return read
 
@@ -136,31 +136,31 @@ class KeyFiles:
 
         def read(file: LiveFile) -> None:
             if in_background:
-                with self.index.turn:
+                with self.index.batch_lock:
                     pass
             if file.path not in self.index:
-                self.index.add(file.path, self._read_key_hashes(file))
+                self.index.add_file(file.path, self._read_key_hashes(file))
 
-        pool = ThreadPoolExecutor(_REMOTE_READERS if self.storage.remote else _READERS)
+        pool = ThreadPoolExecutor(_REMOTE_READERS if self.storage.is_remote else _READERS)
         at_once = _PORTION if in_background else max(1, len(files))
         try:
             for start in range(0, len(files), at_once):
                 for number, _ in enumerate(pool.map(carried(read), files[start : start + at_once]), 1):
                     if number % _PORTION == 0:
-                        self.index.settle()
+                        self.index.merge_and_spill()
                         yield
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _read_key_hashes(self, file: LiveFile) -> Facts:
-        identity_columns, schema = self.row_identity.told_by, self.row_identity.schema
+        identity_columns, schema = self.row_identity.identity_columns, self.row_identity.schema
         bounds = file.bounds(SEQ)
         columns = identity_columns if bounds else [*identity_columns, SEQ]
-        may_lack_columns = not self.row_identity.names  # a key is never new
+        may_lack_columns = not self.row_identity.key_columns  # a key is never new
         # Portions: values of a table without a key may be many times what is kept of them.
         parts, newest_seq = [], bounds[1] if bounds else 0
-        for rows in row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):
+        for rows in row_groups(self.storage, file.path, schema, columns, file.partition_values, may_lack_columns):
             parts.append(self.key_hasher(rows))
             if bounds is None and rows.num_rows:
                 newest_seq = max(newest_seq, int(pc.max(rows[SEQ]).as_py()))
-        return Facts.of(parts, newest_seq)
+        return Facts.from_parts(parts, newest_seq)

@@ -109,8 +109,8 @@ class KeyIndex:
     def bytes_used(self) -> tuple[int, int]:
         """Bytes in memory, and on disk."""
         segments = self._segments
-        memory = sum(s.size for s in segments if s.in_memory)
-        return memory, sum(s.size for s in segments) - memory
+        memory = sum(s.nbytes for s in segments if s.in_memory)
+        return memory, sum(s.nbytes for s in segments) - memory
 
     def new_empty(self) -> KeyIndex:
         """An empty one that may take as much."""
@@ -130,15 +130,15 @@ class KeyIndex:
 
     def add_file(self, path: str, file_hashes: Facts) -> None:
         """Take note of a file. Of one that is in it, more cannot be known."""
-        hashes, row_numbers = file_hashes.words, file_hashes.rows
+        hashes, row_numbers = file_hashes.hashes, file_hashes.row_numbers
         if not _in_order(hashes):
             order = np.argsort(hashes.first, kind="stable")
-            hashes, row_numbers = hashes.take(order), order.astype(np.uint32) if row_numbers is None else row_numbers[order]
+            hashes, row_numbers = hashes.select(order), order.astype(np.uint32) if row_numbers is None else row_numbers[order]
         with self._lock:
             if path in self._file_numbers:  # another thread was faster
                 return
             number, self._next_number = self._next_number, self._next_number + 1
-            self._file_paths[number], self._newest_seqs[number], self._file_numbers[path] = path, file_hashes.newest, number
+            self._file_paths[number], self._newest_seqs[number], self._file_numbers[path] = path, file_hashes.newest_seq, number
             if len(hashes):
                 self._segments = [*self._segments, _Segment(hashes, np.uint32(number), row_numbers)]
 
@@ -171,7 +171,7 @@ class KeyIndex:
             with self._lock:
                 other_segments = [s for s in self._segments if not any(s is m for m in to_merge)]
                 if len(other_segments) + len(to_merge) == len(self._segments):  # else another thread has changed some of them
-                    self._segments = [*other_segments, merged] if len(merged.words) else other_segments
+                    self._segments = [*other_segments, merged] if len(merged.hashes) else other_segments
         self._spill_to_disk()
 
     def find_keys(self, hashes: Words) -> Found:
@@ -180,10 +180,10 @@ class KeyIndex:
         :param hashes: of which no two are the same.
         """
         order = np.argsort(hashes.first, kind="stable")
-        sorted_queries = hashes.take(order)
+        sorted_queries = hashes.select(order)
         parts: list[tuple[Any, Any, Any]] = []
         for segment in self._segments:
-            segment_hashes = segment.words.first
+            segment_hashes = segment.hashes.first
             low, high = np.searchsorted(sorted_queries.first, [segment_hashes[0], segment_hashes[-1] + (segment_hashes[-1] < _LAST)])
             high = len(order) if segment_hashes[-1] == _LAST else high
             if low == high:
@@ -195,9 +195,9 @@ class KeyIndex:
             while len(positions):  # rows with the same word stand side by side
                 is_full_match = slice(None)
                 if sorted_queries.second is not None:
-                    is_full_match = segment.words.second[positions] == sorted_queries.second[query_numbers]
-                rows = positions[is_full_match] if segment.row is None else segment.row[positions[is_full_match]]
-                files = np.full(len(rows), segment.file) if np.isscalar(segment.file) else segment.file[positions[is_full_match]]
+                    is_full_match = segment.hashes.second[positions] == sorted_queries.second[query_numbers]
+                rows = positions[is_full_match] if segment.row_numbers is None else segment.row_numbers[positions[is_full_match]]
+                files = np.full(len(rows), segment.file_numbers) if np.isscalar(segment.file_numbers) else segment.file[positions[is_full_match]]
                 parts.append((order[query_numbers[is_full_match]], files, rows))
                 next_positions = positions + 1
                 inside = next_positions < len(segment_hashes)
@@ -211,45 +211,45 @@ class KeyIndex:
     def _mergeable_segments(self) -> list[_Segment] | None:
         classes: dict[int, list[_Segment]] = {}
         for segment in self._segments:
-            if len(segment.words) <= _LARGEST:
-                classes.setdefault(len(segment.words).bit_length() // 3, []).append(segment)
+            if len(segment.hashes) <= _LARGEST:
+                classes.setdefault(len(segment.hashes).bit_length() // 3, []).append(segment)
         candidates = next((found for found in classes.values() if len(found) >= _MERGED), None)
         if candidates is None:
             return None
-        candidates.sort(key=lambda s: int(s.words.first[0]))  # those of a snapshot lie one behind the other then
-        rows = np.cumsum([len(s.words) for s in candidates])
+        candidates.sort(key=lambda s: int(s.hashes.first[0]))  # those of a snapshot lie one behind the other then
+        rows = np.cumsum([len(s.hashes) for s in candidates])
         return candidates[: max(2, int(np.searchsorted(rows, _AT_MOST * _LARGEST, "right")))]
 
     def _merge_segments(self, segments: list[_Segment], dead: Callable[[str], BitMap] | None) -> _Segment:
         """One segment of several, without the rows that are dead: they stay so."""
         parts = segments if dead is None else [self._drop_dead_rows(s, dead) for s in segments]
-        hashes, files = joined([s.words for s in parts]), np.concatenate([s.files() for s in parts])
-        rows = np.concatenate([s.rows() for s in parts])
+        hashes, files = joined([s.hashes for s in parts]), np.concatenate([s.file_array() for s in parts])
+        rows = np.concatenate([s.row_array() for s in parts])
         if _in_order(hashes):
             return _Segment(hashes, files, rows)
         order = np.argsort(hashes.first, kind="stable")
-        return _Segment(hashes.take(order), files[order], rows[order])
+        return _Segment(hashes.select(order), files[order], rows[order])
 
     def _drop_dead_rows(self, segment: _Segment, dead: Callable[[str], BitMap]) -> _Segment:
         """A segment without the rows that are dead."""
-        files, rows, is_living = segment.files(), segment.rows(), np.ones(len(segment.words), bool)
+        files, rows, is_living = segment.file_array(), segment.row_array(), np.ones(len(segment.hashes), bool)
         order = np.argsort(files, kind="stable")
         numbers, starts = np.unique(files[order], return_index=True)
         for number, positions in zip(numbers, np.split(order, starts[1:]), strict=True):
             dead_rows = dead(self._file_paths[int(number)])
             if dead_rows:
                 is_living[positions] = ~np.isin(rows[positions], np.asarray(dead_rows.to_array(), np.uint32))
-        return segment if is_living.all() else _Segment(segment.words.take(is_living), files[is_living], rows[is_living])
+        return segment if is_living.all() else _Segment(segment.hashes.select(is_living), files[is_living], rows[is_living])
 
     def _spill_to_disk(self) -> None:
         """Put the largest segments onto disk where memory does not suffice."""
         with self._lock:
             excess_bytes = self.bytes_used[0] - self._memory_limit
-            for segment in sorted((s for s in self._segments if s.in_memory), key=lambda s: -s.size):
+            for segment in sorted((s for s in self._segments if s.in_memory), key=lambda s: -s.nbytes):
                 if excess_bytes <= 0:
                     return
-                excess_bytes -= segment.size
-                arrays = (segment.words.first, segment.words.second, segment.file, segment.row)
+                excess_bytes -= segment.nbytes
+                arrays = (segment.hashes.first, segment.hashes.second, segment.file_numbers, segment.row_numbers)
                 first, second, file, row = (_on_disk(a) if isinstance(a, np.ndarray) else a for a in arrays)
                 stored = _Segment(Words(first, second), file, row)
                 self._segments = [stored if s is segment else s for s in self._segments]
@@ -264,12 +264,12 @@ _LAST = np.uint64(2**64 - 1)
 
 def _without(segment: _Segment, removed_numbers: Any) -> _Segment | None:
     """A segment without the rows of files; ``None`` if nothing is left."""
-    if np.isscalar(segment.file):
-        return None if np.isin(segment.file, removed_numbers) else segment
-    remaining = np.flatnonzero(~np.isin(segment.file, removed_numbers))
-    if len(remaining) == len(segment.words):
+    if np.isscalar(segment.file_numbers):
+        return None if np.isin(segment.file_numbers, removed_numbers) else segment
+    remaining = np.flatnonzero(~np.isin(segment.file_numbers, removed_numbers))
+    if len(remaining) == len(segment.hashes):
         return segment
-    return _Segment(segment.words.take(remaining), segment.file[remaining], segment.row[remaining]) if len(remaining) else None
+    return _Segment(segment.hashes.select(remaining), segment.file_numbers[remaining], segment.row_numbers[remaining]) if len(remaining) else None
 
 
 def _on_disk(array: Any) -> Any:

@@ -75,7 +75,7 @@ class Merge:
 
     def __init__(self, log: Log, key_lookup: KeyFiles, deletes: str = HARD) -> None:
         self._log, self._key_lookup, self._deletes = log, key_lookup, deletes
-        self._row_identity, self._key_hasher = key_lookup.keys, key_lookup.worder
+        self._row_identity, self._key_hasher = key_lookup.row_identity, key_lookup.key_hasher
         self._storage = log.storage
 
     def plan_edit(self, change: Change) -> Edit | None:
@@ -85,9 +85,9 @@ class Merge:
                 return self._upsert_rows(changes)
             case Counted():
                 return self._apply_counts(change)
-            case Emptied(seq, at):
+            case Emptied(seq, truncated_at):
                 edit = self._remove_older_rows(seq) if self._deletes == HARD else self._mark_older_rows(seq, truncated_at)
-                return edit if edit.gone or edit.dead else None
+                return edit if edit.removed_files or edit.dead_rows else None
             case Published(slices):
                 return Edit(added_files=self._slice_files(slices))
             case Replaced():
@@ -97,15 +97,15 @@ class Merge:
         hashes, seqs = self._key_hasher(changes), changes[SEQ].to_numpy()
         edit, is_current = Edit(), np.ones(changes.num_rows, bool)
         if changes.num_rows:
-            matches = self._key_lookup.find(self._log, hashes)
+            matches = self._key_lookup.find_rows(self._log, hashes)
             index, lowest = self._key_lookup.index, int(seqs.min())
             for file, queries, rows in self._living_matches(matches):
                 newer = np.ones(len(rows), bool)
-                if index.newest(index.number(file.path)) >= lowest:
+                if index.newest_seq(index.file_number(file.path)) >= lowest:
                     newer = seqs[queries] > self._read_column(file, SEQ)[rows]
                 is_current[queries[~newer]] = False
                 if newer.any():
-                    edit.dead[file.path] = BitMap(rows[newer].astype(np.uint32))
+                    edit.dead_rows[file.path] = BitMap(rows[newer].astype(np.uint32))
         if self._deletes != SOFT:
             is_current &= pc.not_equal(changes[OP], "d").to_numpy()
         self._add_rows(edit, changes, hashes, is_current)
@@ -116,7 +116,7 @@ class Merge:
         if FILE not in changes.column_names:
             rows = marked(changes.filter(pa.array(is_current)), self._row_identity.schema)
             if rows.num_rows:
-                self._write_new_rows(edit, rows, hashes.take(np.flatnonzero(is_current)))
+                self._write_new_rows(edit, rows, hashes.select(np.flatnonzero(is_current)))
             return
         files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES])]
         number, row = changes[FILE].to_numpy(), changes[ROW].to_numpy()
@@ -125,35 +125,35 @@ class Merge:
         for file, part in zip(files, by_number(number[living], len(files)), strict=True):
             kept_changes = living[part]
             dead = BitMap(range(file.rows)) - BitMap(row[kept_changes].astype(np.uint32))
-            edit.new.append((file, dead))
-            edit.facts[file.path] = Facts(hashes.take(kept_changes), newest, row[kept_changes].astype(np.uint32))
+            edit.added_files.append((file, dead))
+            edit.key_hashes[file.path] = Facts(hashes.select(kept_changes), newest, row[kept_changes].astype(np.uint32))
 
     def _write_new_rows(self, edit: Edit, rows: pa.Table, hashes: Words) -> None:
         files, number = self._write_data_files([rows.select(self._row_identity.schema.names)])
         for file, row_indices in zip(files, by_number(number, len(files)), strict=True):
-            edit.new.append((file, BitMap()))
-            edit.facts[file.path] = Facts(hashes.take(row_indices), file.newest or 0)
+            edit.added_files.append((file, BitMap()))
+            edit.key_hashes[file.path] = Facts(hashes.select(row_indices), file.newest or 0)
 
     def _write_data_files(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
-        return write_parts(self._storage, self._row_identity.partitioning, tables, self._row_identity.stat)
+        return write_parts(self._storage, self._row_identity.partitioning, tables, self._row_identity.stats_column)
 
     def _apply_counts(self, change: Counted) -> Edit:
         net = change.net
-        edit = self._remove_older_rows(change.since) if change.since else Edit()
+        edit = self._remove_older_rows(change.truncate_seq) if change.truncate_seq else Edit()
         if net.removed.num_rows:
-            matches = self._key_lookup.find(self._log, self._key_hasher(net.removed))
-            remaining = net.counts.copy()
+            matches = self._key_lookup.find_rows(self._log, self._key_hasher(net.removed))
+            remaining = net.removed_counts.copy()
             for file, queries, rows in self._living_matches(matches):
-                if file.path in edit.gone:
+                if file.path in edit.removed_files:
                     continue
                 is_free = np.ones(len(rows), bool)
-                if file.path in edit.dead:
-                    is_free = ~np.isin(rows, np.asarray(edit.dead[file.path].to_array(), np.int64))
+                if file.path in edit.dead_rows:
+                    is_free = ~np.isin(rows, np.asarray(edit.dead_rows[file.path].to_array(), np.int64))
                 candidates = np.flatnonzero(is_free)
                 chosen = first(candidates, queries, remaining)
                 remaining -= np.bincount(queries[chosen], minlength=len(remaining))
                 if len(chosen):
-                    edit.dead[file.path] = edit.dead.get(file.path, BitMap()) | BitMap(rows[chosen].astype(np.uint32))
+                    edit.dead_rows[file.path] = edit.dead_rows.get(file.path, BitMap()) | BitMap(rows[chosen].astype(np.uint32))
             if remaining.any():
                 missing = int(np.flatnonzero(remaining)[0])
                 raise MissingRowsError(net.removed.slice(missing, 1), int(remaining[missing]))
@@ -166,9 +166,9 @@ class Merge:
         edit = Edit()
         for file, rows in self._find_older_rows(seq):
             if rows is None:
-                edit.gone.add(file.path)
+                edit.removed_files.add(file.path)
             else:
-                edit.dead[file.path] = rows
+                edit.dead_rows[file.path] = rows
         return edit
 
     def _find_older_rows(self, seq: int) -> Iterator[tuple[LiveFile, BitMap | None]]:
@@ -179,7 +179,7 @@ class Merge:
                 continue
             if bounds is not None and bounds[1] < seq:
                 yield file, None
-            elif rows := BitMap(np.flatnonzero(self._read_column(file, SEQ) < seq).astype(np.uint32)) - self._log.dead(file):
+            elif rows := BitMap(np.flatnonzero(self._read_column(file, SEQ) < seq).astype(np.uint32)) - self._log.dead_rows(file):
                 yield file, rows
 
     def _overwrite_range(self, change: Replaced) -> Edit:
@@ -191,24 +191,24 @@ class Merge:
         edit = Edit(added_files=self._slice_files(change.slices))
         for file, only_in_range in self._files_in_range(change):
             if only_in_range:
-                edit.gone.add(file.path)
+                edit.removed_files.add(file.path)
                 continue
-            keys = self._read_columns(file, self._row_identity.names or [SEQ])
-            leaves = np.flatnonzero(change.owned(keys).to_numpy(zero_copy_only=False))
-            rows = BitMap(leaves.astype(np.uint32)) - self._log.dead(file)
+            keys = self._read_columns(file, self._row_identity.key_columns or [SEQ])
+            leaves = np.flatnonzero(change.owns_rows(keys).to_numpy(zero_copy_only=False))
+            rows = BitMap(leaves.astype(np.uint32)) - self._log.dead_rows(file)
             if rows:
-                edit.dead[file.path] = rows
+                edit.dead_rows[file.path] = rows
         return edit
 
     def _files_in_range(self, change: Replaced) -> Iterator[tuple[LiveFile, bool]]:
         """The files that may have rows of a chunk group, and whether they have no others."""
         for file in self._log.files.values():
             file_group = _group_of(file.path)
-            if file_group is not None and file_group == change.group:
+            if file_group is not None and file_group == change.chunk_group:
                 yield file, True
                 continue
-            is_other_group = file_group is not None and change.group is not None and file_group[0] == change.group[0]
-            if not is_other_group and not file.apart(self._row_identity.stat, change.span):
+            is_other_group = file_group is not None and change.chunk_group is not None and file_group[0] == change.chunk_group[0]
+            if not is_other_group and not file.excludes_span(self._row_identity.stats_column, change.key_span):
                 yield file, False
 
     # ------------------------------------------------------------ deleted rows that stay
@@ -226,15 +226,15 @@ class Merge:
         source, or may be: they stay, and where it is marked what is deleted, they are marked now.
         """
         edit, rows_to_mark = Edit(added_files=self._slice_files(change.slices)), dict[str, BitMap]()
-        names, index = self._row_identity.names, self._key_lookup.of_slices(change.slices)
+        names, index = self._row_identity.key_columns, self._key_lookup.index_slices(change.slices)
         for file, only_in_range in self._files_in_range(change):
             keys = self._read_columns(file, names)
-            is_owned = np.ones(keys.num_rows, bool) if only_in_range else change.owned(keys).to_numpy(zero_copy_only=False).copy()
-            is_owned[self._log.dead(file).to_array()] = False
+            is_owned = np.ones(keys.num_rows, bool) if only_in_range else change.owns_rows(keys).to_numpy(zero_copy_only=False).copy()
+            is_owned[self._log.dead_rows(file).to_array()] = False
             rows = np.flatnonzero(is_owned)
-            replaced_rows = rows[np.unique(index.find(self._key_hasher(keys.take(pa.array(rows)))).asked)]
+            replaced_rows = rows[np.unique(index.find_keys(self._key_hasher(keys.take(pa.array(rows)))).asked)]
             if len(replaced_rows):
-                edit.dead[file.path] = BitMap(replaced_rows.astype(np.uint32))
+                edit.dead_rows[file.path] = BitMap(replaced_rows.astype(np.uint32))
             if self._deletes == SOFT and (unmarked_rows := self._unmarked_rows(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))):
                 rows_to_mark[file.path] = unmarked_rows
         self._rewrite_marked(edit, rows_to_mark, int(time.time() * 1_000_000))
@@ -243,7 +243,7 @@ class Merge:
     def _unmarked_rows(self, file: LiveFile, rows: BitMap | None) -> BitMap:
         """Those of some rows (``None`` for all that live) that are not marked as deleted."""
         if rows is None:
-            rows = BitMap(range(rows_of(self._storage, file))) - self._log.dead(file)
+            rows = BitMap(range(rows_of(self._storage, file))) - self._log.dead_rows(file)
         return rows - BitMap(np.flatnonzero(self._read_column(file, DELETED)).astype(np.uint32)) if rows else rows
 
     def _rewrite_marked(self, edit: Edit, rows: Mapping[str, BitMap], marked_at: int, seq: int | None = None) -> None:
@@ -252,16 +252,16 @@ class Merge:
         def marked() -> Iterator[pa.Table]:
             for path, which in rows.items():
                 start, row_numbers = 0, np.asarray(which.to_array(), np.int64)
-                partition = self._log.files[path].partition
-                for group in row_groups(self._storage, path, self._row_identity.schema, None, partition, older=True):
+                partition = self._log.files[path].partition_values
+                for group in row_groups(self._storage, path, self._row_identity.schema, None, partition, may_lack_columns=True):
                     low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
                     yield buried(group.take(pa.array(row_numbers[low:high] - start)), marked_at, seq)
                     start += group.num_rows
 
         for part in portions(marked(), LARGE_FILE):
-            edit.new += [(file, BitMap()) for file in self._write_data_files(part)[0]]
+            edit.added_files += [(file, BitMap()) for file in self._write_data_files(part)[0]]
         for path, row_bitmap in rows.items():
-            edit.dead[path] = edit.dead.get(path, BitMap()) | row_bitmap
+            edit.dead_rows[path] = edit.dead_rows.get(path, BitMap()) | row_bitmap
 
     def _slice_files(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
         """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
@@ -278,14 +278,14 @@ class Merge:
 
     def _living_matches(self, matches: Found) -> Iterator[tuple[LiveFile, Any, Any]]:
         """What was found alive, file by file: the file, what was asked for, and the rows."""
-        order = np.argsort(matches.file, kind="stable")
-        numbers, starts = np.unique(matches.file[order], return_index=True)
+        order = np.argsort(matches.file_number, kind="stable")
+        numbers, starts = np.unique(matches.file_number[order], return_index=True)
         for number, match_indices in zip(numbers, np.split(order, starts[1:]), strict=False):
-            file = self._log.files.get(self._key_lookup.index.name(int(number)))
+            file = self._log.files.get(self._key_lookup.index.file_path(int(number)))
             if file is None:  # it was gone when another thread had read it
                 continue
-            queries, rows = matches.asked[match_indices], matches.row[match_indices]
-            if dead := self._log.dead(file):
+            queries, rows = matches.query_index[match_indices], matches.row_number[match_indices]
+            if dead := self._log.dead_rows(file):
                 living = BitMap(rows.astype(np.uint32)) - dead
                 is_living = np.isin(rows, np.asarray(living.to_array(), np.int64))
                 queries, rows = queries[is_living], rows[is_living]
@@ -296,7 +296,7 @@ class Merge:
         return self._read_columns(file, [name])[name].to_numpy()
 
     def _read_columns(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
-        return read_file(self._storage, file.path, self._row_identity.schema, columns, file.partition)
+        return read_file(self._storage, file.path, self._row_identity.schema, columns, file.partition_values)
 
 
 def by_number(number: Any, count: int) -> list[Any]:
@@ -315,7 +315,7 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
     :param names: only these files.
     """
     parts = [
-        next(alive([read_file(log.storage, f.path, schema, partition=f.partition, older=True)], log.dead(f)))
+        next(alive([read_file(log.storage, f.path, schema, partition=f.partition_values, may_lack_columns=True)], log.dead_rows(f)))
         for f in log.files.values()
         if names is None or f.path in names
     ]

@@ -89,17 +89,17 @@ class Partitioning:
 
         :raises NotReadyError: if it cannot be partitioned so.
         """
-        columns = {c.name: c for c in table.copied}
+        columns = {c.name: c for c in table.copied_columns}
         for part in fields:
             if problem := _unfit(part, columns):
                 raise NotReadyError(
                     f"{_KEY}: table {table.label} cannot be partitioned by {part}: {problem[0]}", problem[1]
                 )
-        if fields and columns.keys() <= {part.name for part in fields}:
+        if fields and columns.keys() <= {part.column_name for part in fields}:
             raise NotReadyError(
                 f"{_KEY}: table {table.label} would be partitioned by all of its columns", "Leave one of them out"
             )
-        if len({part.name for part in fields}) < len(fields):
+        if len({part.column_name for part in fields}) < len(fields):
             raise NotReadyError(f"{_KEY}: table {table.label} is partitioned by a column twice", "Leave one out")
         return cls(table.sink_schema, tuple(fields))
 
@@ -109,7 +109,7 @@ class Partitioning:
     @property
     def columns(self) -> list[str]:
         """Columns of the table that make the partitions, in their order."""
-        return [part.name for part in self.fields]
+        return [part.column_name for part in self.fields]
 
     def check_partition_columns(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Refuse a table that is partitioned otherwise.
@@ -140,7 +140,7 @@ class Partitioning:
         name, expression = part.column.replace("`", "``"), _EXPRESSIONS.get(part.unit)
         exact = expression is not None and pa.types.is_date(self.schema.field(part.column).type)
         metadata = {EXPRESSION: str(expression).format(f"`{name}`")} if exact else None
-        return pa.field(part.name, UNITS[part.unit][0], metadata=metadata)
+        return pa.field(part.column_name, UNITS[part.unit][0], metadata=metadata)
 
     def split_rows(self, rows: pa.Table) -> list[tuple[Partition, Any]]:
         """The partitions of rows: the values of each, and which rows are in it, in their order.
@@ -230,8 +230,8 @@ class PartitionedFiles:
         :returns: for each the number of its file, and the row in it; arrays of int64.
         """
         file, row = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
-        stored = rows.select(self._partitioning.stored.names)
-        for values, row_indices in self._partitioning.split(rows):
+        stored = rows.select(self._partitioning.file_schema.names)
+        for values, row_indices in self._partitioning.split_rows(rows):
             number = self._open.setdefault(tuple(values.values()), len(self._values))
             if number == len(self._values):
                 self._values.append(values)
@@ -271,7 +271,7 @@ class PartitionedFiles:
     def _write_partition(self, number: int) -> None:
         values, waiting = self._values[number], self._waiting.pop(number)
         del self._open[tuple(values.values())]  # what comes later has a file of its own
-        schema = self._partitioning.stored
+        schema = self._partitioning.file_schema
         self._written[number] = write_file(
             self._storage,
             self._file_path(number),
@@ -280,11 +280,11 @@ class PartitionedFiles:
             self._stats_column,
             ordered_by=self._ordered_by,
             partition=values,
-            group_rows=self._partitioning.group_rows,
+            row_group_size=self._partitioning.row_group_size,
         )
 
     def _file_path(self, number: int) -> str:
-        return self._partitioning.path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
+        return self._partitioning.file_path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
 
 
 def takes_vectors(path: str) -> bool:
@@ -327,6 +327,6 @@ def _unfit(field: Part, columns: Mapping[str, Column]) -> tuple[str, str] | None
         return f"the column is {column.column_type}", "Take the part of a DATE, DATETIME, or TIMESTAMP"
     if field.unit == "hour" and kind == "date":
         return "a DATE has no hour", f"Write {{day: {field.column}}}"
-    if field.unit is not None and field.name.lower() in {name.lower() for name in (*columns, *META_COLUMNS)}:
-        return f"the table has a column {field.name} of its own", "Partition by that one, or leave this one out"
+    if field.unit is not None and field.column_name.lower() in {name.lower() for name in (*columns, *META_COLUMNS)}:
+        return f"the table has a column {field.column_name} of its own", "Partition by that one, or leave this one out"
     return None

@@ -55,11 +55,11 @@ def test_positions_count_on_above_four_gib(mysql_server: MySQLServer, database: 
     mysql_server.execute(f"INSERT INTO {database}.t VALUES (1)")
     with open_stream(mysql_server, start) as stream:
         packets = []
-        while (packet := stream._read()) is not None:
+        while (packet := stream._read_packet()) is not None:
             packets.append(packet)
     offset = (1 << 32) - 50 - start[1]
     stream._closed = False
-    stream._checksum = False
+    stream._has_checksums = False
     stream.position = start[1] + offset
     ends: list[int] = []
     for packet in packets[2:]:
@@ -67,7 +67,7 @@ def test_positions_count_on_above_four_gib(mysql_server: MySQLServer, database: 
         # without a checksum, which the moved position would make wrong
         moved = packet[:9] + (len(packet) - 4).to_bytes(4, "little")
         moved += ((end - 4 * (len(ends) + 1)) & 0xFFFFFFFF).to_bytes(4, "little") + packet[17:-4]
-        ends.append(stream._event(moved).position)
+        ends.append(stream._parse_event(moved).position)
     assert ends[-1] > 1 << 32 and ends == sorted(ends)
 
 
@@ -91,8 +91,8 @@ def test_a_start_that_the_protocol_cannot_say(
     with closing(
         BinlogReader(lambda at: open_stream(mysql_server, (at.file, at.position)), lasting(captured), lineage)
     ) as binlog:
-        assert sum(step.ended for step in binlog.steps(at[0], at[1])) == 1
-        assert [batch["a"].to_pylist() for _, batch in binlog.take()] == [[2]]
+        assert sum(step.ended_transactions for step in binlog.steps(at[0], at[1])) == 1
+        assert [batch["a"].to_pylist() for _, batch in binlog.take_changes()] == [[2]]
     for place in (start[0], start[1] + 1), (start[0], end[1] + 1000):
         with pytest.raises(TerminalError, match=rf"there is no binlog event at {place[0]}:{place[1]}"):
             open_stream(mysql_server, place)
@@ -124,17 +124,17 @@ def test_a_flipped_bit_is_found(mysql_server: MySQLServer, database: str) -> Non
     start = here(mysql_server)
     mysql_server.execute(f"INSERT INTO {database}.t VALUES (1, 'some text')")
     with open_stream(mysql_server, start) as stream:
-        while (packet := stream._read()) is not None:
+        while (packet := stream._read_packet()) is not None:
             for bit in range(0, len(packet) * 8, 5):
                 damaged = bytearray(packet)
                 damaged[bit // 8] ^= 1 << bit % 8
                 if damaged[17] == packet[17]:  # the flag "in use" is not part of the checksum
-                    place = stream.file, stream.position, stream._checksum
+                    place = stream.file, stream.position, stream._has_checksums
                     with pytest.raises(DamageError, match=f"{stream.file}:{stream.position}") as found:
-                        stream._event(bytes(damaged))
+                        stream._parse_event(bytes(damaged))
                     assert found.value.place == f"{place[0]}:{place[1]}"
-                    stream.file, stream.position, stream._checksum = place
-            stream._event(packet)
+                    stream.file, stream.position, stream._has_checksums = place
+            stream._parse_event(packet)
 
 
 def test_idle_server_shows_its_position(mysql_server: MySQLServer) -> None:

@@ -59,13 +59,13 @@ class Log:
                 lasting(self.captured),
                 Lineage("", self.start.file),
                 count_only=True,
-                tell_ddl=tell,
-                detours=lambda: look_up(connection, self.captured),
+                yield_ddl=tell,
+                indirect_writes=lambda: look_up(connection, self.captured),
             )
             with contextlib.closing(binlog):
                 for step in binlog.steps(self.start, binlog_end(connection)):
-                    if step.item is not None:
-                        found.append(step.item)
+                    if step.transaction is not None:
+                        found.append(step.transaction)
         return found
 
     def stops(self, match: str) -> None:
@@ -188,7 +188,7 @@ def test_a_truncate_that_may_be_of_a_temporary_table(log: Log, hides: bool) -> N
         log.run("CALL p()")
     version = log.server.execute("SELECT VERSION()")[0][0]
     if not hides and isinstance(log.server, MariaDBServer) and not version.startswith("10."):
-        assert [item.emptied for item in log.walk()] == [("d", "t")]  # newer ones set it for each statement anew
+        assert [item.emptied_table for item in log.walk()] == [("d", "t")]  # newer ones set it for each statement anew
     else:
         log.stops(r"TRUNCATE TABLE by a session that uses temporary tables.*d\.t")
 
@@ -197,7 +197,7 @@ def test_a_truncate_by_a_session_that_has_temporary_tables(log: Log) -> None:
     log.begin()
     log.run("SET SESSION binlog_format = STATEMENT", "CREATE TEMPORARY TABLE x (a INT)", "INSERT INTO x VALUES (1)")
     log.run("TRUNCATE t", "DROP TEMPORARY TABLE x")
-    assert [item.emptied for item in log.walk()] == [("d", "t")]
+    assert [item.emptied_table for item in log.walk()] == [("d", "t")]
 
 
 def test_an_alter_that_may_be_of_a_temporary_table(log: Log) -> None:
@@ -205,8 +205,8 @@ def test_an_alter_that_may_be_of_a_temporary_table(log: Log) -> None:
     log.run("ALTER TABLE t ADD c INT")
     log.run("SET SESSION binlog_format = STATEMENT", "CREATE TEMPORARY TABLE t (a INT)", "ALTER TABLE t ADD d INT")
     told = log.walk(tell=True)
-    assert [item.altered for item in told] == [{("d", "t")}] * 2
-    assert [item.temporary for item in told] == [False, True]
+    assert [item.altered_tables for item in told] == [{("d", "t")}] * 2
+    assert [item.may_be_temporary for item in told] == [False, True]
 
 
 # ---------------------------------------------------------------- names
@@ -231,7 +231,7 @@ def test_names_in_the_clients_character_set(log: Log, charset: str, name: str) -
     try:
         log.run(f"SET character_set_client = {charset}", b"TRUNCATE `" + sent + b"`", "TRUNCATE other")
         try:
-            found = [item.emptied for item in log.walk()]
+            found = [item.emptied_table for item in log.walk()]
         except DdlError as error:
             assert f"d.{name}" in error.message
         else:
@@ -300,7 +300,7 @@ def test_a_way_that_is_made_while_the_log_is_read(log: Log) -> None:
             return look_up(connection, log.captured)
 
         with contextlib.closing(
-            BinlogReader(open_at, lasting(log.captured), Lineage("", log.start.file), detours=look)
+            BinlogReader(open_at, lasting(log.captured), Lineage("", log.start.file), indirect_writes=look)
         ) as binlog:
             at = binlog_end(connection)
             list(binlog.steps(log.start, at))
@@ -390,7 +390,7 @@ def test_an_alter_that_fails_changes_nothing(log: Log) -> None:
     log.run("ALTER TABLE t ADD UNIQUE (a, b)")
     (item,) = log.walk(tell=True)
     # Tests of replication leave other domains in that position.
-    assert item.altered == {("d", "t")} and item.gtid in log.server.execute("SELECT @@gtid_binlog_pos")[0][0].split(",")
+    assert item.altered_tables == {("d", "t")} and item.gtid in log.server.execute("SELECT @@gtid_binlog_pos")[0][0].split(",")
     log.stops(r"ALTER TABLE on captured table d\.t")
 
 
@@ -404,5 +404,5 @@ def test_an_unknown_character_set_is_not_taken_for_utf8() -> None:
     text = b"TRUNCATE `\xc3\xa9`"
     head = bytes(8) + bytes([1]) + bytes(2) + len(status_of).to_bytes(2, "little")
     query = read_query(Event(2, 0, memoryview(head + status_of + b"d\0" + text), "binlog.000001", 200, 100))
-    assert not may_name(classify(query.text, query.database).tables, ("d", "e"))
-    assert may_name(classify(query.text, query.database).tables, ("d", fold("Ã©")))
+    assert not may_name(classify(query.sql, query.database).changed_tables, ("d", "e"))
+    assert may_name(classify(query.sql, query.database).changed_tables, ("d", fold("Ã©")))

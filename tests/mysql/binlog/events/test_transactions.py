@@ -74,7 +74,7 @@ def test_a_transaction_is_whole(table: Table) -> None:
     table.run("BEGIN", "INSERT INTO t (a) VALUES (1)", "INSERT INTO other VALUES (1)", "UPDATE t SET b = 'x'", "COMMIT")
     table.run("INSERT INTO other VALUES (2)")
     one, two = table.read()
-    assert [rows.kind for rows in one.rows] == ["insert", "update"]
+    assert [rows.operation for rows in one.rows] == ["insert", "update"]
     assert (one.file, one.start_position) == begin
     assert two.rows == () and (two.file, two.position) == here(table.server)
     assert one.position == two.start_position
@@ -257,7 +257,7 @@ def test_function_called_by_statement_stops(table: Table) -> None:
 def test_row_images_that_are_not_full_stop(table: Table, image: str, sql: str) -> None:
     table.run("CREATE TABLE w (a INT PRIMARY KEY, b VARCHAR(9), c TEXT)", "INSERT INTO w VALUES (1, 'b', 'c')")
     captured, start = capture(table.server, table.database, "w"), here(table.server)
-    captured = {name: replace(schema, whole_rows=True) for name, schema in captured.items()}
+    captured = {name: replace(schema, full_before_images=True) for name, schema in captured.items()}
     table.run(f"SET SESSION binlog_row_image = {image}", sql)
     with pytest.raises(TerminalError, match=rf"row images of {table.database}\.w are not full.*binlog_row_image=FULL"):
         transactions(table.server, start, captured)
@@ -300,7 +300,7 @@ def test_xa_on_a_captured_table(table: Table) -> None:
     table.run("XA START 'c'", "INSERT INTO t (a) VALUES (1)", "XA END 'c'", "XA PREPARE 'c'", "XA COMMIT 'c'")
     table.run("XA START 'd'", "INSERT INTO t (a) VALUES (2)", "XA END 'd'", "XA PREPARE 'd'", "XA ROLLBACK 'd'")
     found = table.read()
-    assert [(len(t.rows), len(t.prepared), t.xa_committed) for t in found] == [
+    assert [(len(t.rows), len(t.prepared_rows), t.xa_committed) for t in found] == [
         (0, 1, False),
         (0, 0, True),
         (0, 1, False),
@@ -310,20 +310,20 @@ def test_xa_on_a_captured_table(table: Table) -> None:
 
     def look_back(end: Transaction) -> tuple[RowsEvent, ...]:
         unknown.append(end)
-        return found[0].prepared
+        return found[0].prepared_rows
 
     prepared = Prepared({}, look_back, lasting(table.captured))
-    visible = [prepared.visible(t) for t in found]
+    visible = [prepared.visible_rows(t) for t in found]
     assert [decode_rows(event) for events in visible for event in events] == [[(None, (1, None, None))]]
     assert unknown == []
     prepared = Prepared({}, look_back, lasting(table.captured))
-    assert [len(prepared.visible(t)) for t in (found[1], found[3])] == [1, 0] and unknown == [found[1]]
+    assert [len(prepared.visible_rows(t)) for t in (found[1], found[3])] == [1, 0] and unknown == [found[1]]
 
 
 def test_truncate_is_told(table: Table) -> None:
     """But not of a table that is another one for a server that tells upper case from lower case."""
     table.run("INSERT INTO t (a) VALUES (1)", "TRUNCATE t", "TRUNCATE TABLE `t`", f"TRUNCATE {table.database} . `t`")
-    assert [t.emptied for t in table.read()] == [None, *[(table.database, "t")] * 3]
+    assert [t.emptied_table for t in table.read()] == [None, *[(table.database, "t")] * 3]
     table.run("CREATE TABLE T LIKE t")
     start = here(table.server)
     table.run("TRUNCATE T")
@@ -417,7 +417,7 @@ def test_one_table_map_under_two_definitions(table: Table) -> None:
     table.run("INSERT INTO e VALUES (2, 'x')")
     column = replace(before.columns[1], nullable=False)  # what no table map of these rows contradicts
     after = replace(before, columns=(before.columns[0], column))
-    over_time = Definitions.of(before).then(middle, after)
+    over_time = Definitions.from_single(before).with_change(middle, after)
     found = read_transactions(events_since(table.server, start), {before.id: over_time}, collations())
     rows = [row for t in found if isinstance(t, Transaction) for row in t.rows]
     assert [row.table.schema for row in rows] == [before, after]
@@ -444,8 +444,8 @@ def test_odd_names(table: Table) -> None:
     table.run(f"TRUNCATE {quoted}", f"DROP TABLE {quoted}")
     with pytest.raises(DdlError):
         transactions(table.server, start, captured)
-    told = read_transactions(events_since(table.server, start), lasting(captured), collations(), tell_ddl=True)
-    found = [(t.emptied, set(t.altered)) for t in told if isinstance(t, Transaction)]
+    told = read_transactions(events_since(table.server, start), lasting(captured), collations(), yield_ddl=True)
+    found = [(t.emptied_table, set(t.altered_tables)) for t in told if isinstance(t, Transaction)]
     assert found == [(None, set()), ((table.database, name), set()), (None, {(table.database, name)})]
 
 

@@ -185,7 +185,7 @@ def test_updates_and_deletes(mysql_server: MySQLServer, database: str) -> None:
     mysql_server.execute(f"UPDATE {database}.t SET b = 'y', a = a + 10 ORDER BY a DESC")
     mysql_server.execute(f"DELETE FROM {database}.t WHERE a = 11")
     found = transactions(mysql_server, start, captured)
-    assert [[rows.kind for rows in item.rows] for item in found] == [["insert"], ["update"], ["delete"]]
+    assert [[rows.operation for rows in item.rows] for item in found] == [["insert"], ["update"], ["delete"]]
     assert changes(found) == [
         (None, (1, "x", b"a\0\0\0")),
         (None, (2, None, None)),
@@ -274,9 +274,9 @@ def test_damaged_rows_are_refused(mysql_server: MySQLServer, database: str) -> N
     (good,) = (rows for item in transactions(mysql_server, start, captured) for rows in item.rows)
 
     def decode(data: bytes) -> object:
-        return decode_rows(RowsEvent(good.table, good.kind, memoryview(data), good.where))
+        return decode_rows(RowsEvent(good.table, good.operation, memoryview(data), good.location))
 
-    whole = bytes(good.data)
+    whole = bytes(good.images)
     assert decode(whole) == [(None, (1, "xyz", '[1, {"a": 2.5}]'))]
     for size in range(1, len(whole)):
         with pytest.raises(TerminalError):

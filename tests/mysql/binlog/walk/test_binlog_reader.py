@@ -79,12 +79,12 @@ def read(recording: Recording, captured: Captured, end: Position, seed: int, hur
     gtids: list[str] = []
 
     def take() -> None:
-        for schema, batch in binlog.take():
+        for schema, batch in binlog.take_changes():
             taken[schema.id].append(batch)
 
     for step in binlog.steps(low, end):
         gtids += gtids_of(step)
-        if pick.randrange(3) == 0 and (hurry or not step.open):
+        if pick.randrange(3) == 0 and (hurry or not step.has_open_transaction):
             take()
     take()
     binlog.close()
@@ -139,10 +139,10 @@ def test_stretch_after_stretch(recorded: tuple[Recording, Captured, Position]) -
         steps = list(binlog.steps(at, high))
         assert Position(steps[-1].file, steps[-1].position) == high
         low, at = LINEAGE.seq(at), high
-        found = [s for _, batch in binlog.take() for s in batch["_cdc_seq"].to_pylist()]
+        found = [s for _, batch in binlog.take_changes() for s in batch["_cdc_seq"].to_pylist()]
         assert set(found) == {s for s in seqs if low < s <= LINEAGE.seq(high)}
     assert len(opened) == 1
-    assert not list(binlog.steps(end, end)) and not binlog.take()
+    assert not list(binlog.steps(end, end)) and not binlog.take_changes()
 
 
 def test_so_many_rows(recorded: tuple[Recording, Captured, Position], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_so_many_rows(recorded: tuple[Recording, Captured, Position], monkeypatc
         while at < end:
             most, before, found = pick.choice([1, 3, 10, 60, 1000]), LINEAGE.seq(at), 0
             for step in binlog.steps(at, end, most):
-                found, at = found + step.rows, Position(step.file, step.position)
+                found, at = found + step.counted_rows, Position(step.file, step.position)
             inside = {seq: rows for seq, rows in by_end.items() if before < seq <= LINEAGE.seq(at)}
             assert found == sum(inside.values()), (seed, at)
             assert found - inside.get(LINEAGE.seq(at), 0) < most and (at == end or found >= most), (seed, at)
@@ -190,7 +190,7 @@ def test_rows_that_are_not_read(recorded: tuple[Recording, Captured, Position]) 
     binlog = BinlogReader(lambda at: Replay(told.since(at.position)), lasting(latin), LINEAGE, count_only=True)
     steps = list(binlog.steps(Position(recording.file, recording.position), end))
     assert [g for step in steps for g in gtids_of(step)] == by_plain(recording, captured)[1]
-    assert Position(steps[-1].file, steps[-1].position) == end and not binlog.take()
+    assert Position(steps[-1].file, steps[-1].position) == end and not binlog.take_changes()
 
 
 @pytest.mark.parametrize("instead", [b"Needle", b"needleneedle"], ids=["a flipped bit", "bytes that come twice"])
@@ -217,7 +217,7 @@ def test_damage_on_the_way_is_read_again(server: MySQLServer, instead: bytes) ->
                 ) as binlog:
                     for _ in binlog.steps(start, end):
                         pass
-                    return [a for _, batch in binlog.take() for a in batch["a"].to_pylist()]
+                    return [a for _, batch in binlog.take_changes() for a in batch["a"].to_pylist()]
 
             proxy.replace(b"needle", instead, 1)
             assert walk() == list(range(8))

@@ -30,7 +30,7 @@ PAYLOAD = 40
 @pytest.fixture
 def roads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """How often transactions were unpacked ahead ("ahead": calls, "together": transactions), and bit by bit."""
-    found, ahead, enter = collections.Counter[str](), Unpacked.unpack_ahead, Unpacked.enter
+    found, ahead, enter = collections.Counter[str](), Unpacked.unpack_ahead, Unpacked.begin_streaming
 
     def counted_ahead(self: Unpacked) -> bool:
         done = ahead(self)
@@ -98,13 +98,13 @@ def test_a_large_compressed_transaction(mysql_server: MySQLServer, database: str
         recording = record(mysql_server, start)
     rows, budget = 1 << 14, 1 << 17
     assert len(recording.data) < rows * 20, "it is compressed"
-    walker, most, found = Walker(Replay(recording), lasting(captured), seq_of, budget=budget), 0, list[int]()
+    walker, most, found = Walker(Replay(recording), lasting(captured), seq_of, byte_budget=budget), 0, list[int]()
     steps = 0
     for step in walker.steps():
         assert walker.can_take
-        most = max(most, walker.held)
-        found += [a for _, batch in walker.take() for a in batch["a"].to_pylist()]
-        steps += step.open
+        most = max(most, walker.held_bytes)
+        found += [a for _, batch in walker.take_changes() for a in batch["a"].to_pylist()]
+        steps += step.has_open_transaction
     assert len(found) == len(set(found)) == rows
     assert most < 2 * budget and steps > 10
     agree(recording, captured, budget=budget)
@@ -127,7 +127,7 @@ def test_small_compressed_transactions(
     assert agree(recording, captured) == 90
     agree(recording, captured, Replay(recording, lambda: 7), budget=1)
     taken = list[int]()
-    take = Unpacked.take
+    take = Unpacked.next_event
 
     def counted(payload: Unpacked) -> Event:
         taken.append((event := take(payload)).type)
@@ -142,7 +142,7 @@ def test_the_machine_code_goes_from_one_to_the_next(
     run: tuple[Recording, Captured], roads: collections.Counter[str]
 ) -> None:
     recording, captured = run
-    taken, walk = list[int](), Walker._walk
+    taken, walk = list[int](), Walker._run_kernel
 
     def counted(walker: Walker) -> int:
         taken.append(why := walk(walker))
@@ -257,11 +257,11 @@ def test_damage_in_the_middle(run: tuple[Recording, Captured]) -> None:
         broken = with_body(recording, number, body)
         (event,) = (e for e in broken.events() if e.type == PAYLOAD and e.body == body)
         message = told(by_plain, broken, captured)
-        assert isinstance(message, str) and re.search(rf" at {re.escape(event.where)}\b", message), n
+        assert isinstance(message, str) and re.search(rf" at {re.escape(event.location)}\b", message), n
         walker = Walker(Replay(broken), lasting(captured), seq_of)
         with pytest.raises(TerminalError, match=re.escape(message) + r"\."):
             list(walker.steps())
-        ((_, batch),) = walker.rescue()
+        ((_, batch),) = walker.take_complete()
         # Its own row, too, where only behind its last event something is wrong.
         assert batch["a"].to_pylist() in (list(range(16)), list(range(17))), n
 

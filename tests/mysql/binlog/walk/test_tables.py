@@ -24,7 +24,7 @@ def test_a_table_map_in_the_place_of_one_that_is_gone() -> None:
         schema = schemas[n % 3 == 0]
         table = TableMap(schema, (WireColumn(LONG),), {}, "here")
         places.add(id(table))
-        assert tables[tables.slot(table)].table.schema is schema
-        assert tables.slot(table) == tables.slot(table)
+        assert tables[tables.slot_of(table)].table_map.schema is schema
+        assert tables.slot_of(table) == tables.slot_of(table)
         del table
     assert len(places) < 100

@@ -115,7 +115,7 @@ def agree(recording: Recording, captured: Captured, replay: Replay | None = None
         assert repr(rows_of(made[0][name])) == repr(rows_of(table)), name
     changes = [op for table in by_plain(recording, captured, True)[0].values() for op in table["_cdc_op"].to_pylist()]
     counting = Walker(Replay(recording), lasting(captured), seq_of, count_only=True)
-    assert sum(step.rows for step in counting.steps()) == len(changes) - changes.count("b")
+    assert sum(step.counted_rows for step in counting.steps()) == len(changes) - changes.count("b")
     return sum(table.num_rows for table in expected[0].values())
 
 
@@ -158,24 +158,24 @@ def test_rows_that_become_visible_later(mixed: tuple[Recording, Captured]) -> No
     """Rows of a prepared XA transaction are handed out as they are; a TRUNCATE is told."""
     recording, captured = mixed
     walker = Walker(Replay(recording), lasting(captured), seq_of)
-    items = [step.item for step in walker.steps() if step.item is not None]
+    items = [step.transaction for step in walker.steps() if step.transaction is not None]
     plain = [
         t
         for t in read(recording.events(), captured, recording.collations)
-        if t.xa_prepared is not None or t.xa_finished is not None or t.emptied is not None
+        if t.xa_prepared is not None or t.xa_finished is not None or t.emptied_table is not None
     ]
-    (at_once,) = (t for t in items if t.xa_prepared is None and t.xa_finished is None and t.emptied is None)
-    assert at_once.rows and all(row.data for row in at_once.rows), "an XA transaction of one phase"
+    (at_once,) = (t for t in items if t.xa_prepared is None and t.xa_finished is None and t.emptied_table is None)
+    assert at_once.rows and all(row.images for row in at_once.rows), "an XA transaction of one phase"
     items.remove(at_once)
     names = ("file", "position", "start_position", "gtid", "commit_us", "xa_prepared", "xa_finished", "emptied")
     assert [[getattr(t, n) for n in names] for t in items] == [[getattr(t, n) for n in names] for t in plain]
-    prepared = [[(r.kind, bytes(r.data), r.schema.id) for r in t.prepared] for t in items]
-    assert prepared == [[(r.kind, bytes(r.data), r.schema.id) for r in t.prepared] for t in plain]
-    assert sorted(len(rows) for rows in prepared)[-2:] == [1, 2] and [t.emptied for t in items if t.emptied]
-    walker.take()
-    for rows in next(t.prepared for t in items if t.prepared):
-        walker.add(rows, 5, 6)
-    ((_, batch),) = walker.take()
+    prepared = [[(r.kind, bytes(r.data), r.schema.id) for r in t.prepared_rows] for t in items]
+    assert prepared == [[(r.operation, bytes(r.images), r.schema.id) for r in t.prepared_rows] for t in plain]
+    assert sorted(len(rows) for rows in prepared)[-2:] == [1, 2] and [t.emptied_table for t in items if t.emptied]
+    walker.take_changes()
+    for rows in next(t.prepared_rows for t in items if t.prepared):
+        walker.decode_rows(rows, 5, 6)
+    ((_, batch),) = walker.take_changes()
     assert batch["a"].to_pylist() == [70, 71, 70] and batch["_cdc_op"].to_pylist() == ["c", "c", "u"]
     assert set(batch["_cdc_seq"].to_pylist()) == {5}
 
@@ -190,17 +190,17 @@ def test_the_live_stream(mixed: tuple[Recording, Captured], mysql_server: MySQLS
         end = Position(*here(mysql_server))
         for step in walker.steps(end):
             last = step
-            for rows in step.item.rows if step.item else ():
-                walker.add(rows, 5, 6)
-        assert (last.file, last.position, last.open) == (end.file, end.position, False)
-        got = sum(batch.num_rows for _, batch in walker.take())
+            for rows in step.transaction.rows if step.transaction else ():
+                walker.decode_rows(rows, 5, 6)
+        assert (last.file, last.position, last.has_open_transaction) == (end.file, end.position, False)
+        got = sum(batch.num_rows for _, batch in walker.take_changes())
         assert got == sum(t.num_rows for t in by_plain(recording, captured)[0].values())
         for i in range(3):
             mysql_server.execute(f"INSERT INTO {database}.t (a) VALUES ({100 + i})")
             end = Position(*here(mysql_server))
             for step in walker.steps(end):
                 last = step
-            ((_, batch),) = walker.take()
+            ((_, batch),) = walker.take_changes()
             assert batch["a"].to_pylist() == [100 + i] and batch["_cdc_op"].to_pylist() == ["c"]
             assert batch["_cdc_seq"].to_pylist() == [seq_of(end.file) + end.position]
             assert len(gtids_of(last)) == 1
@@ -223,7 +223,7 @@ def test_tagged_transactions_are_ordinary(
             for sql in ("BEGIN", *(f"INSERT INTO t VALUES ({10 * n + i})" for i in range(3)), "COMMIT"):
                 cursor.execute(sql)
     recording = record(mysql_server, start)
-    plain, taken = Walker._event, list[int]()
+    plain, taken = Walker._handle_event, list[int]()
 
     def event(self: Walker) -> Any:
         at = int(self._state[walk_state.AT])
@@ -233,8 +233,8 @@ def test_tagged_transactions_are_ordinary(
     monkeypatch.setattr(Walker, "_event", event)
     assert agree(recording, captured) == 30
     assert 19 in taken and not {2, 16, 30, 42} & set(taken), taken
-    walker = Walker(Replay(recording), lasting(captured), seq_of, budget=1)
-    assert [walker.can_take for step in walker.steps() if step.open] == [True] * 30
+    walker = Walker(Replay(recording), lasting(captured), seq_of, byte_budget=1)
+    assert [walker.can_take for step in walker.steps() if step.has_open_transaction] == [True] * 30
 
 
 def test_rows_that_were_taken_back(mixed: tuple[Recording, Captured]) -> None:
