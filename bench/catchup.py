@@ -123,7 +123,7 @@ def catch_up(cli: Cli, server: MySQLServer) -> Caught:
     if process.returncode:
         raise SystemExit("the stream failed:\n" + "".join(said[-20:]))
     with cli.opened() as (_, store):
-        batches = [b for b in reversed(store.recent_batches(cli.value["name"], 1 << 20)) if b.changes]
+        batches = [b for b in reversed(store.last_batches(cli.value["name"], 1 << 20)) if b.changes]
     first, end = (b.committed_at.replace(tzinfo=datetime.UTC).timestamp() for b in (batches[0], batches[-1]))
     rest = sum(b.changes for b in batches[1:]), end - first
     return Caught(begins - began, end - begins, rest, [(b.changes, b.seconds) for b in batches], meter.used())

@@ -144,7 +144,7 @@ class Run:
 
     def _stream(self) -> Any:
         with closing(self._shop.store()) as store:
-            run = store.current_stream(NAME)
+            run = store.newest_epoch(NAME)
         if run is None:
             raise DemoFailed("there is no stream")
         return run
@@ -152,8 +152,8 @@ class Run:
     def _look_at_books(self) -> None:
         with closing(self._shop.store()) as store:
             snapshot = store.snapshot(NAME)
-            tables = store.progress(NAME, snapshot.generation) if snapshot else []
-            new = [b for b in store.recent_batches(NAME, 1000) if (b.epoch, b.batch_id) > self._batch]
+            tables = store.table_progress(NAME, snapshot.generation) if snapshot else []
+            new = [b for b in store.last_batches(NAME, 1000) if (b.epoch, b.batch_id) > self._batch]
         done = sum(table.done for table in tables)
         if done != self._chunks:
             self._chunks = done

@@ -109,8 +109,8 @@ class Shop:
         with closing(self.store()) as store:
             taken = store.snapshot(self.pipeline)
             assert taken is not None and taken.finished_at is not None
-            progress = store.progress(self.pipeline, taken.generation)
-            totals, batches = store.batch_totals(self.pipeline), store.recent_batches(self.pipeline, 100_000)
+            progress = store.table_progress(self.pipeline, taken.generation)
+            totals, batches = store.batch_totals(self.pipeline), store.last_batches(self.pipeline, 100_000)
         tables = Table(caption="corrected: rows that the binlog changed while their chunk was read")
         tables.add_column("table")
         for name in ("rows now", "snapshot rows", "chunks", "corrected"):

@@ -40,7 +40,7 @@ CHANGED = 10_000
 def taken(cli: Cli) -> list[BatchRow]:
     """All batches that a stream has applied, the newest first."""
     with cli.opened() as (_, store):
-        return store.recent_batches(cli.value["name"], 1 << 20)
+        return store.last_batches(cli.value["name"], 1 << 20)
 
 
 def lags(batches: Sequence[BatchRow]) -> dict[str, float]:
@@ -114,7 +114,7 @@ def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> I
             began = time.monotonic()
             assert epoch.applier.apply(manifest).changes > 0.9 * CHANGED  # some had that year already
             yield time.monotonic() - began
-            store.end_stream(cli.value["name"], epoch.number, "stopped")
+            store.end_epoch(cli.value["name"], epoch.number, "stopped")
 
 
 @contextlib.contextmanager

@@ -156,7 +156,7 @@ class Applier:
     @property
     def index_bytes(self) -> tuple[int, int] | None:
         """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
-        sizes = [table.index for table in self.tables if isinstance(table, Measured)]
+        sizes = [table.index_bytes_used for table in self.tables if isinstance(table, Measured)]
         return (sum(memory for memory, _ in sizes), sum(disk for _, disk in sizes)) if sizes else None
 
     def check_fence(self) -> None:

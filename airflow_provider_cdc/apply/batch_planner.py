@@ -117,7 +117,7 @@ class BatchPlanner:
             # The budget in the present file; behind its end it is looked at again.
             end = min(target, Position(at.file, at.position + max_bytes - size))
             for step in self._binlog.steps(at, end, max_rows - rows):
-                if step.transaction is not None and step.transaction.altered:
+                if step.transaction is not None and step.transaction.altered_tables:
                     return Position(step.transaction.file, step.transaction.start_position)
                 rows += step.counted_rows
                 here = Position(step.file, step.position)

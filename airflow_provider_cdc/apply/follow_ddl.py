@@ -128,7 +128,7 @@ def finish_table(context: Context, plan: Plan, index: int, fence: Fence) -> None
             markers = {rejoined_marker(plan): rejoin.revision, stream_marker(plan.pipeline): rejoin.seq}
             failpoint("rejoin.before_exchange")
             context.sink.table(rejoin.schema).overwrite(
-                files, {**markers, table_fence.name: table_fence.value}, fence, kept_to=rejoin.seq if rejoin.keeps_deleted_rows else None
+                files, {**markers, table_fence.name: table_fence.value}, fence, keep_deleted_to=rejoin.seq if rejoin.keeps_deleted_rows else None
             )
             failpoint("rejoin.after_exchange")
         for old, amendment in _due(context, plan, index):

@@ -348,7 +348,7 @@ class _Outputs:
         if delete_mode == HARD:
             self.for_table(table).empty((seq, at))
         elif delete_mode != IGNORE:  # what was before must be applied first: it stays
-            self._open_output(self._indexes[table.id], (seq, at), kept=True)
+            self._open_output(self._indexes[table.id], (seq, at), keeps_rows=True)
 
     def _open_output(self, index: int, truncated: tuple[int, int] | None = None, *, keeps_rows: bool = False) -> _Output:
         earlier_outputs = self._outputs.setdefault(index, [])

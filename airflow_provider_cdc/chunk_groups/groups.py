@@ -373,10 +373,10 @@ class Group:
         """
         plan, published = self.plan, self.published_by_table()
         totals, attempt = self.read_totals(published), max(published.values())
-        state_database.chunks_done(plan.pipeline, plan.generation, results(totals.chunks))
+        state_database.record_published_chunks(plan.pipeline, plan.generation, results(totals.chunks))
         failpoint("books.after_chunks")
         low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
-        state_database.adopt_group(plan.pipeline, plan.generation, self.number, expected_attempt, attempt, totals.rows, low, high)
+        state_database.record_published_group(plan.pipeline, plan.generation, self.number, expected_attempt, attempt, totals.rows, low, high)
 
 
 def watermarks_of(chunk: Mapping[str, Any]) -> tuple[Position, Position]:

@@ -30,7 +30,7 @@ def asking(path: str, by: str | None) -> Iterator[tuple[Context, Store, str]]:
 
 
 def _epoch(context: Context, store: Store) -> str:
-    run = store.current_stream(context.pipeline.name)
+    run = store.newest_epoch(context.pipeline.name)
     return f"epoch {run.epoch if run else 0}"
 
 
@@ -40,7 +40,7 @@ def _epoch(context: Context, store: Store) -> str:
 def stop(path: str, by: str | None) -> None:
     """Ask the running stream to end at a transaction boundary."""
     with asking(path, by) as (context, store, name):
-        accepted = store.stop(context.pipeline.name, name)
+        accepted = store.stop_stream(context.pipeline.name, name)
         click.echo(f"{_epoch(context, store)} was asked to stop" if accepted else "no stream is running")
 
 
@@ -50,7 +50,7 @@ def stop(path: str, by: str | None) -> None:
 def pause(path: str, by: str | None) -> None:
     """Let the running stream read nothing until it is resumed."""
     with asking(path, by) as (context, store, name):
-        accepted = store.pause(context.pipeline.name, name)
+        accepted = store.pause_stream(context.pipeline.name, name)
         click.echo(f"{_epoch(context, store)} was asked to pause" if accepted else "no stream is running")
 
 
@@ -66,7 +66,7 @@ def resume(path: str, table: str | None, by: str | None) -> None:
         if table is not None:
             click.echo(ask(context, store, "reread", table, name))
             return
-        accepted = store.resume(context.pipeline.name, name)
+        accepted = store.resume_stream(context.pipeline.name, name)
         run, is_alive = context.liveness.wait_until_known(store, context.pipeline.name)
         message = f"epoch {run.epoch} goes on" if run and is_alive else "the stream goes on when it is started again"
         click.echo(message if accepted else "no stream is running, and none is paused")

@@ -107,7 +107,7 @@ def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool)
             raise
         except TransientError as error:
             made_progress = _newest_epoch(context, store, with_batches=True) > before
-            restarts = restarts.with_failure(time.monotonic() - started_at, moved=made_progress, lost=False)
+            restarts = restarts.with_failure(time.monotonic() - started_at, made_progress=made_progress, lost=False)
             if catch_up or restarts.seconds + restarts.delay > _RESTART_SECONDS:
                 raise
             context.reporter.line(f"{error}. The stream starts again in {restarts.delay:g} s")
@@ -120,7 +120,7 @@ def _newest_epoch(context: Context, store: Store, *, with_batches: bool = False)
     of the bookkeeping.
     """
     with suppress(CdcError):
-        run = store.current_stream(context.pipeline.name)
+        run = store.newest_epoch(context.pipeline.name)
         if run is not None and (run.batches or not with_batches):
             return run.epoch
     return 0

@@ -209,7 +209,7 @@ class ChangesPlanner:
             # The budget in the present file; behind its end it is looked at again.
             end = target if size is None else min(target, Position(at.file, at.position + size - walked))
             for step in binlog.steps(at, end):
-                if step.transaction is not None and step.transaction.altered:
+                if step.transaction is not None and step.transaction.altered_tables:
                     first_altering = first_altering or step.transaction
                     if step.transaction.ddl is not None:
                         return self._offset_before(binlog, start, first_altering), step.transaction

@@ -290,7 +290,7 @@ class Work:
                 cursor.fail(where)
         elif not cursor.accept("DROP", "DEFAULT"):
             cursor.fail(where)
-        self._record_clause(first, where, "AlterColumn", free=free)
+        self._record_clause(first, where, "AlterColumn", has_expression=free)
 
     # ---------------------------------------------------------------- indexes and constraints
 
@@ -302,7 +302,7 @@ class Work:
         if cursor.accept("CHECK"):
             cursor.skip_brackets("ADD CHECK")
             _ = cursor.accept("NOT", "ENFORCED") or cursor.accept("ENFORCED")
-            self._record_clause(first, "ADD CHECK", "AddConstraint", free=True)
+            self._record_clause(first, "ADD CHECK", "AddConstraint", has_expression=True)
             return
         where = "ADD FOREIGN KEY"
         if not cursor.accept("FOREIGN", "KEY"):

@@ -110,7 +110,7 @@ class RowChanges:
 
         :param gtids: GTIDs that are known, and may be asked for again: of a transaction that goes on.
         """
-        batches = [shaped(batch, self.schema) for _, batch in binlog.take_changes(only=self.key_filter)]
+        batches = [shaped(batch, self.schema) for _, batch in binlog.take_changes(key_filter=self.key_filter)]
         gtids |= binlog.take_gtids()
         timeline, last_seq = numbering(high), None
         for changes in batches:

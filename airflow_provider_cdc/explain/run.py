@@ -185,7 +185,7 @@ class _Explaining:
     def _extended_definitions(self, plan: Plan, timeline: Lineage) -> Definitions:
         """The definitions by which the binlog is read, also before and behind where the stream goes by them."""
         definitions = plan.definitions_for(timeline)[self.index]
-        return Definitions(((None, definitions.versions[0][1]), *definitions.steps[1:]), definitions.revision)
+        return Definitions(((None, definitions.versions[0][1]), *definitions.versions[1:]), definitions.revision)
 
     def _find_corrections(self, historical_read: Found) -> Changes:
         """What has changed the row between the watermarks of what was read."""
@@ -193,7 +193,7 @@ class _Explaining:
         if low is None or high is None or historical_read.timeline is None:
             return Changes()
         try:
-            if historical_read.timeline.newest_segment != self.timeline.newest or self.row.server != historical_read.read.server:
+            if historical_read.timeline.newest_segment != self.timeline.newest_segment or self.row.server != historical_read.read.server:
                 raise _UnknownError(f"it was read from server {historical_read.read.server}, whose binlog is not at hand")
             (oldest, *_) = binlog_sizes(self.connection)
             if low < Position(oldest, 0):

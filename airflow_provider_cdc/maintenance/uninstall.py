@@ -85,7 +85,7 @@ def belongings(context: Context, store: Store | None) -> Belongings:
         target = context.sink.table(table)
         if target.exists() and isinstance(target, Owned) and target.owner() == name:
             table_folders.append(_folder(storage, layout.table_folder(table), table.label))
-    rows = store.held(name) if store is not None else {}
+    rows = store.count_rows_by_table(name) if store is not None else {}
     return Belongings(plan, rows, [folder for folder in internal_folders if folder.file_count], table_folders)
 
 
@@ -111,7 +111,7 @@ def forget(context: Context, store: Store | None, data: Belongings, *, delete_ta
     failpoint("forget.before_plan")
     storage.delete(layout.plan)
     if store is not None:
-        store.forget(context.pipeline.name)
+        store.delete_pipeline(context.pipeline.name)
         store.close()  # a file of its own is about to go
     failpoint("forget.before_books")
     _clear(storage, layout.pipeline_folder)

@@ -50,7 +50,7 @@ def compact(table: SinkTable, runner: Runner, should_stop: Callable[[], bool] = 
             if should_stop():
                 return count
             batch = compactions[at : at + _TOGETHER]
-            committed += table.compacted(list(zip(batch, runner(batch), strict=True)))
+            committed += table.commit_compactions(list(zip(batch, runner(batch), strict=True)))
         count += committed
         if not committed:
             break  # others are writing the same files anew
@@ -201,7 +201,7 @@ class Upkeep:
 
     def _measure_table(self, index: int, table: SinkTable) -> None:
         if isinstance(table, Measured):
-            size = table.size()
+            size = table.table_size()
             with self._lock:
                 self._sizes[index] = size
 

@@ -53,7 +53,7 @@ def in_binlog(table: TableSchema, column: Column | None, reason: Reason, descrip
     :param place: where it is.
     """
     name = "a row" if column is None else f"column {column.name}"
-    return UnfitError.of_table(
+    return UnfitError.for_table(
         f"{description} in {name} of {table.label}, at {place}{', cannot be carried' if reason == 'date' else ''}",
         table.label,
         place=place,

@@ -82,20 +82,20 @@ def begin(store: Store, alert: Alert) -> None:
 def begin_failure(store: Store, pipeline: str, error: str) -> None:
     """Note that the stream has failed, unless it has not recovered since it did so before."""
     if not any(row.kind == FAILED for row in store.alerts(pipeline)):
-        run = store.current_stream(pipeline)
+        run = store.newest_epoch(pipeline)
         store.raise_alert(pipeline, FAILED, str(run.epoch if run else 0), error)
 
 
 def told(store: Store, alert: Alert) -> None:
     """Note that somebody was told."""
-    record = store.clear_alert if alert.over else store.alert_told
+    record = store.clear_alert if alert.over else store.mark_alert_notified
     record(alert.pipeline, alert.kind, alert.subject)
 
 
 def _observed(store: Store, pipeline: str) -> Observed:
     from airflow_provider_cdc.state import now
 
-    current_time, run, sample = now(), store.current_stream(pipeline), store.last_sample(pipeline)
+    current_time, run, sample = now(), store.newest_epoch(pipeline), store.last_sample(pipeline)
     epoch = None if run is None else run.epoch
     if sample is not None and (sample.epoch != epoch or (current_time - sample.at).total_seconds() > FRESH_SECONDS):
         sample = None

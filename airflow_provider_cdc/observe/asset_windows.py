@@ -56,13 +56,13 @@ def caught_up(store: Store, pipeline: str, by: str) -> dict[TableId, dict[str, A
 
     :param by: the task that tells of them: if it is run again, they begin where they began.
     """
-    marks = {(one.database, one.name): mark_of(one) for one in store.counts(pipeline)}
-    last_marks = store.tell(pipeline, CATCH_UPS, marks, by)
+    marks = {(one.database, one.name): mark_of(one) for one in store.table_counts(pipeline)}
+    last_marks = store.advance_windows(pipeline, CATCH_UPS, marks, by)
     return {table: window(last_marks[table], mark) for table, mark in marks.items()}
 
 
 def new_snapshots(store: Store, pipeline: str, generation: int, tables: Iterable[TableId], by: str) -> list[TableId]:
     """Tables of whose snapshot no other task has told."""
     mark = {"generation": generation}
-    last_marks = store.tell(pipeline, SNAPSHOTS, dict.fromkeys(tables, mark), by)
+    last_marks = store.advance_windows(pipeline, SNAPSHOTS, dict.fromkeys(tables, mark), by)
     return [table for table, last_mark in last_marks.items() if last_mark != mark]

@@ -42,7 +42,7 @@ Numbers = Iterator[tuple[str, float | None, str | None]]
 def _of_pipeline(store: Store, pipeline: str) -> Numbers:
     from airflow_provider_cdc.state import now
 
-    moment, run = now(), store.current_stream(pipeline)
+    moment, run = now(), store.newest_epoch(pipeline)
     if run is not None:
         yield from _of_stream(run, moment)
     sample = store.last_sample(pipeline)
@@ -50,7 +50,7 @@ def _of_pipeline(store: Store, pipeline: str) -> Numbers:
         yield "lag_seconds", sample.lag_seconds, None
         yield "bytes_behind", sample.lag_bytes, None
         yield "hours_to_purge", sample.purge_hours, None
-    for batch in store.recent_batches(pipeline, 1):
+    for batch in store.last_batches(pipeline, 1):
         yield "change_lag_seconds", None if batch.lag_p95_ms is None else batch.lag_p95_ms / 1000, None
         yield "merge_seconds", batch.seconds, None
     totals = store.batch_totals(pipeline)
@@ -58,7 +58,7 @@ def _of_pipeline(store: Store, pipeline: str) -> Numbers:
     yield "batches", totals.batches, None
     snapshot = store.snapshot(pipeline)
     if snapshot is not None:
-        progress = store.progress(pipeline, snapshot.generation)
+        progress = store.table_progress(pipeline, snapshot.generation)
         yield "rows", sum(table.rows for table in progress), None
         yield "chunks_done", sum(table.done for table in progress), None
         yield "chunks_total", sum(table.chunks for table in progress), None

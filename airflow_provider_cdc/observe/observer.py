@@ -142,7 +142,7 @@ class Observer:
         if view is None or (view.epoch is None and self._is_fresh(view.plan.pipeline)):
             return
         lag = lag_of(self._context, view.offset, slots.SAMPLE)
-        self._store.sample(
+        self._store.record_sample(
             view.plan.pipeline,
             view.epoch,
             lag_seconds=lag.seconds,
@@ -161,7 +161,7 @@ class Observer:
         plan, is_first = view.plan, tables is None and not self._written
         if view.epoch is None:
             self._chunk_progress = None  # of a stream they stay as they are
-        measured = {index: table.size() for index, table in (tables or {}).items() if isinstance(table, Measured)}
+        measured = {index: table.table_size() for index, table in (tables or {}).items() if isinstance(table, Measured)}
         with self._lock:
             self._sizes |= {**self._take_sizes(), **measured}
             sizes, self._sizes = self._sizes, {}
@@ -213,7 +213,7 @@ class Observer:
 
     def _table_progress(self, plan: Plan) -> Mapping[tuple[str, str], TableProgress]:
         if self._chunk_progress is None:
-            rows = self._store.progress(plan.pipeline, plan.generation)
+            rows = self._store.table_progress(plan.pipeline, plan.generation)
             self._chunk_progress = {(row.database, row.table): row for row in rows}
         return self._chunk_progress
 
@@ -227,7 +227,7 @@ class Observer:
                     versions.append(
                         {
                             "since": None if since is None else str(since),
-                            "columns": {column.name: column.column_type for column in schema.copied},
+                            "columns": {column.name: column.column_type for column in schema.copied_columns},
                             "key": list(schema.key),
                             "changed": changed,
                         }
@@ -256,7 +256,7 @@ def observed(context: Context, store: Store, plan: Plan) -> Observer:
 
 def _seen(context: Context, store: Store, plan: Plan) -> Seen | None:
     """How the snapshot stands; ``None`` beside a stream, which sees to that."""
-    stream = store.current_stream(plan.pipeline)
+    stream = store.newest_epoch(plan.pipeline)
     if stream is not None and stream.state == "running":
         return None
     plan = context.refresh_plan(plan)

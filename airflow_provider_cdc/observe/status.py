@@ -43,7 +43,7 @@ def status(context: Context) -> dict[str, Any]:
     try:
         open_tables = targets(context, plan)
         complete = adopt_published(context, store, plan) and all(open_tables[i].exists() for i in plan.active_tables)
-        rows = store.progress(plan.pipeline, plan.generation)
+        rows = store.table_progress(plan.pipeline, plan.generation)
         snapshot = store.snapshot(plan.pipeline, plan.generation)
         seconds = None
         if snapshot is not None and snapshot.finished_at is not None:
@@ -56,7 +56,7 @@ def status(context: Context) -> dict[str, Any]:
         offset = context.sink.resume_point().read()
         stream, is_running = _look(context, store)
         totals = store.batch_totals(plan.pipeline)
-        recent = store.recent_batches(plan.pipeline, 1000)
+        recent = store.last_batches(plan.pipeline, 1000)
         idle_phase = "stopped" if stream else "snapshot_complete"
         phase = "streaming" if is_running else idle_phase if complete else "snapshot"
         lag = lag_of(context, offset or plan.p0)
@@ -147,7 +147,7 @@ def _look(context: Context, store: Store) -> tuple[StreamRow | None, bool]:
     try:
         return context.liveness.wait_until_known(store, context.pipeline.name)
     except TransientError:
-        run = store.current_stream(context.pipeline.name)
+        run = store.newest_epoch(context.pipeline.name)
         return run, run is not None and run.state == "running"
 
 

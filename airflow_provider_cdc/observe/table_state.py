@@ -68,9 +68,9 @@ def table_status(
                 "definitions": [
                     {
                         "since": None if since is None else str(since),
-                        "columns": {column.name: column.column_type for column in schema.copied},
+                        "columns": {column.name: column.column_type for column in schema.copied_columns},
                         "key": list(schema.key),
-                        **({"kept": [column.name for column in schema.kept]} if schema.kept else {}),
+                        **({"kept": [column.name for column in schema.retained]} if schema.retained else {}),
                     }
                     for since, schema in definitions[index].versions
                 ],

@@ -49,7 +49,7 @@ def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None
             raise TransientError(f"epoch {run.epoch} of the stream has ended before it took the tables in", "Run again")
         time.sleep(_POLL_SECONDS)
     digests = fingerprint(context.pipeline)
-    store.note_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADED})
+    store.update_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADED})
     after = context.require_plan()
     known = {table.id for table in before.tables}
     added = [table.label for table in after.tables if table.id not in known]

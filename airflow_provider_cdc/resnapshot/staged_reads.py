@@ -135,7 +135,7 @@ def is_taken(group: Group, store: Store, staged: Staged, outcome: Callable[[], O
     watch: Watch | None = None
     was_paused = False
     while (result := outcome()) is None:
-        run = store.current_stream(plan.pipeline)
+        run = store.newest_epoch(plan.pipeline)
         if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
             return False
         if watch is None or watch.epoch != run.epoch:

@@ -159,7 +159,7 @@ def _shaped(context: Context, plan: Plan, index: int, current: TableSchema, requ
     if suspension is not None and suspension.kind == ADDED:  # there is no copy yet
         return current
     try:
-        return context.schema_policy.decide_definition(before, current, read_again=True, asked=requested_by_user)
+        return context.schema_policy.decide_definition(before, current, overwrites_rows=True, is_requested=requested_by_user)
     except NotFollowed as error:
         raise NotReadyError(
             f"{before.label}: {error}", f"To take it over: airflow-cdc resnapshot --table {before.label}"

@@ -72,8 +72,8 @@ class Heart:
         while True:
             reply, row, started = None, None, time.monotonic()
             with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
-                reply = self._state_database.heartbeat(self._pipeline, self._epoch, self._has_progressed())
-                row = None if reply is None else reply.run
+                reply = self._state_database.record_heartbeat(self._pipeline, self._epoch, self._has_progressed())
+                row = None if reply is None else reply.epoch_row
                 if row is None:  # the bookkeeping was lost and made anew
                     self._state_database.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
             if reply is not None:
@@ -121,7 +121,7 @@ class Watcher:
             proves nothing then, and what was seen before is forgotten.
         """
         try:
-            epoch_row = state_database.seen(pipeline)
+            epoch_row = state_database.probe_newest_epoch(pipeline)
         except CdcError:
             self._heartbeat_monitor = Pulse(LOST_SECONDS)
             raise

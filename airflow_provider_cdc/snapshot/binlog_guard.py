@@ -83,7 +83,7 @@ class PurgeWatch:
             and (began := self._file_began(context, files[0])) is not None
         ):
             observed = configured.with_observed_purge(clock, began)
-            self._early_ages += [observed.observed_seconds] if observed.observed is not None else []
+            self._early_ages += [observed.observed_seconds] if observed.observed_seconds is not None else []
         self._oldest_file = files[0]
         # Somebody may purge by hand, once. What happens again is how this server is run.
         self.retention = Retention(configured.expire_seconds, min(self._early_ages) if len(self._early_ages) > 1 else None)

@@ -93,7 +93,7 @@ class Claim:
         with self._report_lock:
             if self.published_attempt is None:
                 with suppress(CdcError, SQLAlchemyError):
-                    self.store.chunks_begin(plan.pipeline, plan.generation, self._group.number)
+                    self.store.reset_unpublished_chunks(plan.pipeline, plan.generation, self._group.number)
             self._report(reused)
 
     def report_progress(self) -> None:
@@ -119,7 +119,7 @@ class Claim:
         reporter.progress(self._progress)
         if fresh and self.published_attempt is None:  # until it is published again the bookkeeping tells of what is
             with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, no more than that
-                self.store.chunks_read(*self._key[:2], results(fresh))
+                self.store.record_read_chunks(*self._key[:2], results(fresh))
                 failpoint("books.after_chunks")
 
     def _count_chunks(self, chunks: list[dict[str, Any]], is_own_attempt: bool) -> None:
@@ -140,7 +140,7 @@ class Claim:
             if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS - _POLL_SECONDS / 2:
                 last_heartbeat = time.monotonic()
                 with suppress(CdcError, SQLAlchemyError):
-                    if not self.store.group_heartbeat(*self._key, self.attempt):
+                    if not self.store.record_group_heartbeat(*self._key, self.attempt):
                         self._taken_over.set()
 
 
@@ -163,7 +163,7 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
         if published is not None and not requested and not (being_read and row.state == "rereading"):
             return None
         if being_read:
-            fetch_row = store.seen_group
+            fetch_row = store.probe_group
             if waited_attempt != row.attempt:
                 waited_attempt = row.attempt
                 group.context.reporter.line(
@@ -189,7 +189,7 @@ def reader(store: Store, plan: Plan) -> GroupRow | None:
     """A group that is being read now, if there is one; it looks for as long as it takes to tell."""
     for number in [row.group_no for row in store.groups(plan.pipeline, plan.generation)]:
         pulse = Pulse(LOST_SECONDS)
-        while _is_read(row := store.seen_group(plan.pipeline, plan.generation, number), pulse):
+        while _is_read(row := store.probe_group(plan.pipeline, plan.generation, number), pulse):
             if pulse.observe((row.attempt, row.heartbeat_at), time.monotonic()):
                 row.holder = _name(row.holder)
                 return row

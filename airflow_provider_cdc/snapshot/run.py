@@ -192,7 +192,7 @@ def note_taken_over(store: Store, plan: Plan) -> None:
     if left := plan.superseded_groups():
         rows = store.groups(plan.pipeline, plan.generation)
         if numbers := [row.group_no for row in rows if row.group_no in left and row.state != TAKEN_OVER]:
-            store.groups_taken_over(plan.pipeline, plan.generation, numbers)
+            store.mark_groups_taken_over(plan.pipeline, plan.generation, numbers)
 
 
 def _run(
@@ -224,7 +224,7 @@ def _run(
     observation.write(group.tables)
     traffic = requests.to_json() if group.context.storage.is_remote else None
     if traffic is not None and group_claim is not None:
-        store.group_asked(plan.pipeline, plan.generation, group.number, traffic)
+        store.record_group_request_counts(plan.pipeline, plan.generation, group.number, traffic)
         group.context.reporter.line(f"group {group.number} took {text_of(traffic)}")
     seconds = time.monotonic() - began
     return GroupResult(
@@ -284,7 +284,7 @@ def _again(group: Group, store: Store, group_claim: Claim, runner: Runner) -> tu
         if staged is None:
             number = draw_number(group.context, group.plan, GROUP, group=group.number)
             manifests = _read(group, group_claim, runner, since, timeline, number)
-            if group.context.resume_state(group.plan)[1].newest_segment != timeline.newest:
+            if group.context.resume_state(group.plan)[1].newest_segment != timeline.newest_segment:
                 raise TransientError(
                     f"the stream moved to another server while group {group.number} was read", "Run again"
                 )
@@ -398,7 +398,7 @@ def _finish(group: Group, store: Store, attempt: int, requested_by: TaskRequest 
     plan, totals = group.plan, group.read_totals(group.published_by_table())
     # Before the bookkeeping calls it done: a try that dies in between goes on, and does not begin anew.
     group.record_finished(requested_by)
-    store.chunks_done(plan.pipeline, plan.generation, results(totals.chunks))
+    store.record_published_chunks(plan.pipeline, plan.generation, results(totals.chunks))
     failpoint("books.after_chunks")
     low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
     store.finish_group(plan.pipeline, plan.generation, group.number, attempt, totals.rows, low, high)

@@ -36,7 +36,7 @@ def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
     """
     name = context.pipeline.name
     index_of(context, context.require_plan(), table)
-    request_id, seen_taken = store.ask(name, kind, table, by), False
+    request_id, seen_taken = store.add_request(name, kind, table, by), False
     warn_at = time.monotonic() + _PATIENCE_SECONDS
     while True:
         request = store.request(name, request_id)

@@ -22,7 +22,7 @@ class ReadingAhead:
     """
 
     def __init__(self, tables: Sequence[SinkTable], budget: int, log_line: Callable[[str], None]) -> None:
-        self._prefetches = [(table.name, table.ahead()) for table in tables if isinstance(table, Foresighted)]
+        self._prefetches = [(table.name, table.prefetcher()) for table in tables if isinstance(table, Foresighted)]
         self._budget, self._log_line = budget, log_line
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=carried(self._loop), name="reading-ahead", daemon=True)

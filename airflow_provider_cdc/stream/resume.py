@@ -146,7 +146,7 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
         store.set_timeline(pipeline.name, [*known_segments, new_segment])
         store.add_event(pipeline.name, "failover", f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.offset.offset}")
     context.reporter.line(
-        f"continuing on server {applier.offset.server}, {applier.at.offset} (before: {old_offset.server}, {old_offset.at})"
+        f"continuing on server {applier.offset.server}, {applier.offset.offset} (before: {old_offset.server}, {old_offset.at})"
     )
     return remaining_plan
 

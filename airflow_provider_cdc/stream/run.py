@@ -96,7 +96,7 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
     highest = highest_epoch(pipeline.name, [*markers_before.values(), resume_point.markers()])
     details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details |= {"machine": machine() or None, "settings": fingerprint(pipeline)}
-    number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.liveness.confirm_not_running, details=details)
+    number = store.begin_epoch(pipeline.name, highest, *whoami(), refuse_if_alive=context.liveness.confirm_not_running, details=details)
     stop, inbox = threading.Event(), Inbox(store, details)
     try:
         # A failover reads binlog for as long as it takes.
@@ -119,7 +119,7 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
             )
             plan, end = find_place(context, store, plan, applier, snapshot_coverage)
     except CdcError as error:
-        store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
+        store.end_epoch(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
     # Epochs before this one are over, or shut out: nothing of theirs is needed any more.
     context.local_files.clear_checkpoints()
@@ -251,7 +251,7 @@ class _Life:
             epoch.observer.write()
         self._heartbeat.__exit__()
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
-            epoch.store.end_stream(
+            epoch.store.end_epoch(
                 epoch.plan.pipeline,
                 epoch.number,
                 "failed" if error else "caught_up" if epoch.caught_up else "stopped",

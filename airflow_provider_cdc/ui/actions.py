@@ -83,7 +83,7 @@ def do(user: GetUserDep, shown: ShownDep, act: str, action_request: Asked) -> di
         if not done:
             raise HTTPException(409, "It is not as it was any more: look again")
         if preview.event is not None:
-            target.reader.event(target.name, preview.event[0], preview.event[1], table=preview.table, by=by)
+            target.reader.add_event(target.name, preview.event[0], preview.event[1], table=preview.table, by=by)
     return {"done": True}
 
 

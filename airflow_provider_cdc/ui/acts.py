@@ -54,7 +54,7 @@ class Case:
     @cached_property
     def stream_run(self) -> StreamRow | None:
         """The newest run of its stream, as it is now."""
-        return self.reader.current_stream(self.name)
+        return self.reader.newest_epoch(self.name)
 
     @property
     def stream_is_running(self) -> bool:
@@ -219,7 +219,7 @@ def _stop(target: Case) -> Plan:
         "The stream ends after the transaction that it is at. The task that looks after it succeeds, and the stream "
         "stays where it is until somebody starts it, or its DAG runs again"
     )
-    return Plan(says, lambda by: target.reader.stop(target.name, by), target.stream_dags)
+    return Plan(says, lambda by: target.reader.stop_stream(target.name, by), target.stream_dags)
 
 
 def _pause(target: Case) -> Plan:
@@ -229,13 +229,13 @@ def _pause(target: Case) -> Plan:
         "The stream stays where it is and reads nothing more until it is resumed, also if it is started anew. Tables "
         "fall behind meanwhile, and the source must keep its binlogs"
     )
-    return Plan(says, lambda by: target.reader.pause(target.name, by), target.stream_dags)
+    return Plan(says, lambda by: target.reader.pause_stream(target.name, by), target.stream_dags)
 
 
 def _resume(target: Case) -> Plan:
     if target.stream_run is None or target.stream_run.paused_by is None:
         raise Impossible("The stream is not paused")
-    return Plan("The stream goes on", lambda by: target.reader.resume(target.name, by), target.stream_dags)
+    return Plan("The stream goes on", lambda by: target.reader.resume_stream(target.name, by), target.stream_dags)
 
 
 def _suspend(target: Case) -> Plan:
@@ -278,7 +278,7 @@ def _asked(target: Case, kind: str, description: str, condition: str | None = No
     wanted = "suspend it" if kind == "suspend" else "read some of its keys again" if condition else "read it again"
     return Plan(
         _lines(description, delay),
-        lambda by: target.reader.ask(target.name, kind, table, by, condition),
+        lambda by: target.reader.add_request(target.name, kind, table, by, condition),
         target.stream_dags,
         event=("request", f"{table}: the stream was asked to {wanted}"),
         table=table,
@@ -292,13 +292,13 @@ def _withdraw(target: Case) -> Plan:
     if request is None or request.state != "open":
         raise Impossible("There is no such request that still waits: the stream has taken it up, or it was withdrawn")
     says = f"What {request.by} wants of {request.table} is not done"
-    return Plan(says, lambda by: target.reader.withdraw(target.name, number, by), target.stream_dags)
+    return Plan(says, lambda by: target.reader.withdraw_request(target.name, number, by), target.stream_dags)
 
 
 def _acknowledge(target: Case) -> Plan:
     number = -1 if target.id is None else target.id
     says = "Your name is put beside this event, for everybody to see that you take care of it. Nothing else changes"
-    return Plan(says, lambda by: target.reader.acknowledge(target.name, number, by), target.shown.dags)
+    return Plan(says, lambda by: target.reader.acknowledge_event(target.name, number, by), target.shown.dags)
 
 
 def _standing(target: Case) -> TableStateRow:

@@ -73,11 +73,11 @@ def pipelines(sources: PlaceDep, rights: RightsDep) -> dict[str, Any]:
     """Every pipeline that the user may see, the worst first, and the databases that cannot be read."""
     shown, troubles = sources.databases.read_all()
     lines = [views.pipeline_line(one, rights.dags) for one in shown if rights.can_see(one.dags)]
-    unknown = [one for one in sources.declared_tasks.list_all() if not one.name and one.dag in rights.dags]
+    unknown = [one for one in sources.declared_tasks.list_all() if not one.pipeline_name and one.dag_id in rights.dags]
     return {
         "pipelines": views.in_order(lines),
         "troubles": [_told(one, rights) for one in troubles if rights.can_see(one.dags)],
-        "unknown": [{"dag": one.dag, "task": one.task} for one in unknown],
+        "unknown": [{"dag": one.dag_id, "task": one.task_id} for one in unknown],
     }
 
 
@@ -89,10 +89,10 @@ def where(
     if dag_id not in rights.dags:
         raise HTTPException(404, "There is no such DAG")
     dags = sources.declared_tasks
-    declared = dags.list_of_run(dag_id, run_id) if run_id else [one for one in dags.list_all() if one.dag == dag_id]
-    wanted = [one for one in declared if task_id in (None, "", one.task)]
-    names = {one.name for one in wanted}
-    shown = [one for one in sources.databases.read_all()[0] if one.found.name in names and dag_id in one.dags]
+    declared = dags.list_of_run(dag_id, run_id) if run_id else [one for one in dags.list_all() if one.dag_id == dag_id]
+    wanted = [one for one in declared if task_id in (None, "", one.task_id)]
+    names = {one.pipeline_name for one in wanted}
+    shown = [one for one in sources.databases.read_all()[0] if one.overview.name in names and dag_id in one.dags]
     return {"tasks": len(wanted), "pipelines": [views.pipeline_line(one, rights.dags) for one in shown]}
 
 
@@ -121,7 +121,7 @@ def chunks(shown: ShownDep, generation: int, groups: Numbers = None) -> dict[str
 @router.get("/api/pipelines/{book}/{name}/chunks/{no}")
 def chunk(shown: ShownDep, no: int, generation: int) -> dict[str, Any]:
     """One chunk."""
-    rows = shown.database.open_reader().chunk(shown.overview.name, generation, no)
+    rows = shown.database.open_reader().chunk_with_group(shown.overview.name, generation, no)
     if rows is None:
         raise HTTPException(404, "There is no such chunk")
     return views.chunk_view(*rows)

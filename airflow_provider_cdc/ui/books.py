@@ -96,7 +96,7 @@ class Book:
 
     def lost_groups(self, overview: Overview) -> frozenset[int]:
         """Chunk groups that were begun and that nobody reads any more: their readers have given up, or died."""
-        held_groups = () if overview.chunk_groups is None else overview.chunk_groups.held
+        held_groups = () if overview.chunk_groups is None else overview.chunk_groups.unfinished
         return frozenset(
             one.group_no
             for one in held_groups

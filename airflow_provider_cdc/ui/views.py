@@ -50,13 +50,13 @@ def pipeline_line(shown: Shown, readable: Collection[str]) -> dict[str, Any]:
         "states": dict(overview.table_state_counts),
         "groups": None
         if groups is None
-        else {"total": groups.total, "done": groups.done, "held": len(groups.held), "failed": len(lost)},
+        else {"total": groups.total, "done": groups.done, "held": len(groups.unfinished), "failed": len(lost)},
         "lag_seconds": _lag(overview) if phase == "streaming" else None,
         "lag_bytes": None if sample is None else sample.lag_bytes,
         "purge_hours": None if sample is None else sample.purge_hours,
         "lag_unknown": None if sample is None else sample.unknown,
         "sampled_at": None if sample is None else iso(sample.at),
-        "changes_per_second": None if overview.throughput is None else round(overview.pace.changes_per_second, 1),
+        "changes_per_second": None if overview.throughput is None else round(overview.throughput.changes_per_second, 1),
         "event": None if event is None else event_line(event),
     }
 
@@ -127,7 +127,7 @@ def pipeline_view(reader: Reader, shown: Shown, readable: Collection[str]) -> di
     line, lost = pipeline_line(shown, readable), shown.database.lost_groups(shown.overview)
     return {
         **line,
-        "tasks": [{"dag": one.dag_id, "task": one.task_id} for one in shown.tasks if one.dag in readable],
+        "tasks": [{"dag": one.dag_id, "task": one.task_id} for one in shown.tasks if one.dag_id in readable],
         "server": shown.overview.server,
         "lineage": lineage and {"server": lineage.server, "file": lineage.start_file, "at": lineage.start_position},
         "generation": generation,
@@ -136,8 +136,8 @@ def pipeline_view(reader: Reader, shown: Shown, readable: Collection[str]) -> di
         "tables_list": _tables(reader, shown, generation, line["phase"]),
         "stream": _run(runs[0], pace) if runs else None,
         "runs": [_old_run(run) for run in runs],
-        "batches": [_batch(row) for row in reader.recent_batches(name, _NEWEST_BATCHES)],
-        "events": [event_line(event) for event in reader.events(name, _EVENTS)],
+        "batches": [_batch(row) for row in reader.last_batches(name, _NEWEST_BATCHES)],
+        "events": [event_line(event) for event in reader.last_events(name, _EVENTS)],
     }
 
 
@@ -186,7 +186,7 @@ def _group(group: GroupRow, lost: Collection[int]) -> dict[str, Any]:
 def _tables(reader: Reader, shown: Shown, generation: int, phase: str) -> list[dict[str, Any]]:
     """Tables by name: what the snapshot has read of each, and how it stands, if a driver has said so."""
     name = shown.overview.name
-    progress = {(row.database, row.table): row for row in reader.progress(name, generation)}
+    progress = {(row.database, row.table): row for row in reader.table_progress(name, generation)}
     state_rows = {(row.database, row.name): row for row in reader.table_states(name)}
     planned = {(database, table): rows for database, table, rows in reader.table_names(name, generation)}
     lines = []
@@ -228,7 +228,7 @@ def requests_view(reader: Reader, name: str, with_conditions: bool) -> list[dict
             "at": iso(row.at),
             "finished_at": iso(row.finished_at),
         }
-        for row in reader.requests(name, _REQUESTS)
+        for row in reader.last_requests(name, _REQUESTS)
     ]
 
 

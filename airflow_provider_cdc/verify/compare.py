@@ -227,7 +227,7 @@ class Comparing:
                 open_at = partial(source.open_at, slots.VERIFY)
                 captured = by_table([source.definitions(before_images=before_images)])
                 prepared = read_prepared(progress.open_xa, open_at, captured) if low == progress.at else {}
-                with closing(source.open_window_reader(connection, slots.VERIFY, both=before_images)) as log:
+                with closing(source.open_window_reader(connection, slots.VERIFY, before_images=before_images)) as log:
                     yield from log.read_parts(low, common_position, prepared)
 
             marks = [timeline.seq(at) for at in high]

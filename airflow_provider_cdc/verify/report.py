@@ -78,7 +78,7 @@ def record_verified(context: Context, verdicts: Iterable[TableComparison]) -> No
         tables = {table.label: table.id for table in context.require_plan().tables}
         values_by_table = {tables[verdict.table]: _kept(verdict) for verdict in verdicts if verdict.table in tables}
         with closing(context.open_state_database(migrate=False)) as store:
-            store.verified(context.pipeline.name, values_by_table)
+            store.record_verification(context.pipeline.name, values_by_table)
     except (CdcError, SQLAlchemyError) as error:
         message = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]
         context.reporter.line(f"the result is not in the bookkeeping: {message}")

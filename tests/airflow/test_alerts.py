@@ -52,7 +52,7 @@ def heard() -> list[tuple[str, str]]:
 def store(tmp_path: Path) -> Iterator[Store]:
     with closing(Store.open(f"sqlite:///{tmp_path / 'books.db'}", migrate=True)) as opened:
         opened.register_pipeline("shop", "server")
-        opened.new_epoch("shop", 0, "host", 1, 1.0)
+        opened.begin_epoch("shop", 0, "host", 1, 1.0)
         heard()
         yield opened
 
@@ -62,7 +62,7 @@ def all_hooks() -> Hooks:
 
 
 def sample(store: Store, lag: float) -> None:
-    store.sample("shop", 1, lag_seconds=lag, lag_bytes=0, purge_hours=1.0)
+    store.record_sample("shop", 1, lag_seconds=lag, lag_bytes=0, purge_hours=1.0)
 
 
 def test_one_message_for_each_change(store: Store) -> None:
@@ -125,15 +125,15 @@ def test_a_stream_that_fails(store: Store) -> None:
 
     assert fail(killed=True) == []
     assert fail() == [("failed", "shop None: a lost position. look")]
-    store.end_stream("shop", 1, "stopped")
+    store.end_epoch("shop", 1, "stopped")
     assert fail() == [], "a retry that fails again is no news"
-    epoch = store.new_epoch("shop", 1, "host", 1, 1.0)
-    store.end_stream("shop", epoch, "failed")
+    epoch = store.begin_epoch("shop", 1, "host", 1, 1.0)
+    store.end_epoch("shop", epoch, "failed")
     assert fail() == [], "nor is one that fails in an epoch of its own"
-    epoch = store.new_epoch("shop", epoch, "host", 1, 1.0)
+    epoch = store.begin_epoch("shop", epoch, "host", 1, 1.0)
     all_hooks().notify({}, store, PIPELINE, log)
     assert heard() == [], "it has only begun"
-    store.end_stream("shop", epoch, "caught_up")
+    store.end_epoch("shop", epoch, "caught_up")
     all_hooks().notify({}, store, PIPELINE, log)
     assert heard() == [("recovered", "shop None: a lost position. look")]
 

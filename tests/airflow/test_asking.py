@@ -53,12 +53,12 @@ def stop(cli: Cli, **kwargs: Any) -> CdcStopOperator:
 @contextmanager
 def streaming(store: Store, name: str, at_stop: Callable[[int], None]) -> Iterator[int]:
     """A stream as far as the bookkeeping knows: its heart beats until it is asked to stop."""
-    epoch, over = store.new_epoch(name, 0, *whoami()), threading.Event()
+    epoch, over = store.begin_epoch(name, 0, *whoami()), threading.Event()
 
     def beat() -> None:
         while not over.wait(0.1):
-            row = store.heartbeat(name, epoch, True)
-            if row is not None and store.current_stream(name).desired_state == "stop":  # type: ignore[union-attr]
+            row = store.record_heartbeat(name, epoch, True)
+            if row is not None and store.newest_epoch(name).desired_state == "stop":  # type: ignore[union-attr]
                 at_stop(epoch)
                 return
 
@@ -72,7 +72,7 @@ def streaming(store: Store, name: str, at_stop: Callable[[int], None]) -> Iterat
 
 
 def successor(store: Store, name: str) -> None:
-    store.new_epoch(name, 0, *whoami())
+    store.begin_epoch(name, 0, *whoami())
 
 
 def test_a_stream_is_stopped_as_a_person_stops_it(cli: Cli) -> None:
@@ -80,10 +80,10 @@ def test_a_stream_is_stopped_as_a_person_stops_it(cli: Cli) -> None:
     assert stop(cli).execute(CONTEXT) == nothing
     with cli.opened() as (_, store):
         name = cli.value["name"]
-        with streaming(store, name, lambda epoch: store.end_stream(name, epoch, "stopped")) as epoch:
+        with streaming(store, name, lambda epoch: store.end_epoch(name, epoch, "stopped")) as epoch:
             found = stop(cli, deferrable=False).execute(CONTEXT)
             assert found == {"epoch": epoch, "state": "stopped", "end": None}
-            run = store.current_stream(name)
+            run = store.newest_epoch(name)
             assert run is not None and run.stop_by is None
             assert [event.by for event in store.last_events(name, 9) if event.kind == "stream_stop"] == ["d.t, run r, try 1"]
     assert stop(cli).execute(CONTEXT) == nothing
@@ -99,7 +99,7 @@ def test_its_end_is_waited_for_in_the_triggerer(cli: Cli) -> None:
         assert kwargs["state_path"] == str(context.local_files.state_database)
         CdcStreamEndTrigger(**kwargs)
         until = found.value.kwargs["until"]  # type: ignore[index]
-        store.end_stream(name, epoch, "failed", "an error")
+        store.end_epoch(name, epoch, "failed", "an error")
         ended = stop(cli).resume(CONTEXT, {"epoch": epoch, "verdict": "failed"}, until)
         assert ended["state"] == "failed"
         with pytest.raises(TransientError, match=f"epoch {epoch} of {name} was asked to stop, and has not ended"):

@@ -50,7 +50,7 @@ def test_a_trigger_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         details = {"log": f"{tmp_path}/stream.log"}
-        epoch = store.new_epoch("p", 0, "h", 1, 1.0, details=details)
+        epoch = store.begin_epoch("p", 0, "h", 1, 1.0, details=details)
         trigger = CdcStreamTrigger(
             pipeline="p",
             epoch=epoch,
@@ -82,12 +82,12 @@ def test_a_trigger_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_numbers(tmp_path: Path, known: bool) -> None:
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
-        epoch = store.new_epoch("p", 0, "h", 1, 1.0)
+        epoch = store.begin_epoch("p", 0, "h", 1, 1.0)
         if known:
-            store.sample("p", epoch=epoch, lag_seconds=12, lag_bytes=3456, purge_hours=71.5, changes=1, batches=1)
+            store.record_sample("p", epoch=epoch, lag_seconds=12, lag_bytes=3456, purge_hours=71.5, changes=1, batches=1)
             end = {"file": "binlog.000004", "position": 157}
             store.record_batch("p", epoch, 0, start_offset=end, end_offset=end, changes=7, bytes=1, seconds=1)
-        run = store.current_stream("p")
+        run = store.newest_epoch("p")
         assert run is not None
         found = numbers(store, run)
     if known:

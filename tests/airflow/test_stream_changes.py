@@ -74,7 +74,7 @@ def test_a_running_stream_gets_what_has_changed(cli: Cli) -> None:
 
         def current() -> StreamRow:
             with cli.opened() as (_, store):
-                found = store.current_stream("p")
+                found = store.newest_epoch("p")
                 assert found is not None
                 return found
 
@@ -101,7 +101,7 @@ def test_a_running_stream_gets_what_has_changed(cli: Cli) -> None:
 
 def test_a_stream_of_an_older_version_is_left_alone(cli: Cli) -> None:
     with cli.streaming(), cli.opened() as (_, store):
-        run = store.current_stream("p")
+        run = store.newest_epoch("p")
         assert run is not None and run.settings
         run.settings = None
         cli.value["stream"]["max_batch_rows"] = 2000

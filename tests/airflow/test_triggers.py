@@ -99,12 +99,12 @@ def books(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store
     monkeypatch.setenv("AIRFLOW_CONN_BOOKS", postgres.uri())
     with closing(Store.open(postgres.sqlalchemy_url("bookkeeping"), migrate=True)) as store:
         store.register_pipeline("p", "server")
-        store.new_epoch("p", 0, "elsewhere", 1, 1.0)
+        store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
         yield store
 
 
 def stream_trigger(store: Store) -> CdcStreamTrigger:
-    run = store.current_stream("p")
+    run = store.newest_epoch("p")
     assert run is not None
     return CdcStreamTrigger(
         pipeline="p",
@@ -168,7 +168,7 @@ def test_a_bookkeeping_that_hangs(postgres: Postgres, books: Store, monkeypatch:
             assert asking() <= bookkeeping._THREADS
         finally:
             postgres.resume()
-        await loop.run_in_executor(None, books.end_stream, "p", 1, "stopped")
+        await loop.run_in_executor(None, books.end_epoch, "p", 1, "stopped")
         return await asyncio.wait_for(asyncio.gather(*tasks), 60)
 
     monkeypatch.setattr(cdc, "_SETTLE_SECONDS", 0.0)
@@ -190,7 +190,7 @@ def test_a_task_of_which_airflow_says_nothing_for_a_while(books: Store, monkeypa
     monkeypatch.setattr(cdc, "task_state", state)
     trigger = stream_trigger(books)
     asyncio.run(trigger.on_kill())
-    run = books.current_stream("p")
+    run = books.newest_epoch("p")
     assert run is not None and (run.desired_state, run.stop_by) == ("stop", "a task")
 
 
@@ -212,7 +212,7 @@ def test_a_request_to_stop_is_not_cancelled_by_the_next_one(books: Store, monkey
 
     monkeypatch.setattr(cdc, "task_state", state)
     asyncio.run(main(stream_trigger(books)))
-    run = books.current_stream("p")
+    run = books.newest_epoch("p")
     assert run is not None and (run.desired_state, run.stop_by) == ("stop", "a task")
 
 
@@ -228,14 +228,14 @@ def test_a_request_to_stop_outlives_its_trigger(
     async def main() -> None:
         await asyncio.wait_for(stream_trigger(books).on_kill(), 4)
         assert "could not be asked to stop" in capsys.readouterr().out
-        run = books.current_stream("p")
+        run = books.newest_epoch("p")
         assert run is not None and run.desired_state == "run"
         await asyncio.sleep(4)
 
     monkeypatch.setattr(cdc, "task_state", state)
     monkeypatch.setenv("AIRFLOW__TRIGGERER__ON_KILL_TIMEOUT", "4")
     asyncio.run(main())
-    run = books.current_stream("p")
+    run = books.newest_epoch("p")
     assert run is not None and (run.desired_state, run.stop_by) == ("stop", "a task")
 
 
@@ -262,7 +262,7 @@ def test_a_bookkeeping_that_takes_no_writes(postgres: Postgres, books: Store, mo
     def beat() -> None:
         while not over.wait(0.2):
             with suppress(CdcError, SQLAlchemyError):
-                books.heartbeat("p", epoch, progress=True)
+                books.record_heartbeat("p", epoch, progress=True)
 
     async def main() -> object:
         loop = asyncio.get_running_loop()
@@ -272,7 +272,7 @@ def test_a_bookkeeping_that_takes_no_writes(postgres: Postgres, books: Store, mo
             await asyncio.wait({watching}, timeout=6)
         await asyncio.wait({watching}, timeout=3)
         assert not watching.done(), watching.result()
-        await loop.run_in_executor(None, books.end_stream, "p", epoch, "stopped")
+        await loop.run_in_executor(None, books.end_epoch, "p", epoch, "stopped")
         return await asyncio.wait_for(watching, 60)
 
     trigger = stream_trigger(books)

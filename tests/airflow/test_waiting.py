@@ -108,14 +108,14 @@ def test_a_stream_that_only_the_worker_sees(cli: Cli, monkeypatch: pytest.Monkey
     stream = CdcStreamOperator(task_id="stream", pipeline=cli.value)
     with cli.opened() as (_, store):
         store.register_pipeline("p", "server")
-        epoch = store.new_epoch("p", 0, "elsewhere", 1, 1.0)
+        epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
         event = {"epoch": epoch, "found": False, **UNSEEN}
         with pytest.raises(AirflowFailException, match="the triggerer on far"):
             stream.resume(CONTEXT, event, [])
-        run = store.current_stream("p")
+        run = store.newest_epoch("p")
         assert run is not None and run.desired_state == "stop" and TI.dag_id in (run.stop_by or "")
         # One that is over by now has ended as it has ended.
-        store.end_stream("p", epoch, "caught_up")
+        store.end_epoch("p", epoch, "caught_up")
         assert stream.resume(CONTEXT, event, [])["state"] == "caught_up"
     away(monkeypatch)
     again = deferred(stream.resume, CONTEXT, event, []).kwargs
@@ -161,7 +161,7 @@ def test_a_trigger_whose_bookkeeping_is_lost_later(tmp_path: Path, monkeypatch: 
         waiting = asyncio.ensure_future(anext(aiter(events)))
         await asyncio.sleep(1)
         assert not waiting.done()
-        trigger._books._store.close()  # type: ignore[union-attr]
+        trigger._state_db._store.close()  # type: ignore[union-attr]
         for file in tmp_path.glob("books.db*"):
             file.unlink()
         Store.open(f"sqlite:///{path}", migrate=True).close()
@@ -176,12 +176,12 @@ def test_a_stream_that_was_in_the_way_and_has_ended(cli: Cli, monkeypatch: pytes
     """Two tasks start the stream at once. The driver of one refuses, and when its task looks, the other is done."""
     operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
     with cli.opened() as (context, store):
-        number = store.new_epoch("p", 0, *whoami(), refuse=lambda _: None)
-        real = store.current_stream
+        number = store.begin_epoch("p", 0, *whoami(), refuse_if_alive=lambda _: None)
+        real = store.newest_epoch
 
         def current(name: str) -> StreamRow | None:
             if list(context.local_files.log_folder.glob("*.json")):
-                store.end_stream("p", number, "caught_up", None, None)
+                store.end_epoch("p", number, "caught_up", None, None)
             return real(name)
 
         with Heart(store, "p", number, {}, threading.Event(), lambda: False):
@@ -198,8 +198,8 @@ def test_a_catch_up_is_done_though_another_one_has_begun_since(cli: Cli, verdict
     operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
     with cli.opened() as (_, store):
         for number in (1, 2):
-            assert store.new_epoch("p", 0, *whoami()) == number
-            store.end_stream("p", number, "caught_up")
+            assert store.begin_epoch("p", 0, *whoami()) == number
+            store.end_epoch("p", number, "caught_up")
     event = {"epoch": 1, "found": False, "verdict": verdict}
     assert operator.resume(CONTEXT, event)["epoch"] == 1
 
@@ -212,12 +212,12 @@ def test_the_first_try_after_a_clear_ends_the_epoch_of_the_try_before(
     operator = CdcStreamOperator(task_id="stream", pipeline=cli.value, retries=max_tries - int(cleared))
     first, second = (SimpleNamespace(**{**vars(TI), "try_number": number, "max_tries": max_tries}) for number in (1, 2))
     with cli.opened() as (context, store):
-        number = store.new_epoch("p", 0, *whoami())
-        store.supervise("p", number, task_label(cast("Any", {"ti": first})))
+        number = store.begin_epoch("p", 0, *whoami())
+        store.record_supervision("p", number, task_label(cast("Any", {"ti": first})))
         waited = time.sleep
 
         def sleep(seconds: float) -> None:
-            run = store.current_stream("p")
+            run = store.newest_epoch("p")
             operator._killed = run is not None and run.desired_state == "stop"
             waited(min(seconds, 0.1))
 
@@ -227,5 +227,5 @@ def test_the_first_try_after_a_clear_ends_the_epoch_of_the_try_before(
             pytest.raises(TransientError, match="the task was stopped") if cleared else nullcontext(),
         ):
             assert operator._attach(cast("Any", {"ti": second}), context, store) == (number, True)
-        run = store.current_stream("p")
+        run = store.newest_epoch("p")
         assert run is not None and run.desired_state == ("stop" if cleared else "run")

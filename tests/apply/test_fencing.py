@@ -140,8 +140,8 @@ def test_a_run_that_has_suspended_a_table(
 def test_an_epoch_that_was_only_numbered(cli: Cli) -> None:
     """A run that has its number, and no more, may be about to begin."""
     with cli.opened() as (_, store):
-        assert store.new_epoch(cli.value["name"], 0, "elsewhere", 1, 0.0) == 2
-        store.end_stream(cli.value["name"], 2, "failed")
+        assert store.begin_epoch(cli.value["name"], 0, "elsewhere", 1, 0.0) == 2
+        store.end_epoch(cli.value["name"], 2, "failed")
     cli.catch_up()
     assert fence_of(cli, "still") == epoch_of(cli) == 3
 

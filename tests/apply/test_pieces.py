@@ -50,7 +50,7 @@ def reader(cli: Cli, piece_bytes: int = 1, seconds: float = 0) -> Iterator[tuple
             yield epoch, source
         finally:
             source.stop()
-            store.end_stream(context.pipeline.name, epoch.number, "stopped")
+            store.end_epoch(context.pipeline.name, epoch.number, "stopped")
 
 
 def read(source: BinlogReader, piece: object) -> dict[str, object]:

@@ -104,7 +104,7 @@ def test_a_run_that_was_taken_over_cannot_write(
         table = cli.context.layout.table_folder(next(t for t in old.plan.tables if t.name == "t"))
         staged = Path(cli.context.storage.location(f"{table}/changes/epoch-{old.number}"))
         shutil.copytree(staged, tmp_path / "aside")
-        old.store.end_stream(database, old.number, "stopped")  # so that the next may begin
+        old.store.end_epoch(database, old.number, "stopped")  # so that the next may begin
         with cli.epoch() as new:
             assert new.number == old.number + 1 and not staged.exists()
             shutil.copytree(tmp_path / "aside", staged, dirs_exist_ok=True)  # as if it had been read already

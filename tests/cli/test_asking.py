@@ -40,9 +40,9 @@ def test_where_no_stream_runs(shared: Cli) -> None:
     said = done(shared, "suspend", "--table", "d.plain", "--by", "ann")
     assert said.startswith("no stream is running: the next one sees to it (request ")
     with shared.opened() as (_, store):
-        (row,) = store.requests("p")
+        (row,) = store.last_requests("p")
         assert (row.kind, row.table, row.by, row.state) == ("suspend", "d.plain", "ann", "open")
-        assert store.withdraw("p", row.id, "ann")
+        assert store.withdraw_request("p", row.id, "ann")
 
 
 def test_where_one_runs(shared: Cli) -> None:
@@ -79,7 +79,7 @@ def test_a_stream_that_hears_nothing(shared: Cli, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.2)
 
     with shared.opened() as (_, store), shared.streaming() as epoch:
-        impatient = threading.Timer(2.5, lambda: [store.withdraw("p", row.id, "ann") for row in store.requests("p")])
+        impatient = threading.Timer(2.5, lambda: [store.withdraw_request("p", row.id, "ann") for row in store.last_requests("p")])
         impatient.start()
         result = shared.call("suspend", "--table", "d.plain")
         impatient.join()

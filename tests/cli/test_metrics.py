@@ -44,15 +44,15 @@ def filled(cli: Cli) -> Store:
     with cli.opened() as (context, store):
         for name in ("shop", "other"):
             store.register_pipeline(name, "server")
-            epoch = store.new_epoch(name, 0, "host", 1, 1.0)
+            epoch = store.begin_epoch(name, 0, "host", 1, 1.0)
             store.record_batch(
                 name, epoch, 0, start_offset=None, end_offset=None, changes=9, bytes=1, seconds=0.5, lag_p95_ms=1500.0
             )
-        store.sample("shop", epoch, lag_seconds=2.5, lag_bytes=10, purge_hours=None)
+        store.record_sample("shop", epoch, lag_seconds=2.5, lag_bytes=10, purge_hours=None)
         tables = [TableStanding("d", "t", "streaming"), TableStanding("d", "u", "suspended")]
         tables += [TableStanding("d", "gone", "removed"), TableStanding("d", "new", "waiting")]
         store.write_table_states("shop", tables, sizes={("d", "t"): SIZE}, applied_counts={("d", "t"): [4, 3, 2]})
-        store.verified("shop", {("d", "t"): {"equal": False}})
+        store.record_verification("shop", {("d", "t"): {"equal": False}})
     return context.open_state_database()
 
 
@@ -95,11 +95,11 @@ def test_what_is_printed(cli: Cli, tmp_path: Path) -> None:
         )
         # A sample from long ago says nothing of now, and a stream that says nothing does not run.
         with patch.object(observations, "now", lambda: now() - timedelta(minutes=6)):
-            with store._write() as session:
+            with store._write_session() as session:
                 session.execute(delete(SampleRow))
-            store.sample("shop", 1, lag_seconds=0.0, lag_bytes=0, purge_hours=9.0)
+            store.record_sample("shop", 1, lag_seconds=0.0, lag_bytes=0, purge_hours=9.0)
         with patch("airflow_provider_cdc.state.streams.now", lambda: now() - timedelta(minutes=2)):
-            store.heartbeat("shop", 1, False)
+            store.record_heartbeat("shop", 1, False)
         later = {one.name: one.value for one in measure(store, "shop")}
         assert later["running"] == 0 and later["heartbeat_age_seconds"] > 119
         assert not {"lag_seconds", "bytes_behind", "hours_to_purge"} & set(later)

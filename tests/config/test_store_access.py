@@ -38,7 +38,7 @@ def test_addresses(path: str, text: str, uri: str) -> None:
     assert found is not None and folder_of(path) is None
     assert found.display() == text and found.uri() == uri
     assert found.display("f g") == f"{text}/f g" and found.uri("f g") == f"{uri}/f%20g"
-    assert found.child("d").text("f") == found.display("d/f")
+    assert found.child("d").display("f") == found.display("d/f")
 
 
 @pytest.mark.parametrize(

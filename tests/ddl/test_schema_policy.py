@@ -59,21 +59,21 @@ def test_a_column_goes_and_one_comes(
     again = policy.decide_definition(made, replace(made, columns=(*made.columns, nullable("d", "int")), retained=(), removed=()))
     assert names(again)[1] == kept and again.removed == dropped
     # Read again, nothing of its name is left in a file.
-    anew = policy.decide_definition(made, of(A, C), read_again=True)
+    anew = policy.decide_definition(made, of(A, C), overwrites_rows=True)
     assert names(anew) == (copied, kept) and anew.removed == ()
-    assert names(EVOLVE.decide_definition(made, of(A, C), read_again=True)) == (["id", "a", "c"], [])
+    assert names(EVOLVE.decide_definition(made, of(A, C), overwrites_rows=True)) == (["id", "a", "c"], [])
 
 
 def test_what_the_lists_leave_out_is_not_kept() -> None:
-    made = LENIENT.decide_definition(TABLE, of(A, B, left_out=("b",)), read_again=True)
+    made = LENIENT.decide_definition(TABLE, of(A, B, left_out=("b",)), overwrites_rows=True)
     assert names(made) == (["id", "a"], [])
     made = LENIENT.decide_definition(of(A, B, left_out=("b",)), of(A))
-    assert names(made) == (["id", "a"], []) and made.dropped == ()
+    assert names(made) == (["id", "a"], []) and made.removed == ()
 
 
 def test_a_name_in_another_case_is_the_same_column() -> None:
     for policy in (LENIENT, IGNORE):
-        assert names(policy.decide_definition(TABLE, of(A, replace(B, name="B")), read_again=True)) == (["id", "a", "B"], [])
+        assert names(policy.decide_definition(TABLE, of(A, replace(B, name="B")), overwrites_rows=True)) == (["id", "a", "B"], [])
 
 
 def test_a_column_that_comes_back() -> None:
@@ -83,43 +83,43 @@ def test_a_column_that_comes_back() -> None:
         back = policy.decide_definition(without, of(A, B))
         with pytest.raises(NotFollowed, match="had a column b before"):
             check_names(without, back, ["b"])
-        again = policy.decide_definition(without, of(A, B), read_again=True)
+        again = policy.decide_definition(without, of(A, B), overwrites_rows=True)
         assert names(again) == (["id", "a", "b"], [])
-    left_out = IGNORE.shaped(TABLE, of(A, B, C))
+    left_out = IGNORE.decide_definition(TABLE, of(A, B, C))
     check_names(TABLE, left_out, ["c"])
-    assert names(left_out) == (["id", "a", "b"], []) and left_out.left_out == ("c",)
+    assert names(left_out) == (["id", "a", "b"], []) and left_out.excluded == ("c",)
     # It stays left out until it is read again under another policy, whatever comes in between.
     later = EVOLVE.decide_definition(left_out, replace(left_out, columns=(*left_out.columns, nullable("d", "int"))))
-    assert names(later)[0] == ["id", "a", "b", "d"] and later.ignored == ("c",)
+    assert names(later)[0] == ["id", "a", "b", "d"] and later.auto_excluded == ("c",)
     assert TableSchema.from_json(later.to_json()).auto_excluded == ("c",)
-    again = EVOLVE.decide_definition(later, of(A, B, C, nullable("d", "int")), read_again=True)
-    assert again.left_out == again.ignored == ()
+    again = EVOLVE.decide_definition(later, of(A, B, C, nullable("d", "int")), overwrites_rows=True)
+    assert again.excluded == again.auto_excluded == ()
 
 
 def test_a_table_without_a_usable_key() -> None:
     before, after = replace(TABLE, key=()), replace(of(A), key=())
     for policy in (LENIENT, IGNORE):
         with pytest.raises(NotFollowed, match="column b is gone, which a table without a usable key cannot keep"):
-            policy.decide_definition(before, after, read_again=True)
-        assert names(policy.decide_definition(before, after, read_again=True, asked=True)) == (["id", "a"], [])
+            policy.decide_definition(before, after, overwrites_rows=True)
+        assert names(policy.decide_definition(before, after, overwrites_rows=True, is_requested=True)) == (["id", "a"], [])
         with pytest.raises(NotFollowed, match="column b is gone"):  # it was kept, and the key is gone
-            policy.decide_definition(policy.shaped(TABLE, of(A)), after, read_again=True)
-    assert EVOLVE.decide_definition(before, after, read_again=True).kept == ()
+            policy.decide_definition(policy.decide_definition(TABLE, of(A)), after, overwrites_rows=True)
+    assert EVOLVE.decide_definition(before, after, overwrites_rows=True).retained == ()
 
 
 def test_a_new_column_of_the_key() -> None:
     with pytest.raises(NotFollowed, match="new column c is part of the key"):
-        IGNORE.shaped(TABLE, of(A, B, C, key=("id", "c")), read_again=True)
-    made = IGNORE.shaped(TABLE, of(A, B, C, nullable("d", "int"), key=("id", "c")), read_again=True, asked=True)
-    assert names(made) == (["id", "a", "b", "c"], []) and made.left_out == ("d",)
+        IGNORE.decide_definition(TABLE, of(A, B, C, key=("id", "c")), overwrites_rows=True)
+    made = IGNORE.decide_definition(TABLE, of(A, B, C, nullable("d", "int"), key=("id", "c")), overwrites_rows=True, is_requested=True)
+    assert names(made) == (["id", "a", "b", "c"], []) and made.excluded == ("d",)
 
 
 def test_nothing_but_new_columns() -> None:
     """As of a table that was dropped and made again: a copy without columns is none."""
     again = TableSchema("d", "t", (C,), ())
     with pytest.raises(NotFollowed, match="all of its columns are new, and .* ignore leaves new columns out"):
-        IGNORE.shaped(TABLE, again, read_again=True)
-    assert names(IGNORE.shaped(TABLE, again, read_again=True, asked=True)) == (["c"], [])
+        IGNORE.decide_definition(TABLE, again, overwrites_rows=True)
+    assert names(IGNORE.decide_definition(TABLE, again, overwrites_rows=True, is_requested=True)) == (["c"], [])
 
 
 @pytest.mark.parametrize(
@@ -140,17 +140,17 @@ def test_nothing_but_new_columns() -> None:
 )
 def test_types(old: Column, new: Column, wider: bool) -> None:
     before, after = replace(TABLE, columns=(ID, old)), of(new)
-    assert EVOLVE.decide_definition(before, after).copied == after.copied_columns
+    assert EVOLVE.decide_definition(before, after).copied_columns == after.copied_columns
     with pytest.raises(NotFollowed, match="column a was .* and is .*, which stream.schema_changes: ignore does not"):
-        IGNORE.shaped(before, after)
+        IGNORE.decide_definition(before, after)
     if wider:
-        assert LENIENT.decide_definition(before, after).copied == after.copied_columns
+        assert LENIENT.decide_definition(before, after).copied_columns == after.copied_columns
     else:
         with pytest.raises(NotFollowed, match="stream.schema_changes: lenient does not take over"):
             LENIENT.decide_definition(before, after)
-    assert IGNORE.shaped(before, after, asked=True).copied == after.copied_columns
+    assert IGNORE.decide_definition(before, after, is_requested=True).copied_columns == after.copied_columns
     same = of(replace(old, column_type=f"{old.column_type} /* as before */"))
-    assert IGNORE.shaped(before, same).copied == same.copied_columns
+    assert IGNORE.decide_definition(before, same).copied_columns == same.copied_columns
 
 
 def test_what_is_told() -> None:
@@ -159,6 +159,6 @@ def test_what_is_told() -> None:
     assert describe_change(TABLE, LENIENT.decide_definition(TABLE, of(A, C))) == (
         "; new columns: c; no more in the source, and NULL from here on: b"
     )
-    assert describe_change(TABLE, IGNORE.shaped(TABLE, of(A, C))) == (
+    assert describe_change(TABLE, IGNORE.decide_definition(TABLE, of(A, C))) == (
         "; left out: c; no more in the source, and NULL from here on: b"
     )

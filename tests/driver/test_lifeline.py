@@ -74,12 +74,12 @@ def test_asked_to_stop_when_the_task_is_killed(tmp_path: Path, silent: socket.so
         sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
         try:
             details = {"machine": machine()}
-            store.new_epoch("p", 0, socket.gethostname(), sleeper.pid, start_time(sleeper.pid), details=details)
-            run = store.current_stream("p")
+            store.begin_epoch("p", 0, socket.gethostname(), sleeper.pid, start_time(sleeper.pid), details=details)
+            run = store.newest_epoch("p")
             assert run is not None
             answers = SimpleNamespace(store=lambda: Store.open(f"sqlite:///{tmp_path}/books.db", migrate=False))
             ask_to_stop(answers, run, "a task, try 1", log)  # type: ignore[arg-type]
-            now = store.current_stream("p")
+            now = store.newest_epoch("p")
             assert now is not None and (now.desired_state, now.stop_by) == ("stop", "a task, try 1")
             assert sleeper.poll() is None
             url = f"postgresql+psycopg://u:p@127.0.0.1:{silent.getsockname()[1]}/d"

@@ -86,7 +86,7 @@ def test_a_row_of_the_snapshot(server: MySQLServer, cli: Cli) -> None:
     assert found.copy.rows == found.source.rows
     assert found.copy.written_by == ("read", read.high)
     # It was inserted before P0, and the binlog still has it.
-    assert found.last_change is not None and found.last_change.operation == "insert" and found.last.at <= read.low
+    assert found.last_change is not None and found.last_change.operation == "insert" and found.last_change.at <= read.low
     text = "\n".join(found.lines())
     assert "id=150, v='v15', b=x'00ff', d=15.50, t=2026-01-02 03:04:05" in text
     assert f"group {read.group}, chunk {read.chunk}, attempt 1, between {read.low} and {read.high}" in text
@@ -140,7 +140,7 @@ def test_a_hot_row(server: MySQLServer, cli: Cli) -> None:
     server.session("why", *[f"UPDATE number SET v = {n} WHERE id = 20" for n in range(50)])
     found = why(cli, "number", "20")
     assert (found.equal, found.pending_changes) == (True, 50)
-    assert found.last_change is not None and found.last_change.row is not None and found.last.row["v"] == "49"
+    assert found.last_change is not None and found.last_change.row is not None and found.last_change.row["v"] == "49"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_suspended_table(server: MySQLServer, database: str, tmp_path: Path) -
     assert "ORDER is not followed" in found.suspended and found.equal is None
     assert found.not_compared_reason == "the stream goes on without the table"
     assert (found.copy.rows[0]["v"], found.source.rows[0]["v"]) == ("last", "behind")
-    assert found.last_change is not None and found.last_change.row is not None and found.last.row["v"] == "behind"
+    assert found.last_change is not None and found.last_change.row is not None and found.last_change.row["v"] == "behind"
     assert found.reads[0].how == "snapshot" and found.reads[0].chunk is not None
     other = why(cli, "number", "160")
     assert other.last_change is None and "altered at" in other.search_end_reason
@@ -315,7 +315,7 @@ def test_an_xa_transaction(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "XA COMMIT 'x'")
     found = why(cli, "number", "150")
     assert (found.equal, found.pending_changes) == (True, 1)
-    assert found.last_change is not None and found.last_change.row is not None and found.last.row["v"] == "xa" and found.last.gtid
+    assert found.last_change is not None and found.last_change.row is not None and found.last_change.row["v"] == "xa" and found.last_change.gtid
     cli.catch_up()
     assert why(cli, "number", "150").equal is True
 

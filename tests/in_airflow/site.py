@@ -73,7 +73,7 @@ class Site:
 
     def stream(self, name: str) -> StreamRow:
         with contextlib.closing(self.store(name)) as store:
-            found = store.current_stream(name)
+            found = store.newest_epoch(name)
             assert found is not None
             return found
 
@@ -116,7 +116,7 @@ class Site:
 
         def newest() -> int:
             with contextlib.closing(self.store(name)) as store:
-                found = [b.batch_id for b in store.recent_batches(name, 20) if b.epoch >= epoch and b.changes]
+                found = [b.batch_id for b in store.last_batches(name, 20) if b.epoch >= epoch and b.changes]
                 return max(found, default=-1)
 
         before = newest()

@@ -144,7 +144,7 @@ def test_a_stream_that_keeps_its_worker(site: Site) -> None:
     with site.written("ledger"):
         run = client.trigger(dag)
         site.wait("the stream", lambda: client.task_instance(dag, run, task).state == "running", 400)
-        site.wait("its batch", lambda: site.store(name).recent_batches(name, 1))
+        site.wait("its batch", lambda: site.store(name).last_batches(name, 1))
         first = site.stream(name)
         kill_session(first.pid)
         second = site.wait_epoch(name, first.epoch)
@@ -179,7 +179,7 @@ def test_a_triggerer_that_does_not_see_the_bookkeeping(site: Site) -> None:
         log = client.log(dag, run, "elsewhere.stream")
         assert "there is no bookkeeping file /nowhere/books.db. " in log and "name a database in state.conn_id" in log
         with contextlib.closing(Store.open(f"sqlite:///{books}", migrate=False)) as store:
-            site.wait("the end of the stream", lambda: (r := store.current_stream(dag)) and r.state == "stopped")
+            site.wait("the end of the stream", lambda: (r := store.newest_epoch(dag)) and r.state == "stopped")
     finally:
         elsewhere.session.end()
         site.airflow.process("triggerer").restart()

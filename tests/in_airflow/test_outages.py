@@ -39,7 +39,7 @@ def started_driver(site: Site, dag: str, run: str) -> int:
 def newest(site: Site) -> int:
     """The last epoch, 0 before the first."""
     with contextlib.closing(site.store(NAME)) as store:
-        run = store.current_stream(NAME)
+        run = store.newest_epoch(NAME)
         return run.epoch if run else 0
 
 

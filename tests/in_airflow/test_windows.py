@@ -38,7 +38,7 @@ def test_windows_join_though_the_triggerer_is_killed(site: Site) -> None:
         """Rows up to which it is noted that they were told: in the asset's own store, before 3.3 in the bookkeeping."""
         if airflow_version < Version("3.3"):
             with closing(site.store(name)) as store:
-                return int((store.told(name, WATCHER, (name, "t")) or {"inserts": 0})["inserts"])
+                return int((store.window_end(name, WATCHER, (name, "t")) or {"inserts": 0})["inserts"])
         (asset,) = client.get("/assets", uri_pattern=f"file://{site.lake}-{name}/{name}/t")["assets"]
         kept = client.get(f"/assets/{asset['id']}/state-store")["asset_state_store"]
         return sum(one["value"]["inserts"] for one in kept if one["key"] == "cdc_told")

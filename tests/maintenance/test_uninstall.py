@@ -73,7 +73,7 @@ def test_the_state_goes_and_the_copies_stay(mysql_server: MySQLServer, cli: Cli,
     assert equal(mysql_server, cli.sink)
     assert [DeltaTable(str(cli.sink / "d" / table)).version() for table in TABLES] == filled_before
     with other.opened() as (_, store):
-        assert store.pipeline_names() == ["other"] and store.held("p") == {} and store.held("other")["chunks"] == 1
+        assert store.pipeline_names() == ["other"] and store.count_rows_by_table("p") == {} and store.count_rows_by_table("other")["chunks"] == 1
     assert cli.call("forget", "--yes").out == f"nothing is left of p at {cli.sink}\n"
 
     # Nobody takes these copies for new ones: neither the same pipeline nor another one.

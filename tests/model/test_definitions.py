@@ -29,26 +29,26 @@ def test_one_definition_holds_everywhere() -> None:
 
 
 def test_each_holds_from_its_place_on() -> None:
-    found = Definitions.from_single(ONE).with_change(place(1, 500), TWO).then(place(2, 4), THREE)
+    found = Definitions.from_single(ONE).with_change(place(1, 500), TWO).with_change(place(2, 4), THREE)
     held = [found.at(place(*at)) for at in ((1, 4), (1, 499), (1, 500), (1, 9999), (2, 4), (3, 4))]
     assert held == [ONE, ONE, TWO, TWO, THREE, THREE] and found.newest is THREE
     for late in (place(2, 4), place(1, 501)):
         with pytest.raises(ValueError, match="cannot follow"):
-            found.then(late, ONE)
+            found.with_change(late, ONE)
 
 
 def test_planned_again_nothing_before_is_of_concern() -> None:
-    found = Definitions.from_single(ONE).with_change(place(1, 500), TWO).planned_again(place(2, 70), THREE)
+    found = Definitions.from_single(ONE).with_change(place(1, 500), TWO).replanned(place(2, 70), THREE)
     assert [found.at(place(*at)) for at in ((1, 600), (2, 69), (2, 70))] == [None, None, THREE]
-    assert (found.revision, found.since) == (1, place(2, 70))
-    assert found.planned_again(place(3, 4), ONE).revision == 2 == found.planned_again(place(3, 4), ONE).revision
+    assert (found.revision, found.start) == (1, place(2, 70))
+    assert found.replanned(place(3, 4), ONE).revision == 2 == found.replanned(place(3, 4), ONE).revision
 
 
 def test_they_survive_json() -> None:
     for found in (
         Definitions.from_single(ONE),
         Definitions.from_single(ONE).with_change(place(1, 500), TWO),
-        Definitions.from_single(ONE).replanned(place(2, 70), THREE).then(place(2, 90), ONE),
+        Definitions.from_single(ONE).replanned(place(2, 70), THREE).with_change(place(2, 90), ONE),
     ):
         value = json.loads(json.dumps(found.to_json()))
         assert value["version"] == 1 and Definitions.from_json(value) == found

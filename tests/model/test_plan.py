@@ -149,15 +149,15 @@ def test_ddl_that_was_followed() -> None:
     assert [f.seq for f in found.amendments] == seqs and found.tables == (tables[0], wider[2])
     assert found.tables[1].fingerprint() == wider[2].fingerprint()
     first = plan.with_amendments(values[1:]).definitions_for(old)[1]
-    assert first.steps == ((None, tables[1]), (places[0], wider[0]), (places[1], wider[1]))
+    assert first.versions == ((None, tables[1]), (places[0], wider[0]), (places[1], wider[1]))
     assert [first.at(Position("binlog.000003", n)) for n in (499, 500)] == [tables[1], wider[0]]
-    assert first.begins_at(places[0]) and not first.begins_at(Position("binlog.000003", 501))
-    assert found.definitions_for(new)[1].steps == ((None, wider[1]), (places[2], wider[2]))
-    assert found.definitions_for(new)[0].steps == ((None, tables[0]),)
+    assert first.changes_at(places[0]) and not first.changes_at(Position("binlog.000003", 501))
+    assert found.definitions_for(new)[1].versions == ((None, wider[1]), (places[2], wider[2]))
+    assert found.definitions_for(new)[0].versions == ((None, tables[0]),)
     # A share of the plan has them, and they do not count twice. Settings reach them, too.
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found == found.with_amendments(values)
     assert found.with_zero_dates("null").tables[1].zero_dates == "null"
-    assert found.with_full_before_images(lambda table: table.name == "b").tables[1].whole_rows
+    assert found.with_full_before_images(lambda table: table.name == "b").tables[1].full_before_images
     # Planned again behind the first: what was followed before does not count.
     again = plan.definitions[1].replanned(places[1], tables[1])
     amendment = {"table": 1, "definitions": again.to_json(), "lower": None, "upper": None}

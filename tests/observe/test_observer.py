@@ -123,7 +123,7 @@ def test_a_running_stream(server: MySQLServer, database: str, tmp_path: Path, mo
         until(lambda: (last := store.last_sample("p")) is not None and (last.changes, last.batches) == (1, 1))
         run(server, "ALTER TABLE keyed DROP COLUMN v, ORDER BY id")
         until(lambda: "suspended" in {row.state for row in store.table_states("p")})
-        assert len(store.samples("p", now() - timedelta(hours=1))) > 2
+        assert len(store.samples_since("p", now() - timedelta(hours=1))) > 2
         epoch.context.pipeline = cli.context.pipeline  # nothing else changes
         with pytest.MonkeyPatch.context() as quiet:
             quiet.setattr("airflow_provider_cdc.stream.run.check_none_suspended", lambda *_: None)

@@ -182,7 +182,7 @@ def test_the_stream_goes_on(
     harness.run(file)
     assert [str(table) for table in verify(context) if not table.is_equal] == []
     with contextlib.closing(context.open_state_database()) as store:
-        batches = store.recent_batches("shop", 1)
+        batches = store.last_batches("shop", 1)
         assert batches[0].epoch > 2 and batches[0].changes and batches[0].start_offset == before["offset"]
     now = status(context)
     assert now["generation"] == before["generation"]

@@ -274,7 +274,7 @@ def test_an_epoch_that_is_overtaken_while_it_begins(
 
         def find(*args: Any) -> Any:
             monkeypatch.setattr(stream, "find_place", find_place)
-            others.end_stream(database, 1, "lost")  # as whoever has watched its heartbeat says
+            others.end_epoch(database, 1, "lost")  # as whoever has watched its heartbeat says
             later.append(stream.begin(other, others, catch_up=True))
             with closing(later[0].job.make_planner()) as planner:
                 ends = [later[0].section_start, *later[0].job.find_range_ends(planner, later[0].section_start)]

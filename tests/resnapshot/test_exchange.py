@@ -308,7 +308,7 @@ def test_a_table_that_somebody_has_suspended_stays_suspended(server: MySQLServer
 
     def suspend() -> None:
         with cli.opened() as (_, store):
-            store.ask("p", "suspend", "d.keyed", "ann")
+            store.add_request("p", "suspend", "d.keyed", "ann")
 
     frozen(server, cli, suspend)
     assert "suspended" in events(cli, "reread_dropped")[0]
@@ -322,7 +322,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
 ) -> None:
     """The next run takes it in just when its own reading is to begin."""
     with cli.opened() as (context, store):
-        number = store.ask("p", "reread", "d.keyed", "ann")
+        number = store.add_request("p", "reread", "d.keyed", "ann")
         assert store.take_request(number)
         read_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
     looks, size = waiting, rereading.Rereading._table_bytes
@@ -356,7 +356,7 @@ def test_a_request_ends_although_the_run_that_had_read_for_it_died(
     with contextlib.suppress(TableSuspendedError):
         cli.catch_up()
     with cli.opened() as (context, store):
-        number = store.ask("p", "reread", "d.keyed", "ann")
+        number = store.add_request("p", "reread", "d.keyed", "ann")
         assert store.take_request(number)
         read_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
     run(server, "ALTER TABLE keyed MODIFY v VARCHAR(40)")

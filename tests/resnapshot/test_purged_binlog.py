@@ -212,7 +212,7 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
         with contextlib.closing(epoch.job.make_planner()) as planner:
             (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
         batch = epoch.job.stage_range(epoch.section_start, end, "0")
-        store.end_stream("p", epoch.number, "failed", "lost", "")
+        store.end_epoch("p", epoch.number, "failed", "lost", "")
     world.change()
     with world.cli.opened() as (context, store):
         planned(context, store)

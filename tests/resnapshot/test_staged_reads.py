@@ -369,7 +369,7 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
         epoch.applier._resume_point = Lost(epoch.applier._resume_point)
         with pytest.raises(KeyboardInterrupt):
             epoch.applier.apply(manifest)
-        store.end_stream(copied.database, epoch.number, "failed")
+        store.end_epoch(copied.database, epoch.number, "failed")
         before = copied.group(0).tables[0].markers().get(stream_marker(copied.database))
         assert before is not None and before > epoch.plan.timeline.seq(epoch.section_start.at)
         assert not copied.differences()
@@ -564,12 +564,12 @@ def test_a_reader_elsewhere_is_followed_when_its_heart_stands_still(
             second = pool.submit(world.run, 0)
             for _ in range(8):
                 time.sleep(0.5)
-                assert store.group_heartbeat(*key, 1)
+                assert store.record_group_heartbeat(*key, 1)
                 assert not second.done()
             stopped = time.monotonic()
             assert second.result(30).attempt == 2
             assert time.monotonic() - stopped > 1.5
-        assert not store.group_heartbeat(*key, 1)
+        assert not store.record_group_heartbeat(*key, 1)
 
 
 def test_nobody_is_followed_while_nothing_can_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

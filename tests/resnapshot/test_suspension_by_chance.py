@@ -140,9 +140,9 @@ class World:
                     run_in_process(epoch)
                 finally:
                     timer.cancel()
-            run = store.current_stream(context.pipeline.name)
+            run = store.newest_epoch(context.pipeline.name)
             if run is not None and run.state == "running":  # it was killed before it had begun
-                store.end_stream(context.pipeline.name, run.epoch, "failed", "killed")
+                store.end_epoch(context.pipeline.name, run.epoch, "failed", "killed")
         self.done["epochs"] += 1
 
     def dies(self) -> None:

@@ -162,7 +162,7 @@ class World(Commands):
         if step.by_request:
             kind, table, *condition = step.by_request
             with self.cli.opened() as (_, store):
-                store.ask("p", kind, table, "ann", *condition)
+                store.add_request("p", kind, table, "ann", *condition)
         if step.beside == _GOING:
             stream = self.start(*_GOING)
             self.began(stream)
@@ -200,7 +200,7 @@ class World(Commands):
         else:
             raise AssertionError(f"{left} did not come back:\n{self.said()}")
         with self.cli.opened() as (_, store):
-            left = [f"{row.kind} {row.table}: {row.state} {row.outcome}" for row in store.requests("p", 100)]
+            left = [f"{row.kind} {row.table}: {row.state} {row.outcome}" for row in store.last_requests("p", 100)]
         assert all(": done " in one or ": refused " in one for one in left), left
         with closing(self.server.connect(database=_DATABASE)) as connection:
             differences = compare_all(connection, _DATABASE, self.place, names)

@@ -71,7 +71,7 @@ class World:
     def begin(self) -> Epoch:
         """A new epoch, as if the one before it had ended; nobody tells that one."""
         for number in range(1, 10):
-            self.store.end_stream(self.context.pipeline.name, number, "stopped")
+            self.store.end_epoch(self.context.pipeline.name, number, "stopped")
         return stream.begin(self.context, self.store, catch_up=True)
 
     def end(self, epoch: Epoch, start: Offset) -> Offset:

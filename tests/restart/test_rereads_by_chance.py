@@ -398,7 +398,7 @@ class World(Commands):
             if keys is None and copy.captured is not False:
                 copy.suspended = None if copy.suspended else copy.suspended
                 copy.may_come_back()
-            number = store.ask("p", "reread", copy.label, "ann", condition)
+            number = store.add_request("p", "reread", copy.label, "ann", condition)
         self.requests[number] = Request(copy, keys, copy.version)
 
     def suspends(self) -> None:
@@ -612,7 +612,7 @@ class World(Commands):
     def hears(self) -> None:
         """Each request has ended, and nothing waits for a stream."""
         with self.cli.opened() as (context, store):
-            rows = {row.id: row for row in store.requests("p", 1000)}
+            rows = {row.id: row for row in store.last_requests("p", 1000)}
             open_ = [f"{row.kind} {row.table}: {row.state}" for row in rows.values() if row.finished_at is None]
             assert not open_, f"requests without an outcome: {open_}"
             left = waiting(context, context.require_plan())

@@ -209,16 +209,16 @@ def test_the_bookkeeping_of_a_killed_group(killed: World) -> None:
 
     with closing(killed.context.open_state_database()) as store:  # what the killed run may have told of the file that is lost now
         told = [(c.chunk_no, 1, ["b", 1], ["b", 2], 9, 0, 9, 9.0) for c in store.chunks("slices", 1, 0)[16:32]]
-        store.chunks_read("slices", 1, told)
+        store.record_read_chunks("slices", 1, told)
     data_of(killed.sidecar(1)).unlink()
     killed.run(run)
     assert seen[0][:3] == [("read", 1), ("pending", 0), ("read", 1)]
     with closing(killed.context.open_state_database()) as store:
         assert states(store) == [("done", 2)] * SLICES
         # What a reader that was overtaken tells afterwards changes nothing.
-        store.chunks_read("slices", 1, [(0, 9, ["b", 1], ["b", 2], 77, 7, 7, 7.0)])
-        store.chunks_done("slices", 1, [(0, 1, ["b", 1], ["b", 2], 77, 7, 7, 7.0)])
-        store.chunks_begin("slices", 1, 0)
+        store.record_read_chunks("slices", 1, [(0, 9, ["b", 1], ["b", 2], 77, 7, 7, 7.0)])
+        store.record_published_chunks("slices", 1, [(0, 1, ["b", 1], ["b", 2], 77, 7, 7, 7.0)])
+        store.reset_unpublished_chunks("slices", 1, 0)
         assert states(store) == [("done", 2)] * SLICES
     killed.lake.check_books(complete=True)
 
@@ -230,7 +230,7 @@ def test_what_is_published_counts_and_not_what_was_read_last(killed: World) -> N
         found = run_in_threads(job)
         with closing(killed.context.open_state_database()) as store:
             read = [(c.chunk_no, 7, ["b", 1], ["b", 2], 99, 9, 9, 9.0) for c in store.chunks("slices", 1, 0)]
-            store.chunks_read("slices", 1, read)
+            store.record_read_chunks("slices", 1, read)
         return found
 
     killed.run(run)

@@ -43,13 +43,13 @@ def opened(tmp_path: Path, mysql_server: MySQLServer, database: str) -> Iterator
 
 def stream_elsewhere(store: Store, ahead: timedelta) -> int:
     """A stream on another host, whose clock is so far ahead."""
-    number = store.new_epoch("p", 0, "elsewhere", 1, 1.0)
+    number = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
     beat(store, number, ahead)
     return number
 
 
 def beat(store: Store, epoch: int, ahead: timedelta) -> None:
-    with store._write() as session:
+    with store._write_session() as session:
         session.execute(
             update(StreamRow).where(StreamRow.epoch == epoch).values(heartbeat_at=datetime.now(UTC) + ahead)
         )
@@ -81,7 +81,7 @@ def test_a_stream_that_lives_is_left_alone(opened: tuple[Context, Store], ahead:
             begin(context, store, catch_up=True)
         found = status(context)
     assert (found["phase"], found["stream"]["state"]) == ("streaming", "running")
-    row = store.current_stream("p")
+    row = store.newest_epoch("p")
     assert row is not None and (row.epoch, row.state, row.desired_state) == (number, "running", "run")
 
 
@@ -114,14 +114,14 @@ def test_one_that_wakes_up_is_not_taken_over(opened: tuple[Context, Store], monk
     watcher.refuse_if_running(store, "p")
     beat(store, number, timedelta())
     with pytest.raises(NotReadyError, match="a stream of p is running"):
-        store.new_epoch("p", 0, "here", 1, 1.0, refuse=watcher.confirm_not_running)
+        store.begin_epoch("p", 0, "here", 1, 1.0, refuse_if_alive=watcher.confirm_not_running)
     # So does one that somebody else has begun meanwhile.
     assert watcher.wait_until_known(store, "p")[1] is True
-    store.end_stream("p", number, "stopped")
+    store.end_epoch("p", number, "stopped")
     watcher.refuse_if_running(store, "p")
     stream_elsewhere(store, timedelta())
     with pytest.raises(NotReadyError, match="a stream of p is running"):
-        store.new_epoch("p", 0, "here", 1, 1.0, refuse=watcher.confirm_not_running)
+        store.begin_epoch("p", 0, "here", 1, 1.0, refuse_if_alive=watcher.confirm_not_running)
 
 
 def test_a_heart_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch:
 
     def slow(_connection: object, at: Offset, _open_at: object) -> Offset:
         for _times in range(3):
-            row = store.current_stream("p")
+            row = store.newest_epoch("p")
             assert row is not None
             beats.append(row.heartbeat_at)
             time.sleep(1.2)
@@ -170,8 +170,8 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
         store.register_pipeline("p", "server")
 
         def lost(lived: float, restarts: Restarts) -> Restarts:
-            number = store.new_epoch("p", 0, "elsewhere", 1, 1.0)
-            row = store.current_stream("p")
+            number = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
+            row = store.newest_epoch("p")
             assert row is not None
             beat(store, number, row.started_at - datetime.now(UTC) + timedelta(seconds=lived))
             event = {"epoch": number, "found": False, "verdict": "lost"}
@@ -191,7 +191,7 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
 
 def test_one_that_died_here_is_followed_at_once(opened: tuple[Context, Store]) -> None:
     context, store = opened
-    store.new_epoch("p", 0, socket.gethostname(), 1 << 30, 1.0, details={"machine": machine()})
+    store.begin_epoch("p", 0, socket.gethostname(), 1 << 30, 1.0, details={"machine": machine()})
     began = time.monotonic()
     begin(context, store, catch_up=True)
     assert time.monotonic() - began < LOST_SECONDS / 2
@@ -208,8 +208,8 @@ def test_a_container_with_the_same_name_is_another_host(opened: tuple[Context, S
         pytest.skip(f"no PID namespace of its own can be made here: {found.stderr}")
     host, pid, started, where = found.stdout.split()
     assert (host, pid) == (socket.gethostname(), "1") and where != machine()
-    number = store.new_epoch("p", 0, host, int(pid), float(started), details={"machine": where})
-    assert liveness.Watcher().is_alive(store.current_stream("p")) is None, "it takes more looks to tell"
+    number = store.begin_epoch("p", 0, host, int(pid), float(started), details={"machine": where})
+    assert liveness.Watcher().is_alive(store.newest_epoch("p")) is None, "it takes more looks to tell"
     with beating(store, number, timedelta()), pytest.raises(NotReadyError, match="a stream of p is running"):
         begin(context, store, catch_up=True)
 
@@ -218,15 +218,15 @@ def test_a_lease(tmp_path: Path) -> None:
     """A stream that nobody looks after ends itself; while somebody does, or the bookkeeping is away, it goes on."""
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
-        number, stop = store.new_epoch("p", 0, "here", 1, 1.0), threading.Event()
+        number, stop = store.begin_epoch("p", 0, "here", 1, 1.0), threading.Event()
         with liveness.Heart(store, "p", number, {}, stop, lambda: False, lease_seconds=3.0):
             for _ in range(5):
-                store.supervise("p", number, "a task, try 1")
+                store.record_supervision("p", number, "a task, try 1")
                 assert not stop.wait(1)
-            with store._write() as session:  # nobody else gets to write for a while
+            with store._write_session() as session:  # nobody else gets to write for a while
                 session.execute(text("SELECT 1"))
                 assert not stop.wait(5)
             assert not stop.wait(1)
             assert stop.wait(20)
-        row = store.current_stream("p")
+        row = store.newest_epoch("p")
         assert row is not None and row.desired_state == "stop" and (row.stop_by or "").startswith("its lease")

@@ -627,7 +627,7 @@ class SinkConformance:
         ):
             writer = staging.open_writer(KEYED, name)
             writer.add(rows(KEYED, (9, "gone", 0, "c")).to_batches()[0])
-            writer.empty()
+            writer.truncate()
             for row in listed:
                 writer.add(rows(KEYED, row).to_batches()[0])
             writer.close()
@@ -1118,9 +1118,9 @@ class SinkConformance:
     def test_deleted_rows_stay_in_an_exchange(self, tmp_path: Path, how: str) -> None:
         """Those whose keys the slices do not have; rows from behind their place come again."""
         _, new, slices = self.kept(tmp_path, how)
-        assert new.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
+        assert new.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
         assert self.everything(new) == self.stays(how)
-        assert not new.overwrite([], {"anew": 2}, FENCE, kept_to=5)
+        assert not new.overwrite([], {"anew": 2}, FENCE, keep_deleted_to=5)
         # It goes on, and is exchanged once more.
         listed = [{"id": n, BEFORE: n, "v.w": "on", SEQ: 8, OP: "c", TS: 0} for n in (2, 9)]
         schema = self.readable(new).read()[0].schema
@@ -1129,7 +1129,7 @@ class SinkConformance:
         rest: Marked = {row: 1 for row in self.stays(how) if row[0] != 2}
         assert self.everything(new) == {**rest, **here}
         again = pa.Table.from_pylist([{**row, SEQ: 12} for row in listed[1:]], schema)
-        assert new.overwrite([new.stage("3/0/1/slice", [again])], {"anew": 3}, FENCE, kept_to=12)
+        assert new.overwrite([new.stage("3/0/1/slice", [again])], {"anew": 3}, FENCE, keep_deleted_to=12)
         marked: Marked = {(n, text, seq, how == SOFT): 1 for n, text, seq, _ in ({**rest, **here}) if n != 9}
         assert self.everything(new) == {**marked, (9, "on", 12, False): 1}
         assert new.overwrite([], {"anew": 4}, FENCE) and not self.everything(new)
@@ -1140,7 +1140,7 @@ class SinkConformance:
         old, new, slices = self.kept(tmp_path, how)
         batch = rows(KEYED, (1, "z", 4, "d" if how == SOFT else "u"), (6, "z", 4, "d" if how == SOFT else "c"))
         with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upserted(batch), {"stream": 4}, FENCE)):
-            assert new.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
+            assert new.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
         assert self.everything(new) == {**self.stays(how), (6, "z", 4, how == SOFT): 1}
 
     @pytest.mark.parametrize("made", [False, True])
@@ -1151,12 +1151,12 @@ class SinkConformance:
         before = self.everything(old)
         assert new.markers().get("anew") is None  # it knows the table, and may try at once
         with suppress(Exception), self.broken(monkeypatch, made=made):
-            new.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
+            new.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
         stands = old.markers().get("anew") == 2
         assert (stands or not made) and self.everything(new if stands else old) == (
             self.stays(SOFT) if stands else before
         )
-        assert new.overwrite(slices, {"anew": 2}, FENCE, kept_to=5) != stands
+        assert new.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5) != stands
         assert self.everything(new) == self.stays(SOFT)
 
     @pytest.mark.parametrize("how", [SOFT, IGNORE])
@@ -1168,7 +1168,7 @@ class SinkConformance:
         rekeyed, retyped = replace(KEYED, key=("v.w", "id")), replace(INT, data_type="smallint", column_type="smallint")
         before, behind = sink.table(rekeyed).overwrite_loss(KEYED), sink.table(rekeyed).overwrite_loss(KEYED, slices)
         assert before is not None and before.rows == (2 if how == SOFT else 5)
-        assert behind is not None and (behind.rows, behind.exact) == (3, True)  # 2, 4 and 9, by the key that they have
+        assert behind is not None and (behind.rows, behind.is_exact) == (3, True)  # 2, 4 and 9, by the key that they have
         narrower = sink.table(replace(KEYED, columns=(retyped, TEXT))).overwrite_loss(KEYED)
         assert narrower is not None and narrower.rows
         # No row is lost where all keys are there.

@@ -108,7 +108,7 @@ def test_time_in_which_nobody_read_is_not_counted(mysql_server: MySQLServer, dat
 
 
 def _shift(store: Store, hours: int) -> None:
-    with store._write() as session:
+    with store._write_session() as session:
         row = session.get(GroupRow, ("p", 1, 0))
         assert row is not None and row.started_at is not None and row.finished_at is not None
         row.started_at += timedelta(hours=hours)

@@ -53,10 +53,10 @@ def test_old_batches_go_and_the_totals_stay(tmp_path: Path, monkeypatch: pytest.
         for name in (P, "other"):
             store.register_pipeline(name, "server")
         for epoch, count in ((1, 45), (2, 3), (3, 101)):
-            assert store.new_epoch(P, 0, "host", 1, 1.0) == epoch
+            assert store.begin_epoch(P, 0, "host", 1, 1.0) == epoch
             for number in range(count):
                 batch(store, epoch, number)
-        kept = [(row.epoch, row.batch_id) for row in store.recent_batches(P, 1000)]
+        kept = [(row.epoch, row.batch_id) for row in store.last_batches(P, 1000)]
         assert kept == [(3, number) for number in range(100, 70, -1)]
         assert store.batch_totals(P) == BatchTotals(149, 298, 1490, 74.5, 100.0)
         start, end = ({"file": "f", "position": number} for number in (0, 44))
@@ -67,10 +67,10 @@ def test_old_batches_go_and_the_totals_stay(tmp_path: Path, monkeypatch: pytest.
 def test_no_more_is_looked_at_than_the_index_says(tmp_path: Path) -> None:
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline(P, "server")
-        store.new_epoch(P, 0, "host", 1, 1.0)
+        store.begin_epoch(P, 0, "host", 1, 1.0)
         with asked(store) as statements:
             batch(store, 1, 0)
-            store.recent_batches(P, 10)
+            store.last_batches(P, 10)
             store.batch_totals(P)
             store.epoch_totals(P, 1)
         assert any(found.startswith("INSERT INTO batches") for found, _ in statements)
@@ -120,17 +120,17 @@ def test_what_an_older_version_has_written(books: URL) -> None:
         assert store.epoch_totals(P, 2) == EpochTotals(0, 0, None, None)
         batch(store, 2, 0)
         assert store.batch_totals(P).batches == 4
-        run = store.supervise(P, 2, LABEL)
+        run = store.record_supervision(P, 2, LABEL)
         assert run is not None and run.supervisor == LABEL
         assert store.request_stop(P, 2, by=LABEL) == 2
-        run = store.current_stream(P)
+        run = store.newest_epoch(P)
         assert run is not None and run.stop_by == LABEL
         group = {"group_no": 0, "tables": [["db", "t"]]}
         assert store.write_plan(P, 1, {}, [], [group], [])
         attempt = store.claim_group(P, 1, 0, holder=LABEL)
         assert store.finish_group(P, 1, 0, attempt, 1, [1], [2])
         assert store.group(P, 1, 0).holder == LABEL
-        store.end_stream(P, 2, "failed", "x", "A" * 80)
+        store.end_epoch(P, 2, "failed", "x", "A" * 80)
 
 
 @pytest.mark.long
@@ -138,18 +138,18 @@ def test_a_million_batches(books: URL) -> None:
     """What an older version has left: it goes by and by, and is in nobody's way."""
     with closing(Store.open(books, migrate=True)) as store:
         store.register_pipeline(P, "server")
-        store.new_epoch(P, 0, "host", 1, 1.0)
+        store.begin_epoch(P, 0, "host", 1, 1.0)
         row = {"pipeline": P, "epoch": 1, "changes": 5, "bytes": 7, "seconds": 0.5, "committed_at": now()}
-        with store._writer.begin() as connection:
+        with store._write_engine.begin() as connection:
             for start in range(0, 1_000_000, 20_000):
                 connection.execute(insert(BatchRow), [row | {"batch_id": start + n} for n in range(20_000)])
         began = time.monotonic()
         for number in range(1_000_000, 1_000_300):
             batch(store, 1, number)
-        store.recent_batches(P, 1000)
+        store.last_batches(P, 1000)
         store.batch_totals(P)
         print(f"{books.get_backend_name()}: {(time.monotonic() - began) / 300 * 1000:.1f} ms a batch")
-        with store._read() as session:
+        with store._read_session() as session:
             assert session.execute(text("SELECT COUNT(*) FROM batches")).scalar() == 1_000_300 - 3_000
 
 
@@ -161,10 +161,10 @@ def test_an_earlier_try_waits_for_the_later_one(url: URL) -> None:
         create_engine(url).connect() as later,
     ):
         store.register_pipeline(P, "server")
-        store.new_epoch(P, 0, "host", 1, 1.0)
-        store.supervise(P, 1, f"{TASK} 1")
+        store.begin_epoch(P, 0, "host", 1, 1.0)
+        store.record_supervision(P, 1, f"{TASK} 1")
         later.execute(update(StreamRow).values(supervisor=f"{TASK} 2"))
-        earlier = pool.submit(store.supervise, P, 1, f"{TASK} 1")
+        earlier = pool.submit(store.record_supervision, P, 1, f"{TASK} 1")
         with pytest.raises(TimeoutError):
             earlier.result(timeout=1)
         later.commit()
@@ -180,19 +180,19 @@ def test_old_runs_and_events_go_and_the_totals_stay(tmp_path: Path, monkeypatch:
         for name in (P, "other"):
             store.register_pipeline(name, "server")
         for epoch in range(1, 31):
-            assert store.new_epoch(P, 0, "host", 1, 1.0) == epoch
+            assert store.begin_epoch(P, 0, "host", 1, 1.0) == epoch
             for number in range(epoch % 4):
                 batch(store, epoch, number)
             for name in (P, "other"):
                 store.add_event(name, "some", str(epoch))
-            store.end_stream(P, epoch, "caught_up")
+            store.end_epoch(P, epoch, "caught_up")
         batches = sum(epoch % 4 for epoch in range(1, 31))
-        held = store.held(P)
+        held = store.count_rows_by_table(P)
         assert held["streams"] == 5 and held["events"] == 9 and held["batches"] <= 10 + 3
-        assert store.held("other")["events"] == 30, "it has had no run"
+        assert store.count_rows_by_table("other")["events"] == 30, "it has had no run"
         assert store.batch_totals(P) == BatchTotals(batches, 2 * batches, 10 * batches, batches / 2, 2.0)
         assert [row.detail for row in store.last_events(P, 3)] == ["30", "29", "28"]
-        assert store.epoch(P, 26) is not None and store.epoch(P, 25) is None
+        assert store.epoch_row(P, 26) is not None and store.epoch_row(P, 25) is None
         assert store.batch_totals("other") == BatchTotals(0, 0, 0, 0.0, None)
 
 
@@ -201,13 +201,13 @@ def test_what_an_older_version_has_let_grow_gets_smaller(tmp_path: Path, monkeyp
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline(P, "server")
         for epoch in range(40):
-            store.new_epoch(P, 0, "host", 1, 1.0)
+            store.begin_epoch(P, 0, "host", 1, 1.0)
             batch(store, epoch + 1, 0)
         for kept, most, expected in ((10, 12, 29), (10, 12, 18), (10, 12, 10), (10, 12, 10)):
             monkeypatch.setattr(pruning, "KEPT_RUNS", kept)
             monkeypatch.setattr(pruning, "MOST", most)
-            store.new_epoch(P, 0, "host", 1, 1.0)
-            assert store.held(P)["streams"] == expected
+            store.begin_epoch(P, 0, "host", 1, 1.0)
+            assert store.count_rows_by_table(P)["streams"] == expected
         assert store.batch_totals(P).batches == 40
 
 
@@ -218,7 +218,7 @@ def test_old_snapshots_go(tmp_path: Path) -> None:
         chunk = {"chunk_no": 0, "group_no": 0, "database": "d", "table_name": "t", "lower": None, "upper": None}
         for generation in range(1, 6):
             assert store.write_plan(P, generation, {}, [table], [{"group_no": 0, "tables": [["d", "t"]]}], [chunk])
-        found = {name: n for name, n in store.held(P).items() if name != "pipelines"}
+        found = {name: n for name, n in store.count_rows_by_table(P).items() if name != "pipelines"}
         assert found == {"snapshots": 2, "tables": 2, "chunk_groups": 2, "chunks": 2}
         newest = store.snapshot(P)
         assert newest is not None and newest.generation == 5

@@ -36,7 +36,7 @@ def test_a_statement_of_a_migration_may_take_its_time(url: URL, monkeypatch: pyt
     monkeypatch.setattr(engine, "ANSWER_SECONDS", 0.5)
     sleep = text("SELECT pg_sleep(1.5)" if url.get_backend_name() == "postgresql" else "SELECT SLEEP(1.5)")
     with closing(Store.open(url, migrate=True)) as store, pytest.raises(TransientError):
-        with store._write() as session:
+        with store._write_session() as session:
             session.execute(sleep)
     patient = engine.make_engine(url, for_migration=True)
     with patient.connect() as connection:

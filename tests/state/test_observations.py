@@ -27,13 +27,13 @@ def store(url: URL) -> Iterator[Store]:
 
 def test_samples_go_after_a_week(store: Store) -> None:
     def sample(lag: float | None) -> None:
-        store.sample(P, 1, lag_seconds=lag, lag_bytes=10, purge_hours=None, changes=5, batches=2, unknown="a\0b")
+        store.record_sample(P, 1, lag_seconds=lag, lag_bytes=10, purge_hours=None, changes=5, batches=2, unknown="a\0b")
 
     assert store.last_sample(P) is None
     sample(1.5)
     sample(None)
     old = now() - KEPT_SAMPLES
-    with store._write() as session:
+    with store._write_session() as session:
         session.add_all(
             [
                 SampleRow(pipeline=P, at=old - timedelta(seconds=1), lag_seconds=9.0),
@@ -42,10 +42,10 @@ def test_samples_go_after_a_week(store: Store) -> None:
             ]
         )
     sample(2.5)
-    found = store.samples(P, datetime(2000, 1, 1, tzinfo=UTC))
+    found = store.samples_since(P, datetime(2000, 1, 1, tzinfo=UTC))
     assert [row.lag_seconds for row in found] == [8.0, 1.5, None, 2.5]
-    assert [row.lag_seconds for row in store.samples(P, now() - timedelta(hours=1))] == [1.5, None, 2.5]
-    assert len(store.samples("other", datetime(2000, 1, 1, tzinfo=UTC))) == 1
+    assert [row.lag_seconds for row in store.samples_since(P, now() - timedelta(hours=1))] == [1.5, None, 2.5]
+    assert len(store.samples_since("other", datetime(2000, 1, 1, tzinfo=UTC))) == 1
     last = store.last_sample(P)
     assert last is not None and (last.changes, last.batches, last.unknown) == (5, 2, "ab")
 
@@ -79,7 +79,7 @@ def test_states_of_tables(store: Store) -> None:
     row = store.table_states(P)[0]
     assert row.state == "streaming" and row.since > since and row.reason is None and row.inserts == 4
 
-    store.verified(P, {("d", "T"): {"equal": True}, ("d", "nobody"): {"equal": False}})
+    store.record_verification(P, {("d", "T"): {"equal": True}, ("d", "nobody"): {"equal": False}})
     row = store.table_states(P)[0]
     assert row.last_verified == {"equal": True} and row.last_verified_at is not None
     store.write_table_states(P, [STATE], delete_others=True)

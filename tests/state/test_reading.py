@@ -38,7 +38,7 @@ def test_runs_of_chunks(reader: Reader) -> None:
 
     books.read(reader, "p", 0, corrected=2)
     attempt = reader.claim_group("p", 1, 1, holder="somebody")
-    reader.chunks_read("p", 1, [(6, attempt, [], [], 1, 1, 0, 0.1)])
+    reader.record_read_chunks("p", 1, [(6, attempt, [], [], 1, 1, 0, 0.1)])
     assert states(reader) == [
         (0, 2, "corrected"),
         (2, 3, "published"),
@@ -50,13 +50,13 @@ def test_runs_of_chunks(reader: Reader) -> None:
     assert states(reader, 1) == [(5, 1, "reading"), (6, 1, "read"), (7, 3, "reading")]
 
     assert states(reader, 1, lost=(1,)) == [(5, 1, "failed"), (6, 1, "read"), (7, 3, "failed")]
-    reader.chunks_begin("p", 1, 1)
+    reader.reset_unpublished_chunks("p", 1, 1)
     books.read(reader, "p", 1)
     assert states(reader, 1) == [(5, 5, "retried")]
 
 
 def test_overview(reader: Reader) -> None:
-    reader.register("a", "server")
+    reader.register_pipeline("a", "server")
     for name in ("b", "c"):
         books.plan(reader, name, tables={"t": 4}, per_group=2)
     books.read(reader, "b", 0)
@@ -65,11 +65,11 @@ def test_overview(reader: Reader) -> None:
     books.read(reader, "c", 1)
     reader.finish_snapshot("c", 1)
     first = books.stream(reader, "c", batches=3)
-    reader.event("c", "failover", "one")
-    reader.event("c", "restart", "two")
+    reader.add_event("c", "failover", "one")
+    reader.add_event("c", "restart", "two")
 
     for lag in (3.0, 1.5):
-        reader.sample("c", first, lag_seconds=lag, lag_bytes=7, purge_hours=None)
+        reader.record_sample("c", first, lag_seconds=lag, lag_bytes=7, purge_hours=None)
     tables = [
         TableStanding("d", name, state) for name, state in (("x", "streaming"), ("y", "suspended"), ("z", "streaming"))
     ]
@@ -91,8 +91,8 @@ def test_overview(reader: Reader) -> None:
     assert c.throughput.lag_p95_ms == 800
     assert c.last_sample is not None
     assert c.last_sample.lag_seconds == 1.5
-    assert (a.last_sample, a.table_state_counts, c.states) == (None, {}, {"streaming": 2, "suspended": 1})
-    reader.end_stream("c", first, "failed", "broken")
+    assert (a.last_sample, a.table_state_counts, c.table_state_counts) == (None, {}, {"streaming": 2, "suspended": 1})
+    reader.end_epoch("c", first, "failed", "broken")
     second = books.stream(reader, "c", batches=1)
     assert [run.epoch for run in reader.newest_epochs("c", 5)] == [second, first]
     newest = reader.read_overview()[2].newest_epoch
@@ -101,7 +101,7 @@ def test_overview(reader: Reader) -> None:
 
 
 def test_batches_of_a_time(reader: Reader) -> None:
-    reader.register("p", "s")
+    reader.register_pipeline("p", "s")
     books.stream(reader, "p", batches=30)
     since = now() - timedelta(seconds=10)
     found = reader.batches_since("p", since, 100)

@@ -207,16 +207,16 @@ def test_the_claim_of_a_group_shows_who_holds_it(store: Store) -> None:
     first = store.group(P, G, 0)
     assert first.holder == "one" and first.heartbeat_at is not None
     time.sleep(0.01)
-    assert store.group_heartbeat(P, G, 0, 1)
+    assert store.record_group_heartbeat(P, G, 0, 1)
     second = store.group(P, G, 0).heartbeat_at
     assert second is not None and second > first.heartbeat_at
     assert store.claim_group(P, G, 0, expected_attempt=1, holder="two") == 2
-    assert not store.group_heartbeat(P, G, 0, 1)  # it has been taken over
+    assert not store.record_group_heartbeat(P, G, 0, 1)  # it has been taken over
     store.release_group(P, G, 0, 1)
     assert store.group(P, G, 0).heartbeat_at is not None
     store.release_group(P, G, 0, 2)
     assert store.group(P, G, 0).heartbeat_at is None
-    assert store.group_heartbeat(P, G, 1, 7) and store.group_heartbeat("lost", G, 0, 1)  # they are lost, not taken
+    assert store.record_group_heartbeat(P, G, 1, 7) and store.record_group_heartbeat("lost", G, 0, 1)  # they are lost, not taken
     assert store.finish_group(P, G, 0, 2, 30, LW, HW)
     done = store.group(P, G, 0)
     assert (done.state, done.heartbeat_at) == ("done", None)
@@ -232,95 +232,95 @@ def test_a_group_that_is_read_again_stays_published(store: Store) -> None:
     assert store.claim_group(P, G, 0, holder="a task", state="rereading") == 2
     assert store.finish_snapshot(P, G)
     # The stream publishes it, and somebody else finds it in the sink: it is still to be finished by its reader.
-    assert store.adopt_group(P, G, 0, 2, 2, 31, LW, HW)
+    assert store.record_published_group(P, G, 0, 2, 2, 31, LW, HW)
     row = store.group(P, G, 0)
     assert (row.state, row.rows, row.max_hw) == ("rereading", 31, HW)
-    assert not store.adopt_group(P, G, 0, 1, 1, 99, LW, LW)  # it was read before that
+    assert not store.record_published_group(P, G, 0, 1, 1, 99, LW, LW)  # it was read before that
     assert store.finish_group(P, G, 0, 2, 31, LW, HW)
     assert store.group(P, G, 0).state == "done"
 
 
 def test_a_group_that_was_found_in_the_sink(store: Store) -> None:
     store.write_plan(P, G, **plan())
-    assert store.adopt_group(P, G, 0, 0, 3, 30, LW, HW)
+    assert store.record_published_group(P, G, 0, 0, 3, 30, LW, HW)
     row = store.group(P, G, 0)
     assert (row.state, row.attempt, row.rows) == ("done", 3, 30)
-    assert store.adopt_group(P, G, 0, 3, 3, 30, LW, HW)
+    assert store.record_published_group(P, G, 0, 3, 3, 30, LW, HW)
     assert store.claim_group(P, G, 0) == 0
 
 
 def test_progress_counts_chunks_and_the_newer_attempt_stays(store: Store) -> None:
     store.write_plan(P, G, **plan())
-    store.chunks_done(P, G, [(0, 2, LW, HW, 10, 100, 1, 0.5), (1, 2, LW, LW, 5, 50, 0, 0.25)])
-    store.chunks_done(P, G, [(0, 1, HW, HW, 99, 999, 9, 9.0)])  # from an attempt that was given up
-    store.chunks_done(P, G, [])
-    assert store.progress(P, G) == [
+    store.record_published_chunks(P, G, [(0, 2, LW, HW, 10, 100, 1, 0.5), (1, 2, LW, LW, 5, 50, 0, 0.25)])
+    store.record_published_chunks(P, G, [(0, 1, HW, HW, 99, 999, 9, 9.0)])  # from an attempt that was given up
+    store.record_published_chunks(P, G, [])
+    assert store.table_progress(P, G) == [
         TableProgress("db", "t0", 3, 2, 15, 150, 1, 0.75),
         TableProgress("db", "t1", 3, 0, 0, 0, 0, 0.0),
     ]
     first = store.chunks(P, G, 0)[0]
     assert (first.state, first.attempt, first.lw, first.hw, first.rows) == ("done", 2, LW, HW, 10)
-    assert store.progress(P, 9) == []
+    assert store.table_progress(P, 9) == []
 
 
 def test_progress_of_groups_tells_what_the_newest_attempt_has_read(store: Store) -> None:
     """Files that are finished count before they are published: a guard has to know the rate while a group is read."""
     store.write_plan(P, G, **plan())
     assert (store.claim_group(P, G, 0), store.claim_group(P, G, 0)) == (1, 2)
-    store.chunks_read(P, G, [(0, 1, LW, HW, 10, 100, 1, 0.5), (1, 2, LW, LW, 5, 50, 2, 0.25)])
+    store.record_read_chunks(P, G, [(0, 1, LW, HW, 10, 100, 1, 0.5), (1, 2, LW, LW, 5, 50, 2, 0.25)])
     assert store.group_progress(P, G) == [GroupProgress(0, 3, 2, 15, 3, 1, 5), GroupProgress(1, 3, 0, 0, 0, 0, 0)]
-    store.chunks_done(P, G, [(2, 2, LW, LW, 7, 50, 0, 0.25)])
+    store.record_published_chunks(P, G, [(2, 2, LW, LW, 7, 50, 0, 0.25)])
     assert store.group_progress(P, G)[0] == GroupProgress(0, 3, 3, 22, 3, 2, 12)
     assert store.group_progress(P, 9) == []
 
 
 def desired(store: Store, epoch: int, progress: bool = True) -> str | None:
-    beat = store.heartbeat(P, epoch, progress)
-    return beat.run.desired_state if beat else None
+    beat = store.record_heartbeat(P, epoch, progress)
+    return beat.epoch_row.desired_state if beat else None
 
 
 def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
     with pytest.raises(NotReadyError, match="not in the bookkeeping"):
-        store.new_epoch(P, 0, "host", 1, 1.5)
+        store.begin_epoch(P, 0, "host", 1, 1.5)
     store.register_pipeline(P, "uuid")
-    assert store.current_stream(P) is None
+    assert store.newest_epoch(P) is None
     assert store.request_stop(P) is None
-    assert store.new_epoch(P, 0, "host", 10, 1.5) == 1
-    assert store.new_epoch(P, 41, "host", 11, 2.5) == 42
-    assert store.new_epoch(P, 3, "host", 12, 3.5) == 43
+    assert store.begin_epoch(P, 0, "host", 10, 1.5) == 1
+    assert store.begin_epoch(P, 41, "host", 11, 2.5) == 42
+    assert store.begin_epoch(P, 3, "host", 12, 3.5) == 43
     assert desired(store, 1) == "stop"  # it has been overtaken
     assert desired(store, 43, progress=False) == "run"
-    run = store.current_stream(P)
+    run = store.newest_epoch(P)
     assert run is not None
     assert (run.epoch, run.pid, run.pid_started, run.state, run.progress_at) == (43, 12, 3.5, "running", None)
     assert run.heartbeat_at.tzinfo is UTC
     assert store.request_stop(P) == 43
     assert desired(store, 43) == "stop"
-    store.end_stream(P, 43, "failed", "bad \udcff name\0")
-    run = store.current_stream(P)
+    store.end_epoch(P, 43, "failed", "bad \udcff name\0")
+    run = store.newest_epoch(P)
     assert run is not None
     assert run.progress_at is not None
     assert (run.state, run.error) == ("failed", "bad ? name")
     assert store.request_stop(P) is None
-    assert store.heartbeat("lost", 1, progress=True) is None
+    assert store.record_heartbeat("lost", 1, progress=True) is None
 
 
 def test_a_later_try_stays_the_supervisor(store: Store) -> None:
     """The trigger of a task that was cleared goes on for moments beside the next try, and has to find it then."""
     store.register_pipeline(P, "server")
-    store.new_epoch(P, 0, "host", 1, 1.0)
+    store.begin_epoch(P, 0, "host", 1, 1.0)
     task = "shop.stream, run manual, try"
     for by, supervisor in ((1, 1), (2, 2), (1, 2), (10, 10), (9, 10)):
-        run = store.supervise(P, 1, f"{task} {by}")
+        run = store.record_supervision(P, 1, f"{task} {by}")
         assert run is not None and run.supervisor == f"{task} {supervisor}"
-    run = store.supervise(P, 1, "shop.stream, run other, try 1")  # another run is no earlier try
+    run = store.record_supervision(P, 1, "shop.stream, run other, try 1")  # another run is no earlier try
     assert run is not None and run.supervisor == "shop.stream, run other, try 1"
 
 
 def test_batches(store: Store) -> None:
     assert store.batch_totals(P) == BatchTotals(0, 0, 0, 0.0, None)
     store.register_pipeline(P, "uuid")
-    assert [store.new_epoch(P, 0, "host", 1, 1.0) for _ in range(2)] == [1, 2]
+    assert [store.begin_epoch(P, 0, "host", 1, 1.0) for _ in range(2)] == [1, 2]
     for epoch, batch, changes in ((1, 0, 5), (1, 1, 7), (1, 1, 8), (2, 0, 1)):
         store.record_batch(
             P,
@@ -334,11 +334,11 @@ def test_batches(store: Store) -> None:
             lag_max_ms=changes,
             index_bytes_used=(changes, 2**40) if epoch == 1 else None,
         )
-    runs = [store.epoch(P, epoch) for epoch in (1, 2)]
+    runs = [store.epoch_row(P, epoch) for epoch in (1, 2)]
     assert [(r.index_bytes, r.index_disk_bytes) for r in runs if r] == [(8, 2**40), (None, None)]
     assert store.batch_totals(P) == BatchTotals(3, 14, 300, 1.5, 8.0)
-    assert [(b.epoch, b.batch_id, b.changes) for b in store.recent_batches(P, 2)] == [(2, 0, 1), (1, 1, 8)]
-    assert store.recent_batches(P, 1)[0].end_offset == [HW, 0]
+    assert [(b.epoch, b.batch_id, b.changes) for b in store.last_batches(P, 2)] == [(2, 0, 1), (1, 1, 8)]
+    assert store.last_batches(P, 1)[0].end_offset == [HW, 0]
     assert store.epoch_totals(P, 1) == EpochTotals(2, 13, [LW, 0], [HW, 1])
     assert store.epoch_totals(P, 3) == EpochTotals(0, 0, None, None)
 
@@ -389,7 +389,7 @@ def _open_and_plan(path: Path, start: Barrier, tag: int) -> list[bool]:
 def _count_epochs(path: Path, start: Barrier, times: int) -> list[int]:
     store = Store.open(url(path), migrate=False)
     start.wait()
-    return [store.new_epoch(P, 0, "host", 1, 1.0) for _ in range(times)]
+    return [store.begin_epoch(P, 0, "host", 1, 1.0) for _ in range(times)]
 
 
 def _run(queue: Any, work: Any, *args: Any) -> None:
@@ -428,7 +428,7 @@ def test_processes_may_set_up_and_plan_at_the_same_time(path: Path) -> None:
     assert sorted(wrote) == [[False], [False], [False], [True]]
     store = Store.open(url(path), migrate=False)
     assert len(store.groups(P, G)) == 20
-    assert [p.chunks for p in store.progress(P, G)] == [20] * 20
+    assert [p.chunks for p in store.table_progress(P, G)] == [20] * 20
 
 
 def test_no_epoch_is_given_out_twice(store: Store, path: Path) -> None:
@@ -444,8 +444,8 @@ def test_a_hundred_thousand_chunks_cost_what_ten_times_fewer_cost_each(store: St
         store.write_plan(P, generation, **plan(groups=groups, chunks=500))
         for group in range(groups):
             chunks = store.chunks(P, generation, group)
-            store.chunks_done(P, generation, [(c.chunk_no, 1, LW, HW, 8096, 100, 0, 0.1) for c in chunks])
-        assert sum(p.done for p in store.progress(P, generation)) == groups * 500
+            store.record_published_chunks(P, generation, [(c.chunk_no, 1, LW, HW, 8096, 100, 0, 0.1) for c in chunks])
+        assert sum(p.done for p in store.table_progress(P, generation)) == groups * 500
         return (time.monotonic() - begin) / groups
 
     small, large = cost(1, 20), cost(2, 200)

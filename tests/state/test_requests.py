@@ -31,41 +31,41 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> URL | str:
 @pytest.fixture
 def reader(address: URL | str) -> Iterator[Reader]:
     with closing(Reader.open(address, migrate=True)) as reader:
-        reader.register(P, "server")
+        reader.register_pipeline(P, "server")
         yield reader
 
 
 def begin(reader: Reader) -> int:
-    return reader.new_epoch(P, 0, "host", 1, 1.0)
+    return reader.begin_epoch(P, 0, "host", 1, 1.0)
 
 
 def run(reader: Reader) -> tuple[str, str | None]:
-    row = reader.current_stream(P)
+    row = reader.newest_epoch(P)
     assert row is not None
     return row.desired_state, row.paused_by
 
 
 def heard(reader: Reader, epoch: int) -> list[tuple[int, str]]:
-    beat = reader.heartbeat(P, epoch, progress=False)
-    assert beat is not None and beat.run.epoch == epoch
+    beat = reader.record_heartbeat(P, epoch, progress=False)
+    assert beat is not None and beat.epoch_row.epoch == epoch
     return [(request.id, request.state) for request in beat.requests]
 
 
 def told(reader: Reader, *kinds: str) -> list[tuple[str, str | None]]:
-    return [(event.kind, event.by) for event in reversed(reader.events(P, 100, kinds))]
+    return [(event.kind, event.by) for event in reversed(reader.last_events(P, 100, kinds))]
 
 
 def test_the_life_of_a_request(reader: Reader) -> None:
     with pytest.raises(NotReadyError, match="not in the bookkeeping"):
-        reader.ask("nobody", "suspend", "d.t", "ann")
-    first = reader.ask(P, "suspend", "d.t", "ann\0")
-    assert reader.ask(P, "suspend", "d.t", "bob") == first, "it is wanted already"
-    second = reader.ask(P, "reread", "d.t", "bob", "id = 'é'")
-    third = reader.ask(P, "reread", "d.t", "bob")
-    other = reader.ask(P, "suspend", "d.T", "bob")
+        reader.add_request("nobody", "suspend", "d.t", "ann")
+    first = reader.add_request(P, "suspend", "d.t", "ann\0")
+    assert reader.add_request(P, "suspend", "d.t", "bob") == first, "it is wanted already"
+    second = reader.add_request(P, "reread", "d.t", "bob", "id = 'é'")
+    third = reader.add_request(P, "reread", "d.t", "bob")
+    other = reader.add_request(P, "suspend", "d.T", "bob")
     assert len({first, second, third, other}) == 4
-    reader.register("other", "server")
-    strange = reader.ask("other", "suspend", "d.t", "eve")
+    reader.register_pipeline("other", "server")
+    strange = reader.add_request("other", "suspend", "d.t", "eve")
 
     # The running stream hears of what is not done, with the very same query.
     epoch = begin(reader)
@@ -76,9 +76,9 @@ def test_the_life_of_a_request(reader: Reader) -> None:
     assert heard(reader, begin(reader))[0] == (first, "open")
 
     assert reader.take_request(first) and not reader.take_request(first)
-    assert not reader.withdraw(P, first, "ann"), "it is taken"
-    assert not reader.withdraw("other", second, "eve"), "it is another pipeline's"
-    assert reader.withdraw(P, second, "ann") and not reader.withdraw(P, second, "ann")
+    assert not reader.withdraw_request(P, first, "ann"), "it is taken"
+    assert not reader.withdraw_request("other", second, "eve"), "it is another pipeline's"
+    assert reader.withdraw_request(P, second, "ann") and not reader.withdraw_request(P, second, "ann")
     assert not reader.take_request(second)
     reader.end_request(third, "done", "not taken, so it cannot be done")
     assert heard(reader, 2) == [(first, "taken"), (third, "open"), (other, "open")]
@@ -88,8 +88,8 @@ def test_the_life_of_a_request(reader: Reader) -> None:
     reader.end_request(third, "done", "it is over already")
     assert heard(reader, 2) == [(other, "open")]
 
-    found = reader.requests(P)
-    assert [row.id for row in found] == [other, third, second, first] and reader.requests(P, 1)[0].id == other
+    found = reader.last_requests(P)
+    assert [row.id for row in found] == [other, third, second, first] and reader.last_requests(P, 1)[0].id == other
     assert [(row.state, row.by, row.condition, row.outcome) for row in found] == [
         ("open", "bob", None, None),
         ("refused", "bob", None, "no such table. Ask for another one"),
@@ -99,80 +99,80 @@ def test_the_life_of_a_request(reader: Reader) -> None:
     assert [row.finished_at is not None for row in found] == [False, True, True, True]
     assert reader.request(P, first) is not None and reader.request(P, strange) is None
     assert told(reader) == [("request_withdrawn", "ann")]
-    assert reader.ask(P, "suspend", "d.t", "bob") != first, "what is done may be wanted again"
+    assert reader.add_request(P, "suspend", "d.t", "bob") != first, "what is done may be wanted again"
 
 
 def test_what_is_taken_up_may_be_wanted_again(reader: Reader) -> None:
     """The stream may have read the rows before somebody has seen that they are wrong."""
-    first = reader.ask(P, "reread", "d.t", "ann")
-    assert reader.ask(P, "reread", "d.t", "bob") == first
+    first = reader.add_request(P, "reread", "d.t", "ann")
+    assert reader.add_request(P, "reread", "d.t", "bob") == first
     assert reader.take_request(first)
-    assert reader.ask(P, "reread", "d.t", "bob") != first
+    assert reader.add_request(P, "reread", "d.t", "bob") != first
 
 
 def test_old_requests_go(reader: Reader) -> None:
     """With old samples; what is not over stays, and so does what is of others."""
-    reader.register("other", "server")
-    strange = reader.ask("other", "suspend", "d.t", "ann")
-    ids = [reader.ask(P, "suspend", f"d.{name}", "ann") for name in "abcde"]
+    reader.register_pipeline("other", "server")
+    strange = reader.add_request("other", "suspend", "d.t", "ann")
+    ids = [reader.add_request(P, "suspend", f"d.{name}", "ann") for name in "abcde"]
     with patch("airflow_provider_cdc.state.requests.now", lambda: now() - KEPT_SAMPLES - timedelta(minutes=1)):
         for id in (*ids[:3], strange):
             assert reader.take_request(id)
         reader.end_request(ids[0], "done", "d.a is suspended")
         reader.end_request(strange, "done", "d.t is suspended")
-        assert reader.withdraw(P, ids[3], "ann")
+        assert reader.withdraw_request(P, ids[3], "ann")
     reader.end_request(ids[1], "refused", "just now")
-    reader.sample(P, 1, lag_seconds=0.0, lag_bytes=0, purge_hours=None)
-    assert [row.id for row in reader.requests(P)] == [ids[4], ids[2], ids[1]], "open, taken, and new"
+    reader.record_sample(P, 1, lag_seconds=0.0, lag_bytes=0, purge_hours=None)
+    assert [row.id for row in reader.last_requests(P)] == [ids[4], ids[2], ids[1]], "open, taken, and new"
     assert reader.request("other", strange) is not None
 
 
 def test_what_cannot_be_wanted(reader: Reader) -> None:
     with pytest.raises(ValueError, match="no request 'drop'"):
-        reader.ask(P, "drop", "d.t", "ann")
+        reader.add_request(P, "drop", "d.t", "ann")
     with pytest.raises(ValueError, match="with a condition"):
-        reader.ask(P, "suspend", "d.t", "ann", "id = 1")
-    assert reader.requests(P) == []
+        reader.add_request(P, "suspend", "d.t", "ann", "id = 1")
+    assert reader.last_requests(P) == []
 
 
 def test_many_want_the_same(reader: Reader) -> None:
     with ThreadPoolExecutor(4) as pool:
-        ids = set(pool.map(lambda n: reader.ask(P, "reread", "d.t", f"user {n}"), range(8)))
+        ids = set(pool.map(lambda n: reader.add_request(P, "reread", "d.t", f"user {n}"), range(8)))
     assert len(ids) == 1
 
 
 def test_a_pause_lasts_until_somebody_ends_it(reader: Reader) -> None:
-    assert not reader.pause(P, "ann") and not reader.resume(P, "ann") and not reader.stop(P, "ann")
+    assert not reader.pause_stream(P, "ann") and not reader.resume_stream(P, "ann") and not reader.stop_stream(P, "ann")
     begin(reader)
-    assert reader.pause(P, "ann") and reader.pause(P, "bob")
+    assert reader.pause_stream(P, "ann") and reader.pause_stream(P, "bob")
     assert run(reader) == ("pause", "ann")
     begin(reader)  # the driver was lost
     assert run(reader) == ("pause", "ann")
     reader.request_stop(P, by="a task")  # it was cleared, or its lease is over: nobody has resumed the stream
-    assert run(reader) == ("stop", "ann") and not reader.pause(P, "bob")
-    reader.end_stream(P, 2, "stopped")
-    assert not reader.pause(P, "bob")
+    assert run(reader) == ("stop", "ann") and not reader.pause_stream(P, "bob")
+    reader.end_epoch(P, 2, "stopped")
+    assert not reader.pause_stream(P, "bob")
     begin(reader)
     assert run(reader) == ("pause", "ann")
-    assert reader.resume(P, "bob") and run(reader) == ("run", None)
-    assert reader.resume(P, "bob"), "it goes on already"
+    assert reader.resume_stream(P, "bob") and run(reader) == ("run", None)
+    assert reader.resume_stream(P, "bob"), "it goes on already"
 
     # One that was lost is resumed for its next start.
-    assert reader.pause(P, "ann")
-    reader.end_stream(P, 3, "failed", "away")
-    assert reader.resume(P, "bob")
+    assert reader.pause_stream(P, "ann")
+    reader.end_epoch(P, 3, "failed", "away")
+    assert reader.resume_stream(P, "bob")
     epoch = begin(reader)
     assert run(reader) == ("run", None)
 
     # A person's stop ends it, also where a task has asked before.
     for by in (None, "a task"):
-        assert reader.pause(P, "ann")
+        assert reader.pause_stream(P, "ann")
         if by:
             reader.request_stop(P, by=by)
-        assert reader.stop(P, "carl") and run(reader) == ("stop", None)
-        assert not reader.resume(P, "bob"), "it is about to end"
-        reader.end_stream(P, epoch, "stopped")
-        assert not reader.resume(P, "bob") and not reader.stop(P, "carl")
+        assert reader.stop_stream(P, "carl") and run(reader) == ("stop", None)
+        assert not reader.resume_stream(P, "bob"), "it is about to end"
+        reader.end_epoch(P, epoch, "stopped")
+        assert not reader.resume_stream(P, "bob") and not reader.stop_stream(P, "carl")
         epoch = begin(reader)
         assert run(reader) == ("run", None)
     assert told(reader) == [
@@ -198,8 +198,8 @@ def test_streams_of_the_version_before(address: URL | str) -> None:
         )
     with closing(Reader.open(address, migrate=True)) as reader:
         assert run(reader) == ("run", None)
-        assert reader.ask(P, "suspend", "d.t", "ann") == 1 and heard(reader, 1) == [(1, "open")]
-        assert reader.pause(P, "ann") and run(reader) == ("pause", "ann")
+        assert reader.add_request(P, "suspend", "d.t", "ann") == 1 and heard(reader, 1) == [(1, "open")]
+        assert reader.pause_stream(P, "ann") and run(reader) == ("pause", "ann")
         row = reader.read_overview()[0].newest_epoch
         assert isinstance(row, StreamRow) and row.paused_by == "ann"
     engine.dispose()

@@ -84,11 +84,11 @@ def test_a_migration_beside_a_stream_of_an_older_version(url: URL) -> None:
         with closing(Store.open(url, migrate=True)) as store:
             before = written()
             _until(lambda: written() > before + 20)  # it goes on behind the migration
-            run = store.supervise("p", 1, "a task")
+            run = store.record_supervision("p", 1, "a task")
             assert run is not None and (run.state, run.settings) == ("running", None)
-            assert store.recent_batches("p", 1)[0].batch_id >= before
+            assert store.last_batches("p", 1)[0].batch_id >= before
     with closing(Store.open(url, migrate=False)) as store:
-        assert len(store.recent_batches("p", 10_000)) == written()  # none was lost
+        assert len(store.last_batches("p", 10_000)) == written()  # none was lost
 
 
 def test_a_triggerer_that_is_the_first_to_look(tmp_path: Path) -> None:

@@ -87,9 +87,9 @@ def stream(pair: Pair, server: MySQLServer, dies: str | None = None) -> bool:
         pair.copy(server)
     assert done, f"it did not come by {dies}"
     with pair.cli.opened() as (context, store):
-        run = store.current_stream(context.pipeline.name)
+        run = store.newest_epoch(context.pipeline.name)
         if run is not None and run.state == "running":  # it was killed before it had begun
-            store.end_stream(context.pipeline.name, run.epoch, "failed", "killed")
+            store.end_epoch(context.pipeline.name, run.epoch, "failed", "killed")
     return True
 
 

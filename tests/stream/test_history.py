@@ -180,7 +180,7 @@ def test_a_reset_under_a_stream_that_runs(world: World) -> None:
                 epoch.job.find_range_ends(planner, end)
             with pytest.raises(OtherHistoryError, match=r"was begun at .*, and the one that was read"):
                 epoch.job.stage_range(end, replace(end, at=replace(end.at, position=world.at[1])), "1")
-        store.end_stream("p", epoch.number, "failed", "", "")
+        store.end_epoch("p", epoch.number, "failed", "", "")
 
 
 def test_a_reset_before_the_stream_begins(world: World) -> None:
@@ -332,7 +332,7 @@ def test_a_gtid_that_comes_again(mysql_server: MySQLServer, tmp_path: Path) -> N
             for given in (replace(start, already_applied=f"{uuid}:shop:1"), replace(ahead, file_start_time=0)):
                 (end,) = epoch.job.find_range_ends(planner, given)
                 assert f"{uuid}:shop:1" in GtidSet.parse(end.gtid_set) and not end.already_applied
-        store.end_stream("p", epoch.number, "stopped", "", "")
+        store.end_epoch("p", epoch.number, "stopped", "", "")
 
 
 def test_the_first_offset_is_exact(mysql_server: MySQLServer, tmp_path: Path) -> None:
@@ -491,7 +491,7 @@ def test_a_domain_that_is_taken_out(mariadb_server: MySQLServer, tmp_path: Path)
                 epoch.job.find_range_ends(planner, end)
             with pytest.raises(TransientError, match="the next epoch continues if nothing is missing"):
                 epoch.job.stage_range(end, replace(end, at=Position(*world.at)), "1")
-        store.end_stream("p", epoch.number, "stopped", "", "")
+        store.end_epoch("p", epoch.number, "stopped", "", "")
     write(105, 8)
     world.exact()
 

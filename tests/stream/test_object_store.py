@@ -64,7 +64,7 @@ class World:
 
     def begin(self) -> Epoch:
         for number in range(1, 10):
-            self.store.end_stream(self.context.pipeline.name, number, "stopped")
+            self.store.end_epoch(self.context.pipeline.name, number, "stopped")
         return stream.begin(self.context, self.store, catch_up=False)
 
     def batch(self, epoch: Epoch) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def request(books: Store, number: int) -> RequestRow:
 
 
 def stream(books: Store) -> StreamRow:
-    row = books.current_stream("p")
+    row = books.newest_epoch("p")
     assert row is not None
     return row
 
@@ -94,12 +94,12 @@ def behind_the_binlog(server: MySQLServer, *statements: str) -> None:
 def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: Store) -> None:
     """It stands still until somebody asks for it, however often the stream begins again, and is no failure."""
     with cli.streaming():
-        asked = books.ask("p", "suspend", "d.keyed", "ann")
+        asked = books.add_request("p", "suspend", "d.keyed", "ann")
         state, said = ended(books, asked)
         assert state == "done" and "d.keyed is suspended at " in said and "ann asked for it" in said
         run(server, "UPDATE keyed SET v = 'not seen'", "UPDATE plain SET v = 'seen'", "DELETE FROM quiet WHERE id = 3")
         wait_for("the others to go on", lambda: is_equal(server, cli, "plain", "quiet"))
-        again = books.ask("p", "suspend", "d.keyed", "bob")
+        again = books.add_request("p", "suspend", "d.keyed", "bob")
         assert ended(books, again)[0] == "done", "that is how it stands"
     assert stream(books).state == "stopped" and stream(books).error is None
     cli.value["stream"]["reread_max_bytes"] = 1 << 30  # it is not its size that keeps it from being read
@@ -117,7 +117,7 @@ def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: 
     assert news(books, "p", Limits(), [SUSPENDED]) == [], "nobody has to be told of what somebody wants"
 
     # Without a stream the by_request waits for the next one.
-    asked = books.ask("p", "reread", "d.keyed", "bob")
+    asked = books.add_request("p", "reread", "d.keyed", "bob")
     time.sleep(1.5)
     assert request(books, asked).state == "open"
     cli.catch_up()
@@ -138,8 +138,8 @@ def test_a_table_is_read_again(
     monkeypatch.setattr(rereading, "_SMALL_BYTES", 1 << 30 if small else -1)
     behind_the_binlog(server, "UPDATE keyed SET v = 'lost' WHERE id IN (3, 23)", "DELETE FROM plain WHERE n = 4")
     with cli.streaming():
-        part = books.ask("p", "reread", "d.keyed", "ann", "id >= 20 AND id < 30")
-        whole = books.ask("p", "reread", "d.plain", "bob")
+        part = books.add_request("p", "reread", "d.keyed", "ann", "id >= 20 AND id < 30")
+        whole = books.add_request("p", "reread", "d.plain", "bob")
         run(server, "UPDATE keyed SET v = 'new' WHERE id IN (1, 24)", "INSERT INTO plain VALUES (31, 'more')")
         state, said = ended(books, part)
         assert state == "done" and "d.keyed was read again in part" in said
@@ -147,7 +147,7 @@ def test_a_table_is_read_again(
         wait_for("all of plain", lambda: is_equal(server, cli, "plain"))
         held = {row["id"]: row["v"] for row in cli.rows("d", "keyed").to_pylist()}
         assert held[23] == "lost" and held[3] == "keyed 3", "in the range, and outside of it"
-        rest = books.ask("p", "reread", "d.keyed", "ann")
+        rest = books.add_request("p", "reread", "d.keyed", "ann")
         assert ended(books, rest)[0] == "done"
         run(server, "UPDATE keyed SET v = 'late' WHERE id = 5")
         wait_for("all", lambda: is_equal(server, cli, *TABLES))
@@ -164,12 +164,12 @@ def test_what_is_refused(server: MySQLServer, cli: Cli, books: Store) -> None:
     with pytest.raises(TableSuspendedError):
         cli.catch_up()
     cases = [
-        books.ask("p", "suspend", "d.other", "ann"),
-        books.ask("p", "reread", "d.other", "ann"),
-        books.ask("p", "suspend", "d.plain", "ann"),
-        books.ask("p", "reread", "d.keyed", "ann", "v = 'x'"),
-        books.ask("p", "reread", "d.keyed", "ann", "1 = 1; DROP TABLE keyed"),
-        books.ask("p", "reread", "d.plain", "ann", "n = 1"),
+        books.add_request("p", "suspend", "d.other", "ann"),
+        books.add_request("p", "reread", "d.other", "ann"),
+        books.add_request("p", "suspend", "d.plain", "ann"),
+        books.add_request("p", "reread", "d.keyed", "ann", "v = 'x'"),
+        books.add_request("p", "reread", "d.keyed", "ann", "1 = 1; DROP TABLE keyed"),
+        books.add_request("p", "reread", "d.plain", "ann", "n = 1"),
     ]
     with pytest.raises(TableSuspendedError):
         cli.catch_up()
@@ -189,7 +189,7 @@ def test_what_is_refused(server: MySQLServer, cli: Cli, books: Store) -> None:
     ):
         assert all(word in outcome for word in words), outcome
     run(server, "DROP TABLE quiet", "UPDATE keyed SET v = 'on' WHERE id = 9")
-    gone = books.ask("p", "reread", "d.quiet", "ann")
+    gone = books.add_request("p", "reread", "d.quiet", "ann")
     with pytest.raises(TableSuspendedError):
         cli.catch_up()
     assert ended(books, gone)[0] == "refused" and "no longer exists" in (request(books, gone).outcome or "")
@@ -200,14 +200,14 @@ def test_one_after_the_other(server: MySQLServer, cli: Cli, books: Store) -> Non
     """What is wanted of one table is done in that order; all of it before a catch-up ends."""
     behind_the_binlog(server, "UPDATE keyed SET v = 'lost' WHERE id = 3")
     asked = [
-        books.ask("p", "suspend", "d.keyed", "ann"),
-        books.ask("p", "reread", "d.keyed", "ann"),
-        books.ask("p", "suspend", "d.plain", "ann"),
-        books.ask("p", "reread", "d.keyed", "ann", "id = 3"),
+        books.add_request("p", "suspend", "d.keyed", "ann"),
+        books.add_request("p", "reread", "d.keyed", "ann"),
+        books.add_request("p", "suspend", "d.plain", "ann"),
+        books.add_request("p", "reread", "d.keyed", "ann", "id = 3"),
     ]
     cli.catch_up()
     assert [request(books, number).state for number in asked] == ["done"] * 4
-    asked = [books.ask("p", "reread", "d.keyed", "bob"), books.ask("p", "suspend", "d.keyed", "bob")]
+    asked = [books.add_request("p", "reread", "d.keyed", "bob"), books.add_request("p", "suspend", "d.keyed", "bob")]
     cli.catch_up()
     assert [request(books, number).state for number in asked] == ["done"] * 2
     assert suspended(cli) == {"keyed": ASKED, "plain": ASKED} and is_equal(server, cli, *TABLES)
@@ -217,15 +217,15 @@ def test_all_tables_may_be_suspended(server: MySQLServer, cli: Cli, books: Store
     """The stream waits until somebody wants one of them again."""
     with cli.streaming():
         for table in TABLES:
-            books.ask("p", "suspend", f"d.{table}", "ann")
+            books.add_request("p", "suspend", f"d.{table}", "ann")
         wait_for("no table to be left", lambda: len(suspended(cli)) == 3)
         run(server, "UPDATE keyed SET v = 'behind'")
         time.sleep(2)
         assert stream(books).state == "running"
-        assert ended(books, books.ask("p", "reread", "d.keyed", "ann"))[0] == "done"
+        assert ended(books, books.add_request("p", "reread", "d.keyed", "ann"))[0] == "done"
         run(server, "UPDATE keyed SET v = 'on'")
         wait_for("the table to go on", lambda: is_equal(server, cli, "keyed"))
-        books.ask("p", "suspend", "d.keyed", "ann")
+        books.add_request("p", "suspend", "d.keyed", "ann")
         wait_for("no table to be left", lambda: len(suspended(cli)) == 3)
     assert (stream(books).state, stream(books).error) == ("stopped", None)
     cli.catch_up()
@@ -250,15 +250,15 @@ def going(cli: Cli, *, catch_up: bool = False) -> Iterator[tuple[Epoch, threadin
 def test_a_pause(server: MySQLServer, cli: Cli, books: Store) -> None:
     """It lives and reads nothing, until somebody resumes it."""
     with going(cli) as (epoch, _):
-        assert books.pause("p", "ann")
+        assert books.pause_stream("p", "ann")
         wait_for("the pause", lambda: epoch.inbox.paused)
         time.sleep(0.5)
         at, beat = epoch.applier.offset, stream(books).heartbeat_at
         run(server, "UPDATE keyed SET v = 'later'", "UPDATE quiet SET v = 'later' WHERE id = 2")
         behind_the_binlog(server, "UPDATE plain SET v = 'lost' WHERE n = 2")
-        read = books.ask("p", "reread", "d.plain", "bob")
+        read = books.add_request("p", "reread", "d.plain", "bob")
         # What needs no reading is done.
-        assert ended(books, books.ask("p", "suspend", "d.quiet", "bob"))[0] == "done"
+        assert ended(books, books.add_request("p", "suspend", "d.quiet", "bob"))[0] == "done"
         time.sleep(2)
         assert epoch.applier.offset == at and not is_equal(server, cli, "keyed")
         assert request(books, read).state == "open", "it would read"
@@ -266,14 +266,14 @@ def test_a_pause(server: MySQLServer, cli: Cli, books: Store) -> None:
         assert (now.state, now.paused_by) == ("running", "ann") and now.heartbeat_at > beat
         assert now.progress_at is not None and now.progress_at > beat, "nobody takes it for one that hangs"
         assert status(cli.context)["stream"]["paused_by"] == "ann"
-        assert books.resume("p", "bob")
+        assert books.resume_stream("p", "bob")
         wait_for("what was written meanwhile", lambda: is_equal(server, cli, "keyed"))
         assert ended(books, read)[0] == "done" and is_equal(server, cli, "plain")
         # Again and again, also faster than anybody looks.
         for _ in range(4):
-            assert books.pause("p", "ann")
+            assert books.pause_stream("p", "ann")
             time.sleep(1.2)
-            assert books.resume("p", "ann")
+            assert books.resume_stream("p", "ann")
             run(server, "UPDATE keyed SET v = CONCAT(v, '!')")
         wait_for("all", lambda: is_equal(server, cli, "keyed", "plain"))
     assert stream(books).error is None and suspended(cli) == {"quiet": ASKED}
@@ -286,7 +286,7 @@ def test_how_far_it_is_behind_is_told_while_it_is_paused(
     monkeypatch.setattr("airflow_provider_cdc.observe.observer._SECONDS", 1.0)
     monkeypatch.setattr("airflow_provider_cdc.observe.observer._FIRST_SECONDS", 1.0)
     with going(cli) as (epoch, _):
-        assert books.pause("p", "ann")
+        assert books.pause_stream("p", "ann")
         wait_for("the pause", lambda: epoch.inbox.paused)
         run(server, "UPDATE keyed SET v = 'later'")
 
@@ -302,7 +302,7 @@ def test_a_catch_up_waits_and_a_stop_is_obeyed(server: MySQLServer, cli: Cli, bo
         thread.join(30)
     assert stream(books).state == "caught_up"
     with going(cli) as (epoch, _):  # paused before the first batch of the next
-        assert books.pause("p", "ann")
+        assert books.pause_stream("p", "ann")
         wait_for("the pause", lambda: epoch.inbox.paused)
     assert stream(books).paused_by == "ann", "it was not stopped by a person: nobody has resumed it"
     run(server, "UPDATE keyed SET v = 'later'")
@@ -311,14 +311,14 @@ def test_a_catch_up_waits_and_a_stop_is_obeyed(server: MySQLServer, cli: Cli, bo
         at = epoch.applier.offset
         thread.join(3)
         assert thread.is_alive() and epoch.applier.offset == at, "it neither reads nor ends"
-        assert books.resume("p", "bob")
+        assert books.resume_stream("p", "bob")
         thread.join(30)
         assert not thread.is_alive()
     assert stream(books).state == "caught_up" and is_equal(server, cli, *TABLES)
     with going(cli) as (epoch, thread):
-        assert books.pause("p", "ann")
+        assert books.pause_stream("p", "ann")
         wait_for("the pause", lambda: epoch.inbox.paused)
-        assert books.stop("p", "bob")
+        assert books.stop_stream("p", "bob")
         thread.join(30)
         assert not thread.is_alive()
     assert stream(books).state == "stopped"
@@ -329,10 +329,10 @@ def test_a_catch_up_waits_and_a_stop_is_obeyed(server: MySQLServer, cli: Cli, bo
 def test_an_outage_of_the_bookkeeping(server: MySQLServer, cli: Cli, books: Store) -> None:
     """The stream goes on; what is wanted is done, and written down, when it is back."""
     with going(cli) as (epoch, _):
-        asked = books.ask("p", "suspend", "d.plain", "ann")
+        asked = books.add_request("p", "suspend", "d.plain", "ann")
         assert ended(books, asked)[0] == "done"
         with read_only(epoch.store):
-            asked = books.ask("p", "suspend", "d.quiet", "ann")
+            asked = books.add_request("p", "suspend", "d.quiet", "ann")
             run(server, "UPDATE keyed SET v = 'on'")
             wait_for("a batch", lambda: is_equal(server, cli, "keyed"))
             time.sleep(1.5)
@@ -343,9 +343,9 @@ def test_an_outage_of_the_bookkeeping(server: MySQLServer, cli: Cli, books: Stor
 def test_an_outcome_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
-        epoch, asked = store.new_epoch("p", 0, "here", 1, 1.0), store.ask("p", "suspend", "d.t", "ann")
+        epoch, asked = store.begin_epoch("p", 0, "here", 1, 1.0), store.add_request("p", "suspend", "d.t", "ann")
         inbox = Inbox(store, {})
-        beat = store.heartbeat("p", epoch, False)
+        beat = store.record_heartbeat("p", epoch, False)
         assert beat is not None
         inbox.receive_reply(beat)
         assert [row.id for row in inbox.take_new_requests()] == [asked] and not inbox.has_new_requests
@@ -353,7 +353,7 @@ def test_an_outcome_that_cannot_be_written_is_written_later(tmp_path: Path) -> N
             inbox.end_request(asked, "done", "it is suspended")
         assert request(store, asked).state == "taken"
         # It is not done a second time meanwhile, but by the next run, if this one dies.
-        beat = store.heartbeat("p", epoch, False)
+        beat = store.record_heartbeat("p", epoch, False)
         assert beat is not None and [row.id for row in beat.requests] == [asked]
         other = Inbox(store, {})
         other.receive_reply(beat)
@@ -367,20 +367,20 @@ def test_a_bookkeeping_that_is_lost_during_a_pause(tmp_path: Path) -> None:
     details: dict[str, Any] = {"mode": "continuous"}
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
-        number = store.new_epoch("p", 0, "here", 1, 1.0)
-        assert store.pause("p", "ann")
+        number = store.begin_epoch("p", 0, "here", 1, 1.0)
+        assert store.pause_stream("p", "ann")
         inbox = Inbox(store, details)
-        beat = store.heartbeat("p", number, False)
+        beat = store.record_heartbeat("p", number, False)
         assert beat is not None
         inbox.receive_reply(beat)
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/anew.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         inbox._state_database = store
         with Heart(store, "p", number, details, threading.Event(), lambda: False, on_reply=inbox.receive_reply):
-            wait_for("the run", lambda: store.current_stream("p") is not None)
+            wait_for("the run", lambda: store.newest_epoch("p") is not None)
             time.sleep(1.5)
             assert inbox.paused_by == stream(store).paused_by == "ann" and stream(store).desired_state == "pause"
-            assert store.resume("p", "bob")
+            assert store.resume_stream("p", "bob")
             wait_for("the end of the pause", lambda: not inbox.paused)
         assert details == {"mode": "continuous"}
 
@@ -388,7 +388,7 @@ def test_a_bookkeeping_that_is_lost_during_a_pause(tmp_path: Path) -> None:
 def test_where_the_stream_stands_before_a_ddl(server: MySQLServer, cli: Cli, books: Store) -> None:
     """The DDL is followed by the plan as it was when it was met; the table is suspended behind it."""
     run(server, "ALTER TABLE keyed ADD COLUMN w INT", "UPDATE keyed SET w = 1 WHERE id = 1")
-    asked = books.ask("p", "suspend", "d.keyed", "ann")
+    asked = books.add_request("p", "suspend", "d.keyed", "ann")
     with cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=True)
         take = epoch.inbox.take_new_requests

@@ -179,7 +179,7 @@ class Cli:
             try:
                 yield found
             finally:
-                store.end_stream(context.pipeline.name, found.number, "stopped")
+                store.end_epoch(context.pipeline.name, found.number, "stopped")
 
     @contextlib.contextmanager
     def streaming(self) -> Iterator[Epoch]:

@@ -60,7 +60,7 @@ class Commands:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with self.cli.opened() as (_, store):
-                run = store.current_stream("p")
+                run = store.newest_epoch("p")
             if not start_time(child.pid) or (run is not None and run.state == "running" and run.pid == child.pid):
                 return
             time.sleep(0.2)

@@ -124,7 +124,7 @@ class Pipeline:
         progress.create()
         with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=False)) as store:
             known = {index: table.markers() for index, table in tables.items()}
-            number = store.new_epoch(P, highest_epoch(P, [*known.values(), progress.markers()]), "host", 1, 1.0)
+            number = store.begin_epoch(P, highest_epoch(P, [*known.values(), progress.markers()]), "host", 1, 1.0)
             fence = epoch_fence(P, number)
             all_over = claim_epoch(P, progress, fence)
             raise_fences(P, fence, tables, known, older_epochs_ended=all_over)
@@ -142,9 +142,9 @@ class Pipeline:
                 store.record_batch(P, number, batch, start_offset=at, end_offset=at, changes=1, bytes=100, seconds=0.1)
             if is_killed:
                 return
-            store.sample(P, number, lag_seconds=0.0, lag_bytes=0, purge_hours=None)
+            store.record_sample(P, number, lag_seconds=0.0, lag_bytes=0, purge_hours=None)
             store.add_event(P, "some", f"event of epoch {number}")
-            request = store.ask(P, "reread", "shop.busy", "somebody")
+            request = store.add_request(P, "reread", "shop.busy", "somebody")
             store.take_request(request)
             store.end_request(request, "done", "it was")
             if batches:
@@ -153,7 +153,7 @@ class Pipeline:
                 looked_after.clean_up()
                 assert not looked_after.load_log().revived_files
             progress.raise_fence(end_fence(P, number))
-            store.end_stream(P, number, "caught_up")
+            store.end_epoch(P, number, "caught_up")
 
     def _changes(self) -> pa.Table:
         row = {"id": self.seq // 100 % 50, "v": self.seq & 0xFFFF, SEQ: self.seq, OP: "u", TS: 0}
@@ -180,7 +180,7 @@ class Pipeline:
             found[f"tombstones of {name}"] = len(log.tombstones)
         found |= {f"files in {name}": count for name, count in files_of(self.lake).items()}
         with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=False)) as store:
-            found |= {f"rows of {name}": count for name, count in store.held(P).items()}
+            found |= {f"rows of {name}": count for name, count in store.count_rows_by_table(P).items()}
         return found
 
 

@@ -122,7 +122,7 @@ def in_the_page(kind: str) -> bool:
 #: Each place that has to know of a type: what it says of one that it knows is true.
 PLACES: dict[str, Callable[[str], Any]] = {
     "model/schema.py, arrow_type": lambda kind: column(kind).arrow_type,
-    "model/schema.py, refusal": lambda kind: column(kind).refusal() is None,
+    "model/schema.py, refusal": lambda kind: column(kind).unsupported_reason() is None,
     "mysql/binlog/events/table_map.py, _expected": lambda kind: table_map._expected(column(kind), False).type,
     "mysql/binlog/plain/rows.py, _reader": lambda kind: len(_readers(in_binlog(kind), UNICODE)) == 1,
     "mysql/binlog/walk/column_plan.py, plan_column": lambda kind: Space(in_binlog(kind), UNICODE),

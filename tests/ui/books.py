@@ -64,23 +64,23 @@ def read(store: Store, name: str, group: int, *, corrected: int = 0, holder: str
         (c.chunk_no, attempt, position(100), position(200), 1000, 50_000, int(at < corrected), 0.25)
         for at, c in enumerate(chunks)
     ]
-    store.chunks_read(name, 1, results)
-    store.chunks_done(name, 1, results)
+    store.record_read_chunks(name, 1, results)
+    store.record_published_chunks(name, 1, results)
     assert store.finish_group(name, 1, group, attempt, 1000 * len(chunks), position(100), position(200))
 
 
 def stream(store: Store, name: str, *, batches: int = 50, lag_ms: float = 400.0) -> int:
     """A stream that runs, and has applied batches, one a second up to now."""
-    epoch = store.new_epoch(name, 0, "host-1", 4242, 1.0, details={"mode": "continuous", "log": "/logs/1.log"})
+    epoch = store.begin_epoch(name, 0, "host-1", 4242, 1.0, details={"mode": "continuous", "log": "/logs/1.log"})
     for number in range(batches):
         places: dict[str, Any] = {"start_offset": position(number), "end_offset": position(number + 1)}
         lags: dict[str, Any] = {"lag_p50_ms": lag_ms, "lag_p95_ms": 2 * lag_ms, "lag_max_ms": 3 * lag_ms}
         store.record_batch(name, epoch, number, changes=100, bytes=5000, seconds=0.1, **places, **lags)
     # As if a second had passed between any two of them.
-    with store._write() as session:
+    with store._write_session() as session:
         for number in range(batches):
             mine = BatchRow.pipeline == name, BatchRow.epoch == epoch, BatchRow.batch_id == number
             at = now() - timedelta(seconds=batches - 1 - number)
             session.execute(update(BatchRow).where(*mine).values(committed_at=at))
-    store.heartbeat(name, epoch, True)
+    store.record_heartbeat(name, epoch, True)
     return epoch

@@ -80,12 +80,12 @@ def test_the_stream(site: Site, browser: Browser, epoch: int) -> None:
         expect(page.get_by_role("dialog", name="Stop the stream")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
-        assert store.current_stream(NAME).desired_state == "run"  # type: ignore[union-attr]
+        assert store.newest_epoch(NAME).desired_state == "run"  # type: ignore[union-attr]
         press(page, "Stop the stream", "after the transaction that it is at")
-        run = store.current_stream(NAME)
+        run = store.newest_epoch(NAME)
         assert run is not None
         assert run.desired_state == "stop"
-        store.end_stream(NAME, epoch, "stopped")
+        store.end_epoch(NAME, epoch, "stopped")
         for act, kind in (("pause", "stream_paused"), ("resume", "stream_resumed"), ("stop", "stream_stop")):
             assert logged(site, act) == [("editor", "acted", None, None)]
             assert said(site, kind) == ["editor"]
@@ -150,7 +150,7 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         dialog.get_by_label("A condition on id").fill("note = 'x'")
         confirm.click()
         expect(dialog.get_by_role("alert")).to_contain_text("note")
-        assert store.requests(NAME) == []
+        assert store.last_requests(NAME) == []
         wrong.clear()  # two answers 409
         dialog.get_by_label("A condition on id").fill("id >= 100 AND id < 200")
         accessible(page)
@@ -158,7 +158,7 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         wanted = page.get_by_role("region", name="Wanted of the stream")
         expect(wanted).to_contain_text("read some keys again shop.orders")
         expect(wanted).to_contain_text("id >= 100 AND id < 200")
-        [request] = store.requests(NAME)
+        [request] = store.last_requests(NAME)
         assert (request.kind, request.table, request.by) == ("reread", "shop.orders", "root")
         assert request.condition == "id >= 100 AND id < 200"
         assert store.take_request(request.id)
@@ -172,7 +172,7 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         expect(wanted).to_contain_text("suspend shop.orders")
         press(page, "Withdraw", "What root wants of shop.orders is not done", button="Withdraw: suspend shop.orders")
         expect(wanted).to_contain_text("root has withdrawn it")
-        assert [request.state for request in store.requests(NAME)] == ["withdrawn", "refused"]
+        assert [request.state for request in store.last_requests(NAME)] == ["withdrawn", "refused"]
 
         row = TableStanding("shop", "orders", "suspended", reason="lost", definitions=[{"columns": {}, "key": ["id"]}])
         store.write_table_states(NAME, [row])

@@ -106,7 +106,7 @@ def test_a_snapshot_in_progress(site: Site, browser: Browser) -> None:
         page.on("request", lambda request: asked.append(request.url) if "/chunks?" in request.url else None)
         attempt = store.claim_group(name, 1, 1, holder="shop.snapshot[1], try 1")
         expect(shown("reading")).to_have_text("10")
-        store.chunks_read(name, 1, [(10, attempt, books.position(1), books.position(2), 7, 8, 0, 0.1)])
+        store.record_read_chunks(name, 1, [(10, attempt, books.position(1), books.position(2), 7, 8, 0, 0.1)])
         expect(shown("read")).to_have_text("1")
         store.release_group(name, 1, 1, attempt)
         expect(shown("failed")).to_have_text("9")
@@ -143,7 +143,7 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         expect(page.get_by_role("img", name="Lag in seconds: p50 400 ms, p95 800 ms")).to_be_visible()
         expect(page.get_by_text("column note added")).to_be_visible()
         expect(page.get_by_text("uuid:1-120")).to_be_visible()
-        store.sample(name, epoch, lag_seconds=0.7, lag_bytes=1_200_000, purge_hours=31.0)
+        store.record_sample(name, epoch, lag_seconds=0.7, lag_bytes=1_200_000, purge_hours=31.0)
         sizes = {"files": 12, "bytes": 3_400_000, "rows": 1000, "dead_rows": 71, "compactions": 3}
         why: dict[str, Any] = {
             "reason": "ALTER TABLE orders makes numbers shorter",
@@ -154,9 +154,9 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         table = "shop", "orders"
         done = {table: Compacted(now(), 4.0)}
         store.write_table_states(name, [stands], sizes={table: sizes}, last_compactions=done, applied_counts={table: (5, 6, 7)})
-        store.verified(name, {table: {"equal": True}})
+        store.record_verification(name, {table: {"equal": True}})
         refusal = {"at": "2026-01-02T03:04:05+00:00", "reason": "the copy stands at binlog.000007:120"}
-        store.verified(name, {table: {"not_comparable": refusal}})
+        store.record_verification(name, {table: {"not_comparable": refusal}})
         tables = page.get_by_role("region", name="Tables")
         for text in (
             *why.values(),
@@ -193,7 +193,7 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         accessible(page)
         page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
         expect(page.get_by_text("root takes care of it")).to_be_visible()
-        store.end_stream(name, epoch, "failed", "the server has purged binlogs. Plan a new snapshot", "PurgedError")
+        store.end_epoch(name, epoch, "failed", "the server has purged binlogs. Plan a new snapshot", "PurgedError")
         expect(page.get_by_role("heading", name="Why it has stopped")).to_be_visible()
         expect(page.get_by_text("the server has purged binlogs. Plan a new snapshot").first).to_be_visible()
 
@@ -207,7 +207,7 @@ def test_hostile_names(site: Site, browser: Browser) -> None:
     attempt = store.claim_group(name, 1, 0, holder=books.HOSTILE[1])
     store.release_group(name, 1, 0, attempt)
     epoch = books.stream(store, name, batches=1)
-    store.end_stream(name, epoch, "failed", books.HOSTILE[0])
+    store.end_epoch(name, epoch, "failed", books.HOSTILE[0])
     with opened(site, browser, of(site, name)) as (page, _):
         expect(page.get_by_role("region", name="What happened").get_by_text(books.HOSTILE[0]).first).to_be_visible()
         expect(page.get_by_role("heading", name="Chunks of all tables: 6")).to_be_visible()
@@ -233,7 +233,7 @@ def test_a_hundred_thousand_chunks(site: Site, browser: Browser) -> None:
         expect(page.locator("[data-state=published] .num")).to_have_text("285")
         attempt = store.claim_group(name, 1, 3, holder="h")
         expect(page.locator("[data-state=reading] .num")).to_have_text("100")
-        store.chunks_read(name, 1, [(300, attempt, None, None, 1, 1, 0, 0.1)])
+        store.record_read_chunks(name, 1, [(300, attempt, None, None, 1, 1, 0, 0.1)])
         expect(page.locator("[data-state=read] .num")).to_have_text("1")
         assert max(sizes) < 2000, sizes
         drawn = page.evaluate(

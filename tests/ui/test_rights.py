@@ -115,7 +115,7 @@ def test_acts(site: Site) -> None:
                     403,
                     "This request does not come from the page",
                 )
-    assert site.store.requests("shop") == []
+    assert site.store.last_requests("shop") == []
     assert site.get(f"/api/pipelines/{site.book}/shop", "viewer").json()["offers"] == []
     assert site.act("shop", "no_such").status_code == 404
 
@@ -132,7 +132,7 @@ def test_acts(site: Site) -> None:
 
 def test_what_is_wanted_of_a_stream(site: Site) -> None:
     """Who may edit another DAG of the pipeline does nothing about its stream; conditions are for those who may act."""
-    number = site.store.ask("acted", "reread", "shop.orders", "root", "id >= 4711")
+    number = site.store.add_request("acted", "reread", "shop.orders", "root", "id >= 4711")
     seen = {user: "4711" in site.get(f"/api/pipelines/{site.book}/acted", user).text for user in ("viewer", "editor")}
     assert seen == {"viewer": False, "editor": True}
     missing = "It takes the right to edit task instances of acted"

@@ -74,7 +74,7 @@ class CdcStopOperator(PipelineOperator):
                     self.log.info("no stream of %s is running%s", name, last_run_text)
                     return {"epoch": None, "state": None, "end": None}
                 # As a person: of a stop that a task has asked for, the stream's task begins the next epoch.
-                store.stop(name, by=task_label(context))
+                store.stop_stream(name, by=task_label(context))
                 self.log.info("epoch %s on %s was asked to stop", run.epoch, run.host)
                 if self.deferrable:
                     self._defer(run_context, run.epoch, until)
@@ -114,7 +114,7 @@ class CdcStopOperator(PipelineOperator):
         watch = Watch(epoch)
         while time.time() < until:
             try:
-                row = store.seen(name)
+                row = store.probe_newest_epoch(name)
             except TransientError as error:
                 self.log.warning("%s; looking again", error)
                 row = None
@@ -131,7 +131,7 @@ class CdcStopOperator(PipelineOperator):
                 "It ends after the batch that is being applied: look at the log of its driver, and clear this task "
                 "to wait on",
             )
-        run = store.current_stream(name)
+        run = store.newest_epoch(name)
         if verdict == Verdict.SUPERSEDED or (run is not None and run.epoch > epoch):
             raise TransientError(
                 f"epoch {epoch} of {name} has ended, and epoch {run.epoch if run else '?'} was begun meanwhile",

@@ -233,7 +233,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         :raises TransientError: if there were too many: the try fails.
         """
         driver_lost = isinstance(error, UnexpectedError)
-        restarts = restarts.with_failure(ran_seconds, moved=made_progress, lost=driver_lost)
+        restarts = restarts.with_failure(ran_seconds, made_progress=made_progress, lost=driver_lost)
         if restarts.is_crash_looping:
             raise TransientError(
                 f"the Spark driver was lost {LOSSES} times within {LOSS_SECONDS / 60:g} minutes of running; at last: "
@@ -286,7 +286,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             run, label = None, task_label(context)
             try:
                 with closing(run_context.open_state_database()) as store:
-                    run = store.supervise(run_context.pipeline.name, epoch, label)
+                    run = store.record_supervision(run_context.pipeline.name, epoch, label)
                     if run is not None and (run.epoch, run.state) == (epoch, "running"):
                         store.request_stop(run_context.pipeline.name, epoch, by=label)
             except TransientError as error:
@@ -367,7 +367,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             raise TransientError(
                 f"the task is {state} meanwhile, so it supervises no stream", "Clear it to run it again"
             )
-        store.supervise(run_context.pipeline.name, run.epoch, task_label(context))
+        store.record_supervision(run_context.pipeline.name, run.epoch, task_label(context))
         if self._pause_pending:
             pause_or_resume(store, run_context.pipeline.name, self.paused, task_label(context), self.log)
             self._pause_pending = False

@@ -44,14 +44,14 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
     :raises Setback: if it is to be started again.
     """
     epoch, verdict = int(event["epoch"]), Verdict(event["verdict"])
-    started_run = None if event["found"] else store.epoch(pipeline, epoch)
+    started_run = None if event["found"] else store.epoch_row(pipeline, epoch)
     if started_run is not None and started_run.state == Verdict.CAUGHT_UP:  # whoever has begun another one since
         show_driver_log(log, started_run.log)
         return _summary(store, started_run)
     if verdict is Verdict.SUPERSEDED:
         log.info("epoch %s was taken over by a newer one", epoch)
         return None
-    run = store.current_stream(pipeline)
+    run = store.newest_epoch(pipeline)
     if run is None or run.epoch != epoch:
         return None
     show_driver_log(log, run.log)

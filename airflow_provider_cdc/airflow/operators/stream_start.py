@@ -64,7 +64,7 @@ def _first_epoch(
         code = process.poll()  # before the look, so that an epoch that ended at once is not missed
         run = None
         with suppress(TransientError):  # the driver lives: an outage of the bookkeeping is no reason to give up
-            run = store.current_stream(run_context.pipeline.name)
+            run = store.newest_epoch(run_context.pipeline.name)
         if run is not None and run.log == str(log):
             logger.info("stream epoch %s has begun; its page: %s", run.epoch, run.ui or "none")
             return run

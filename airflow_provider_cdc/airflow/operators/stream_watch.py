@@ -50,7 +50,7 @@ def watched(
     while True:
         row = None
         with suppress(CdcError):
-            row = store.supervise(name, epoch, by)
+            row = store.record_supervision(name, epoch, by)
             if row is not None and row.epoch == epoch and reports.is_due:
                 values, lines = reports.make_report(store, row)
                 for line in lines:

@@ -132,7 +132,7 @@ class CdcSnapshotTrigger(BookkeepingTrigger):
 
     async def _log_progress(self) -> None:
         k = self._kwargs
-        tables = await self._state_db.query_or_none(lambda store: store.progress(k["pipeline"], k["generation"]))
+        tables = await self._state_db.query_or_none(lambda store: store.table_progress(k["pipeline"], k["generation"]))
         if tables:
             done, total = sum(t.done for t in tables), sum(t.chunks for t in tables)
             self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
@@ -205,7 +205,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
         self._began = time.monotonic()
 
         def read_run(store: Store) -> StreamRow | None:
-            row = store.supervise(k["pipeline"], k["epoch"], k["supervisor"])
+            row = store.record_supervision(k["pipeline"], k["epoch"], k["supervisor"])
             return row if row is not None and row.epoch >= k["epoch"] else None
 
         while True:
@@ -287,7 +287,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
             try:
                 state = await in_thread(task_state, self.task_instance)
                 if state == "deferred":  # of this try, or of the next one after a clear
-                    run = await self._state_db.query(lambda store: store.current_stream(k["pipeline"]))
+                    run = await self._state_db.query(lambda store: store.newest_epoch(k["pipeline"]))
                     if run is not None and later_try(k["supervisor"], run.supervisor):
                         return "cleared"
                 return state

@@ -50,7 +50,7 @@ class CdcStreamEndTrigger(BookkeepingTrigger):
         watch, subject = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         while True:
             try:
-                row = await self._query(lambda store: store.seen(k["pipeline"]), subject)
+                row = await self._query(lambda store: store.probe_newest_epoch(k["pipeline"]), subject)
             except CdcError as error:
                 yield await self._make_event({"epoch": k["epoch"], "unseen": pack(error)})
                 return

@@ -63,7 +63,7 @@ class CdcTableTrigger(BaseEventTrigger):
         table = self.database, self.table
         last_mark = await self._read_mark(state_db)
         while True:
-            counts = await state_db.query_or_none(lambda store: store.counts(self.pipeline, table))
+            counts = await state_db.query_or_none(lambda store: store.table_counts(self.pipeline, table))
             mark = mark_of(counts[0]) if counts else None
             new_window = window(last_mark, mark) if mark else None
             if mark is None or new_window is None or is_empty(new_window):
@@ -100,7 +100,7 @@ class CdcTableTrigger(BaseEventTrigger):
             self.log.warning("could not note up to where %s was told; the next window notes it: %s", self.table, error)
             return
         table = self.database, self.table
-        await state_db.query_or_none(lambda store: store.tell(self.pipeline, WATCHER, {table: mark}, WATCHER))
+        await state_db.query_or_none(lambda store: store.advance_windows(self.pipeline, WATCHER, {table: mark}, WATCHER))
 
     def _asset_store(self) -> Any:
         """The asset's own store; ``None`` before Airflow 3.3."""

@@ -160,7 +160,7 @@ def _window(
     try:
         key = reader.table.integer_key_column
         only = (key, lambda keys: _in_range(keys, chunk)) if key is not None else None
-        return reader.read_window(low, high, only=only)
+        return reader.read_window(low, high, key_filter=only)
     except UnknownPrepareError:
         return None
     except TableAlteredError:

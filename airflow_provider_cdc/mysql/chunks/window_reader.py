@@ -148,7 +148,7 @@ class WindowReader:
 
     def _take_windows(self, high: Position, key_filter: Only | None) -> Iterator[Window]:
         """Changes up to a position that have been read; what stands behind it has been read in vain."""
-        for _, batch in self._binlog.take_changes(only=key_filter):
+        for _, batch in self._binlog.take_changes(key_filter=key_filter):
             changes = shaped(batch, self.table.sink_schema)
             newest = self._lineage.seq(high)
             if changes.num_rows and pc.max(changes[SEQ]).as_py() > newest:

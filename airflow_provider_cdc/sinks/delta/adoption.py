@@ -97,7 +97,7 @@ def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) 
     if (new_protocol := with_feed(both(log.protocol, protocol), new_metadata["configuration"])) != log.protocol:
         actions.append({"protocol": new_protocol})
     actions.append({"metaData": new_metadata})
-    return actions + [file.remove_action(change=True) for file in log.files.values()]
+    return actions + [file.remove_action(data_change=True) for file in log.files.values()]
 
 
 def _type(column: Mapping[str, Any]) -> str:

@@ -104,7 +104,7 @@ def exchanged(log: Log, row_identity: Keys, options: Options, slices: Sequence[D
         *([{"protocol": protocol}] if protocol is not log.protocol else []),
         {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
         *without_columns(log.domain_metadata, declared.names),
-        *(file.remove_action(change=True) for file in log.files.values() if file.path not in retained_files.unchanged),
+        *(file.remove_action(data_change=True) for file in log.files.values() if file.path not in retained_files.unchanged),
         *(added(file, row_identity.stats_column, None) for file in (*files.values(), *retained_files.written)),
     ]
 
@@ -121,7 +121,7 @@ def begun_anew(log: Log, partitioning: Partitioning, options: Options) -> list[d
     new_metadata = metadata_of(partitioning.schema, options, configuration, log.metadata["description"])
     actions.append({"metaData": {**new_metadata, "id": log.metadata["id"]}})
     actions += without_columns(log.domain_metadata, partitioning.table_schema.names)
-    return actions + [file.remove_action(change=True) for file in log.files.values()]
+    return actions + [file.remove_action(data_change=True) for file in log.files.values()]
 
 
 def _refusal(old_table: TableSchema, old_schema: pa.Schema, row_identity: Keys) -> str | None:

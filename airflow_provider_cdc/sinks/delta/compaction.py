@@ -196,7 +196,7 @@ def committed(
             continue
         committed_count += 1
         replaced_paths |= {path for path, _ in compaction.sources}
-        commit.actions += [log.files[path].remove_action(change=data_change) for path, _ in compaction.sources]
+        commit.actions += [log.files[path].remove_action(data_change=data_change) for path, _ in compaction.sources]
         for file in files:
             if len(dead) < file.rows:
                 if dead:

@@ -100,7 +100,7 @@ def sweep(log: Log, retention: float | None = None) -> None:
     :raises TerminalError: if it is not understood for how long the table keeps its files.
     """
     retention = _kept(log) if retention is None else retention
-    live = {*log.files} | {f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.vector.file}
+    live = {*log.files} | {f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.deletion_vector.file_name}
     try:
         unlisted_names = [name for name, _ in log.storage.list("") if name not in live]
         unneeded = [name for name in unlisted_names if name in log.tombstones or _is_ours(name)]

@@ -72,7 +72,7 @@ def test_a_server_that_proves_itself(
     with BinlogStream(mysql_args(right), **options) as stream:
         assert next(iter(stream)).file == at.file
     with closing(Store.open(database_url(conn(tls_server, fresh(tls_server), ssl_ca=ca)), migrate=True)) as store:
-        assert store.progress("p", 1) is not None
+        assert store.table_progress("p", 1) is not None
     monkeypatch.setenv("SSL_CERT_FILE", ca)  # the authorities of the system
     assert in_tls(conn(tls_server, fresh(tls_server)))
 
@@ -142,7 +142,7 @@ def test_check_tells_what_is_unsafe(tls_server: MySQLServer, certificate: Certif
             state=State("books"),
         )
         found = {"src": conn(tls_server, user, **source), "books": state}
-        said = preflight(Context.for_pipeline(pipeline, find=found.__getitem__), spark=False)
+        said = preflight(Context.for_pipeline(pipeline, find_connection=found.__getitem__), spark=False)
         return [f"{f.message} {f.remedy}" for f in said if "conn_id" in f.message and f.level == "warning"]
 
     books = Connection("b", "postgres", "db.example", "u", "p", schema="d")

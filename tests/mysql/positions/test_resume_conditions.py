@@ -84,6 +84,6 @@ def test_a_position_behind_the_end_of_its_file(connection: Connection[Any], here
 
 
 def test_rows_of_an_open_xa_transaction_that_were_purged(connection: Connection[Any], here: Offset) -> None:
-    check_resume(connection, replace(here, xa=("X'61',X'',1", f"X'62',X'',1 {here.at.file}:4")))
+    check_resume(connection, replace(here, open_xa=("X'61',X'',1", f"X'62',X'',1 {here.at.file}:4")))
     with pytest.raises(PurgedError, match=r"X'62',X'',1 was prepared at binlog\.000000:4, which is no longer"):
-        check_resume(connection, replace(here, xa=("X'62',X'',1 binlog.000000:4",)))
+        check_resume(connection, replace(here, open_xa=("X'62',X'',1 binlog.000000:4",)))

@@ -499,7 +499,7 @@ def test_changes_of_the_definition_before(tmp_path: Path) -> None:
     writer = where.change_staging().open_writer(TABLE, "epoch-1/one")
     writer.add(rows(TABLE, (1,), 5, "u").to_batches()[0])
     writer.close()
-    for read in (where.change_staging().read_for_apply, where.change_staging().read):
+    for read in (where.change_staging().read_for_apply, where.change_staging().read_changes):
         with pytest.raises(TerminalError, match="lacks column n"):
             read(table, ["epoch-1/one"])
 

@@ -159,7 +159,7 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
     assert len(removed) == len(files) and all(a["dataChange"] for a in removed.values())
     for file in files.values():
         gone = removed[file.action["path"]]
-        assert gone.get("deletionVector") == (file.vector.to_json() if file.vector else None)
+        assert gone.get("deletionVector") == (file.deletion_vector.to_json() if file.deletion_vector else None)
         assert gone["partitionValues"] == file.action["partitionValues"]
     adds = [a["add"] for a in actions if "add" in a]
     assert {*log.files} == {f.path for s in slices for f in s.files if f.rows} and len(adds) == len(log.files)
@@ -567,7 +567,7 @@ def test_files_of_rows_that_stay(tmp_path: Path, what: str) -> None:
     old = lived(where)  # 4 and 30 are marked, in a file of their own
     (marked,) = [path for path, file in old.load_log().files.items() if (file.bounds(SEQ) or (0,))[0] == 3]
     target, keys = where.table(table), (*range(4), *range(5, 10))
-    assert target.overwrite([staged(target, table, keys)], {"anew": 2}, FENCE, kept_to=5)
+    assert target.overwrite([staged(target, table, keys)], {"anew": 2}, FENCE, keep_deleted_to=5)
     files = target.load_log().files
     assert (marked in files) == (what != "dropped")
     for path in files:
@@ -576,7 +576,7 @@ def test_files_of_rows_that_stay(tmp_path: Path, what: str) -> None:
     found = {r["id"]: r[DELETED] for r in target.read_with_soft_deleted().to_pylist()}
     assert found == {**dict.fromkeys(keys, False), **dict.fromkeys((4, *range(10, 20), 30), True)}
     before = {*files}
-    assert target.overwrite([staged(target, table, keys, 6, "3/0")], {"anew": 3}, FENCE, kept_to=6)
+    assert target.overwrite([staged(target, table, keys, 6, "3/0")], {"anew": 3}, FENCE, keep_deleted_to=6)
     left = before & {*target.load_log().files}
     assert {path for path in before if not path.startswith("snapshot/")} == left
 
@@ -595,7 +595,7 @@ def test_rows_that_stay_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     lived(where)
     target = where.table(TABLE)
     slices = [staged(target, TABLE, range(1000 * n, 1000 * n + 1000), place=f"2/{n}") for n in range(5)]
-    assert target.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
+    assert target.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
     assert max(memory for memory, _ in held) <= 1 << 12 and held[-1][1] > 1 << 14
     assert target.load_log().markers["anew"] == 2 and target.read_with_soft_deleted().num_rows == 5000
 
@@ -608,7 +608,7 @@ def test_files_for_an_exchange_that_does_not_stand(tmp_path: Path, monkeypatch: 
     slices, before = [staged(target, TABLE, range(10))], present(target)
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "write_once", preceded(LocalStorage.write_once, lambda: old.raise_fence(FENCE_2)))
-        assert target.overwrite(slices, {"anew": 2}, FENCE, kept_to=5)
+        assert target.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
     written = present(target) - before
     assert written and written <= {*target.load_log().files}
 
@@ -626,7 +626,7 @@ def test_which_rows_stay(tmp_path: Path) -> None:
     old = lived(where)  # 4 and 30 are marked
     merge_in(old, TABLE, [row(TABLE, 50, 8, "c"), row(TABLE, 1, 8, "u")])
     target = where.table(TABLE)
-    assert target.overwrite([staged(target, TABLE, (2, 4, 40))], {"anew": 2}, FENCE, kept_to=5)
+    assert target.overwrite([staged(target, TABLE, (2, 4, 40))], {"anew": 2}, FENCE, keep_deleted_to=5)
     found = {r["id"]: (r[DELETED], r[OP], r[SEQ]) for r in target.read_with_soft_deleted().to_pylist()}
     unseen = {n: (True, "d", 2 if n == 3 else 1) for n in (0, 3, *range(5, 20))}
     assert found == {**unseen, 30: (True, "d", 3), **dict.fromkeys((2, 4, 40), (False, "r", 5))}

@@ -173,7 +173,7 @@ def test_no_row_gets_an_id_otherwise(tmp_path: Path) -> None:
     add(target, "a", rows((1, "x", 1, "r")))
     add(made(tmp_path / "plain"), "a", rows((1, "x", 1, "r")))
     for found in (target, opened(tmp_path / "plain")):
-        assert not any("baseRowId" in file.action for file in found.load_log().files.values()) and not found.load_log().domains
+        assert not any("baseRowId" in file.action for file in found.load_log().files.values()) and not found.load_log().domain_metadata
 
 
 # ---------------------------------------------------------------- clustering

@@ -368,8 +368,8 @@ def revive(log: Log, path: str, dead: BitMap) -> None:
     """As a RESTORE does: the file with a vector of an older version."""
     file, vectors = log.files[path], write_vectors(log.storage, {path: dead})
     new = {k: v for k, v in file.action.items() if k != "deletionVector"}
-    again = file.vector_action(vectors[path], 20, change=True) if dead else {"add": new}
-    assert log.commit([file.remove_action(change=True), again], "RESTORE")
+    again = file.vector_action(vectors[path], 20, data_change=True) if dead else {"add": new}
+    assert log.commit([file.remove_action(data_change=True), again], "RESTORE")
 
 
 @pytest.mark.parametrize("dead", [BitMap(), BitMap([0])])
@@ -398,7 +398,7 @@ def test_files_that_were_gone_and_came_back(tmp_path: Path) -> None:
     log = changed(tmp_path)
     reader = fresh(log.storage)
     file = next(iter(log.files.values()))
-    assert log.commit([file.remove_action(change=True)], "DELETE") and log.commit([{"add": file.action}], "RESTORE")
+    assert log.commit([file.remove_action(data_change=True)], "DELETE") and log.commit([{"add": file.action}], "RESTORE")
     reader.refresh()
     assert file.path in reader.files and reader.revived_files == {file.path}
 
@@ -426,9 +426,9 @@ def test_statistics_of_a_file_with_dead_rows(tmp_path: Path) -> None:
     """They are those of all its rows, and say so."""
     vectors = write_vectors(LocalStorage(tmp_path), {"a": BitMap([1]), "b": BitMap([1, 2])})
     live = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", vectors["a"])["add"])
-    again = LiveFile(live.vector_action(vectors["b"], 3, change=True)["add"])
+    again = LiveFile(live.vector_action(vectors["b"], 3, data_change=True)["add"])
     plain = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", None)["add"])
-    first = LiveFile(plain.vector_action(vectors["a"], 3, change=True)["add"])
+    first = LiveFile(plain.vector_action(vectors["a"], 3, data_change=True)["add"])
     for file, dead in ((live, 1), (again, 2), (first, 1)):
         assert (file.dead_row_count, file.stats["numRecords"], file.bounds("id")) == (dead, 3, (1, 5))
         assert file.stats["tightBounds"] is False
@@ -440,7 +440,7 @@ def test_a_file_that_gets_another_vector_stays(tmp_path: Path) -> None:
     reader, file = fresh(log.storage), next(file for file in log.files.values() if file.dead_row_count)
     total = log.dead_rows(file) | BitMap([19])
     vectors = write_vectors(log.storage, {file.path: total})
-    actions = [file.vector_action(vectors[file.path], 20, change=True), file.remove_action(change=True)]
+    actions = [file.vector_action(vectors[file.path], 20, data_change=True), file.remove_action(data_change=True)]
     assert log.commit(actions, "DELETE")
     reader.refresh()
     for read in (log, reader, fresh(log.storage)):

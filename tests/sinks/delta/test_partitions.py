@@ -346,7 +346,7 @@ def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypat
     partitions_of(target)
     assert read_by_all(target, ["id", "country", "made", "v", SEQ]) == sorted(expected.values(), key=repr)
     assert not [
-        name for name, _ in target.storage.list("changes") if name not in target.load_log().files | target.load_log().removed
+        name for name, _ in target.storage.list("changes") if name not in target.load_log().files | target.load_log().tombstones
     ]
 
 
@@ -455,7 +455,7 @@ def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytes
     slice_ = target.stage("1/0/1/slice", (rows(*listed[n : n + 50]) for n in range(0, 3000, 50)))
     assert max(waiting) <= 20_000 and len(waiting) > 10 and 8 < len(slice_.parts) < 60
     assert (slice_.rows, slice_.low, slice_.high, slice_.oldest, slice_.newest) == (3000, 0, 2999, 5, 6)
-    assert slice_ == DataFile(**slice_.to_json()) and target.staged(slice_)
+    assert slice_ == DataFile(**slice_.to_json()) and target.is_staged(slice_)
     staged = pa.concat_tables(target.read_staged(slice_))
     assert sorted(staged["v"].to_pylist()) == list(range(3000)) and staged.schema == TABLE.sink_schema
     target.commit(lambda _: Published([slice_]), {}, FENCE)
@@ -468,11 +468,11 @@ def test_a_slice_is_whole_or_not(tmp_path: Path) -> None:
     target = made(sink_at(tmp_path, (("country", None),)))
     slice_ = target.stage("1/0/1/slice", [rows((1, "DE", None, 1, 1, "r"), (2, "FR", None, 2, 1, "r"))])
     target.storage.delete(slice_.parts[1].path)
-    assert not target.staged(slice_)
-    target.discard(slice_)
+    assert not target.is_staged(slice_)
+    target.discard_staged(slice_)
     assert not list(target.storage.list("snapshot"))
     nothing = target.stage("1/0/1/nothing", [rows()])
-    assert target.staged(nothing) and nothing.rows == 0 and not nothing.parts
+    assert target.is_staged(nothing) and nothing.rows == 0 and not nothing.parts
     assert pa.concat_tables(target.read_staged(nothing)).schema == TABLE.sink_schema
     target.commit(lambda _: Published([nothing]), {}, FENCE)
     assert held(target) == []
@@ -542,7 +542,7 @@ def test_a_truncated_table(tmp_path: Path, vectors: bool) -> None:
     assert held(target) == [(3, "DE", JANUARY, 1, 5)]
     writer = sink.change_staging().open_writer(TABLE, "epoch-1/a")
     writer.add(rows((4, "FR", JANUARY, 1, 6, "c"), (5, "XX", JANUARY, 1, 6, "c")).to_batches()[0])
-    writer.empty()
+    writer.truncate()
     writer.add(rows((6, "FR", None, 1, 7, "c")).to_batches()[0])
     writer.close()
     assert sink.change_staging().read_changes(TABLE, ["epoch-1/a"])["id"].to_pylist() == [6]

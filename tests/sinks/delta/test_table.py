@@ -428,7 +428,7 @@ def test_what_a_try_that_failed_has_left(tmp_path: Path) -> None:
 
     assert target.commit(decide, {}, FENCE) and tries == 2
     assert held(opened(tmp_path)) == {1: ("new", 2), 2: ("b", 1), 9: ("other", 1)}
-    assert vector_files(target) == {f.deletion_vector.file for f in target.load_log().files.values() if f.vector}
+    assert vector_files(target) == {f.deletion_vector.file_name for f in target.load_log().files.values() if f.deletion_vector}
 
 
 def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:

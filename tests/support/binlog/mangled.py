@@ -272,7 +272,7 @@ def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
     # The same table once more, of which every third column is left out.
     names = [c.name for c in table.schema.columns]
     left_out = tuple(name for name in names[2::3] if name not in table.schema.key)
-    part = replace(table, schema=replace(table.schema, left_out=left_out))
+    part = replace(table, schema=replace(table.schema, excluded=left_out))
     whole, less, counting = Space(table, UNICODE), Space(part, UNICODE), Space(table, UNICODE, count_only=True)
     kept = [i for i, name in enumerate(names) if name not in left_out]
     makes = [make for _, _, make in columns()]

@@ -54,13 +54,13 @@ class Recording:
                 made[13:17] = bytes(4)  # the format event is sent again, and stands nowhere
                 listed = [sealed(bytes(rotate)), sealed(bytes(made)), *packets[n:]]
                 return replace(self.changed(listed), position=position)
-            replay.accept(packet)
+            replay.parse_packet(packet)
         raise AssertionError(f"no event begins at {position}")
 
     def events(self) -> list[Event]:
         """The events, read the plain way."""
         stream = Replay(self)
-        return [event for packet in self.packets() if (event := stream.accept(packet)) is not None]
+        return [event for packet in self.packets() if (event := stream.parse_packet(packet)) is not None]
 
 
 def record(server: MySQLServer, start: tuple[str, int]) -> Recording:

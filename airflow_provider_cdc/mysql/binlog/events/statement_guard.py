@@ -55,7 +55,7 @@ class Judge:
         if changed and statement.kind == "dml":
             # Of the first of them: each of the others has its turn when that one is suspended.
             message = f"{statement.summary} logged by statement may change captured table {changed[0].label}, at {event.location}"
-            raise DdlError.of_table(
+            raise DdlError.for_table(
                 f"{message}: its rows are not in the binlog", changed[0].label, place=event.location, first=_BY_ROW
             )
         if live and not changed and self._lookup is not None:
@@ -70,7 +70,7 @@ class Judge:
         """
         if event.flags & THREAD_SPECIFIC:
             label = ".".join(statement.emptied_table or ())
-            raise DdlError.of_table(
+            raise DdlError.for_table(
                 f"{statement.summary} by a session that uses temporary tables, at {event.location}: whether of captured table "
                 f"{label} or of a temporary one with its name, the binlog does not tell",
                 label,
@@ -96,7 +96,7 @@ class Judge:
         if paths := self._indirect_writes.paths_used_by(statement):
             # Of the first of the tables to which it leads: each of the others has its turn when that one is suspended.
             labels = (schema.label for name, schema in live if self._indirect_writes.can_change(statement, name))
-            raise DdlError.of_table(
+            raise DdlError.for_table(
                 f"{statement.summary} logged by statement may change captured tables through {'.'.join(paths[0])} (a view, "
                 f"trigger, function or foreign key), at {event.location}: the rows are not in the binlog",
                 next(labels, live[0][1].label),

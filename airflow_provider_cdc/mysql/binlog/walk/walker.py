@@ -273,7 +273,7 @@ class Walker:
 
     def _assemble_event(self, event: Event) -> Transaction | None:
         assembler, state = self._assembler, self._state
-        open_before, known = assembler.open_transaction, len(assembler.open_transaction.rows) if assembler.open else 0
+        open_before, known = assembler.open_transaction, len(assembler.open_transaction.rows) if assembler.open_transaction else 0
         transaction = None
         for result in assembler.feed(event):
             if isinstance(result, Reached):
@@ -329,7 +329,7 @@ class Walker:
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
             raise TerminalError(f"an XA PREPARE of what did not begin as XA, at {transaction.file}:{transaction.position}", REPORT)
         for space in self._buffers.changed_buffers():
-            first, is_gone = int(space.table_line[row_kernel.OPEN_ROW]), bool(space.line[row_kernel.TAKEN])
+            first, is_gone = int(space.table_line[row_kernel.OPEN_ROW]), bool(space.table_line[row_kernel.TAKEN])
             wrong = state[walk_state.EXPECTED] != transaction.position or not transaction.rows
             if is_gone and wrong:
                 self._handle_stop(walk_state.SPLIT)

@@ -339,7 +339,7 @@ class Log:
                 self.revived_files.add(file.path)
             self.files[file.path] = file
             self.tombstones.pop(file.path, None)
-            if file.deletion_vector and file.deletion_vector.file:
+            if file.deletion_vector and file.deletion_vector.file_name:
                 self.tombstones.pop(file.deletion_vector.file_name, None)
         self.revived_files |= removed_files.keys()  # gone, but may be added again
 

@@ -117,7 +117,7 @@ class Feed:
             elif living:
                 parts = row_groups(self._storage, file.path, self._schema, self._key_hasher.columns, file.partition)
                 hashes = Facts.from_parts([self._key_hasher(rows) for rows in parts], 0).hashes
-                key_hashes.append(hashes.take(np.asarray(living.to_array(), np.int64)))
+                key_hashes.append(hashes.select(np.asarray(living.to_array(), np.int64)))
         return _index(Facts.from_parts(key_hashes, 0)) if key_hashes else None
 
     def _match_keys(self, rows: pa.Table, key_index: KeyIndex | None) -> tuple[Any, Words | None]:

@@ -90,11 +90,11 @@ def by_vectors(log: Log, edit: Edit, stats_column: str | None, partitioning: Par
     """
     (copy_edit, edit), row_counts = edit.split_for_vectors(), dict[str, int]()
     commit = Written() if copy_edit is None else by_copies(log, copy_edit, stats_column, partitioning)
-    commit.actions += [log.files[path].remove_action(change=True) for path in sorted(edit.removed_files)]
+    commit.actions += [log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
     for path, rows in edit.dead_rows.items():
         file = log.files[path]
         total = log.dead_rows(file) | rows
-        commit.actions.append(file.remove_action(change=True))
+        commit.actions.append(file.remove_action(data_change=True))
         row_counts[path] = rows_of(log.storage, file)
         if len(total) < row_counts[path]:
             commit.dead_rows[path] = total
@@ -106,7 +106,7 @@ def by_vectors(log: Log, edit: Edit, stats_column: str | None, partitioning: Par
     vectors = write_vectors(log.storage, commit.dead_rows)
     commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
     added_by_path = {file.path: file for file, rows in edit.added_files if len(rows) < file.rows}
-    commit.actions += [log.files[p].vector_action(v, row_counts[p], change=True) for p, v in vectors.items() if p not in added_by_path]
+    commit.actions += [log.files[p].vector_action(v, row_counts[p], data_change=True) for p, v in vectors.items() if p not in added_by_path]
     commit.actions += [added(file, stats_column, vectors.get(path)) for path, file in added_by_path.items()]
     return commit
 
@@ -116,7 +116,7 @@ def by_copies(log: Log, edit: Edit, stats_column: str | None, partitioning: Part
 
     :param stats_column: as for :func:`by_vectors`.
     """
-    commit = Written(actions=[log.files[path].remove_action(change=True) for path in sorted(edit.removed_files)])
+    commit = Written(actions=[log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)])
     slices = [file for file, rows in edit.added_files if file.path.startswith(f"{SLICES}/") and not rows]
     commit.actions += [added(file, stats_column, None) for file in slices if file.rows]
     by_partition: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
@@ -151,7 +151,7 @@ def _written_anew(
     """
     small_sources = [(f.path, rows) for f, rows in live_sources if f.size < SMALL_FILE] + [(f.path, rows) for f, rows in added_sources]
     large_sources = [[(f.path, rows)] for f, rows in live_sources if f.size >= SMALL_FILE]
-    commit.actions += [file.remove_action(change=True) for file, _ in live_sources]
+    commit.actions += [file.remove_action(data_change=True) for file, _ in live_sources]
     unchanged: list[DataFile] = []
     if len(small_sources) == 1 and added_sources and not added_sources[0][1]:  # as it is
         small_sources, unchanged = [], [added_sources[0][0]]

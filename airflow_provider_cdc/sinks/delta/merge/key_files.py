@@ -117,11 +117,11 @@ class KeyFiles:
         other_files = [file for file in reversed(files) if not file.dead_row_count] if is_untouched else []
 
         def read(budget: int, should_stop: Callable[[], bool]) -> int:
-            for _ in self._index_files(files_with_dead_rows, beside=True):
+            for _ in self._index_files(files_with_dead_rows, in_background=True):
                 if should_stop():
                     return 0
             bytes_before = sum(self.index.bytes_used)
-            for _ in self._index_files(other_files if budget > 0 else [], beside=True):
+            for _ in self._index_files(other_files if budget > 0 else [], in_background=True):
                 if should_stop() or sum(self.index.bytes_used) - bytes_before >= budget:
                     break
             return sum(self.index.bytes_used) - bytes_before

@@ -197,7 +197,7 @@ class KeyIndex:
                 if sorted_queries.second is not None:
                     is_full_match = segment.hashes.second[positions] == sorted_queries.second[query_numbers]
                 rows = positions[is_full_match] if segment.row_numbers is None else segment.row_numbers[positions[is_full_match]]
-                files = np.full(len(rows), segment.file_numbers) if np.isscalar(segment.file_numbers) else segment.file[positions[is_full_match]]
+                files = np.full(len(rows), segment.file_numbers) if np.isscalar(segment.file_numbers) else segment.file_numbers[positions[is_full_match]]
                 parts.append((order[query_numbers[is_full_match]], files, rows))
                 next_positions = positions + 1
                 inside = next_positions < len(segment_hashes)

@@ -232,7 +232,7 @@ class Merge:
             is_owned = np.ones(keys.num_rows, bool) if only_in_range else change.owns_rows(keys).to_numpy(zero_copy_only=False).copy()
             is_owned[self._log.dead_rows(file).to_array()] = False
             rows = np.flatnonzero(is_owned)
-            replaced_rows = rows[np.unique(index.find_keys(self._key_hasher(keys.take(pa.array(rows)))).asked)]
+            replaced_rows = rows[np.unique(index.find_keys(self._key_hasher(keys.take(pa.array(rows)))).query_index)]
             if len(replaced_rows):
                 edit.dead_rows[file.path] = BitMap(replaced_rows.astype(np.uint32))
             if self._deletes == SOFT and (unmarked_rows := self._unmarked_rows(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))):

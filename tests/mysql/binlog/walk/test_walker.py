@@ -169,11 +169,11 @@ def test_rows_that_become_visible_later(mixed: tuple[Recording, Captured]) -> No
     items.remove(at_once)
     names = ("file", "position", "start_position", "gtid", "commit_us", "xa_prepared", "xa_finished", "emptied")
     assert [[getattr(t, n) for n in names] for t in items] == [[getattr(t, n) for n in names] for t in plain]
-    prepared = [[(r.kind, bytes(r.data), r.schema.id) for r in t.prepared_rows] for t in items]
+    prepared = [[(r.operation, bytes(r.images), r.schema.id) for r in t.prepared_rows] for t in items]
     assert prepared == [[(r.operation, bytes(r.images), r.schema.id) for r in t.prepared_rows] for t in plain]
-    assert sorted(len(rows) for rows in prepared)[-2:] == [1, 2] and [t.emptied_table for t in items if t.emptied]
+    assert sorted(len(rows) for rows in prepared)[-2:] == [1, 2] and [t.emptied_table for t in items if t.emptied_table]
     walker.take_changes()
-    for rows in next(t.prepared_rows for t in items if t.prepared):
+    for rows in next(t.prepared_rows for t in items if t.prepared_rows):
         walker.decode_rows(rows, 5, 6)
     ((_, batch),) = walker.take_changes()
     assert batch["a"].to_pylist() == [70, 71, 70] and batch["_cdc_op"].to_pylist() == ["c", "c", "u"]
