@@ -72,7 +72,7 @@ def follow(context: Context, store: Store, plan: Plan, applier: Applier) -> tupl
             label = plan.tables[_first(plan, transaction)].label
             place = f"{transaction.file}:{transaction.start_position}"
             raise NotFollowedError(error.message, error.remedy, table=label, place=place) from None
-        raise TransientError(f"the binlog behind {applier.offset.offset} has changed", "Run again")
+        raise TransientError(f"the binlog behind {applier.offset.at} has changed", "Run again")
     end = Position(transaction.file, transaction.position)
     applier.check_fence()  # what is written down is not fenced
     index, change = _change(context, plan, applier, transaction, transaction.ddl)
@@ -189,7 +189,7 @@ def _columns(table: TableSchema) -> tuple[object, ...]:
 
 def _read(context: Context, plan: Plan, applier: Applier, *, yield_ddl: bool) -> Transaction:
     """The transaction that begins at the resume point."""
-    at = applier.offset.offset
+    at = applier.offset.at
     with moved(), closing(context.binlog_opener(slots.DDL)(at)) as stream:
         captured = plan.captured_tables(applier.timeline)
         for transaction in read_transactions(stream, captured, stream.collations, yield_ddl=yield_ddl):

@@ -137,7 +137,7 @@ def follow(
         epoch.stop.set()
     context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.section_start.at}")
     run_on_spark(epoch, spark)
-    context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.offset.offset}")
+    context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.offset.at}")
 
 
 def main() -> int:

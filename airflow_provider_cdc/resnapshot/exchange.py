@@ -164,7 +164,7 @@ def _rejoined(label: str, applier: Applier, rejoin: Rejoined) -> str:
 
 
 def _replaced(label: str, applier: Applier) -> str:
-    return f"{label} was read again in part, and its rows were exchanged at {applier.offset.offset}"
+    return f"{label} was read again in part, and its rows were exchanged at {applier.offset.at}"
 
 
 def _exchange_ranges(
@@ -200,7 +200,7 @@ def _rejoin(
     if not target.exists() or _is_adopted(target, plan):  # it was added, or somebody has removed it
         target.create(plan.pipeline)
         target.raise_fence(generation_fence(plan, index))
-    seq = applier.timeline.seq(applier.offset.offset)
+    seq = applier.timeline.seq(applier.offset.at)
     slices = tuple(file.to_json() for file in files)
     keeps = can_stay(context, plan, index, reading_plan.tables[index])
     rejoin = Rejoined(index, revision, seq, reading_plan.tables[index], slices, staged.group, keeps)

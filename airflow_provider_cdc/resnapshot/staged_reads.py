@@ -208,7 +208,7 @@ def publish_staged(
         _drop(group, store, staged, reason)
         return
     if tables_behind:
-        context.reporter.line(f"{_said(staged)}: published at {applier.offset.offset}")
+        context.reporter.line(f"{_said(staged)}: published at {applier.offset.at}")
     _note_older(group, store, staged)
     with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
         group.mirror_published(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
@@ -219,7 +219,7 @@ def is_ripe(staged: Staged, applier: Applier) -> bool:
     """Whether the stream is far enough to look at what is staged: at the highest high watermark, or at another server,
     where that means nothing.
     """
-    return staged.timeline != applier.timeline.newest_segment or staged.high_watermark <= applier.offset.offset
+    return staged.timeline != applier.timeline.newest_segment or staged.high_watermark <= applier.offset.at
 
 
 def reason_of(error: Exception) -> str:
@@ -288,7 +288,7 @@ def publish_table(
         if not target.is_staged(file):
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
     # A run that was killed before it wrote the resume point may have left the table further than that.
-    seq = max(applier.timeline.seq(applier.offset.offset), target.markers().get(stream_marker(plan.pipeline)) or 0)
+    seq = max(applier.timeline.seq(applier.offset.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
     files = _replayed(group, staged, index, manifests, replace(applier.offset, at=applier.timeline.position(seq)), job)
     with _replaced(group, staged, index, files) as change:
 

@@ -75,7 +75,7 @@ class Database:
                     "certificate. sslmode=require disables the check; if the network to it is safe, use "
                     "sslmode=disable",
                 ) from None
-            raise database._away(error) from None
+            raise database._unreachable_error(error) from None
         except BaseException:
             database.close()
             raise

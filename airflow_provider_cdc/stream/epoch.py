@@ -189,13 +189,13 @@ class Epoch:
         """
         self.release_source()
         remedy = "To let it go on: airflow-cdc resume"
-        self.context.reporter.line(f"the stream is paused at {self.applier.offset.offset}: {self.pause_reason}. {remedy}")
+        self.context.reporter.line(f"the stream is paused at {self.applier.offset.at}: {self.pause_reason}. {remedy}")
         while self.inbox.paused and not self.stop.is_set():
             self.handle_requests()
             time.sleep(_PAUSED_SECONDS)  # not Event.wait(): a signal that meets it would wait for itself
         self.needs_new_section = True
         if not self.stop.is_set():
-            self.context.reporter.line(f"the stream goes on at {self.applier.offset.offset}")
+            self.context.reporter.line(f"the stream goes on at {self.applier.offset.at}")
         return not self.stop.is_set()
 
     def _run_section(self, run: Callable[[], None]) -> None:
@@ -364,7 +364,7 @@ class Epoch:
     @property
     def caught_up(self) -> bool:
         """Whether a catch-up is done: tables that are read again are waited for."""
-        return self.target is not None and self.target <= self.applier.offset.offset and not self._busy
+        return self.target is not None and self.target <= self.applier.offset.at and not self._busy
 
     @property
     def pause_reason(self) -> str:

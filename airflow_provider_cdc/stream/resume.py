@@ -60,7 +60,7 @@ def find_place(
                 plan = _fail_over(context, store, plan, applier, connection)
             applier.replace_offset(resume(connection, applier.offset, context.binlog_opener(slots.STREAM)))
         marks = [seq for table in coverage for seq in table.high_watermarks]
-        if applier.timeline.seq(applier.offset.offset) < max(marks, default=0):
+        if applier.timeline.seq(applier.offset.at) < max(marks, default=0):
             _same_files(context, applier, coverage)
         binlog_position = binlog_end(connection)
         end = applier.timeline.position(max([applier.timeline.seq(binlog_position), *marks]))
@@ -142,11 +142,11 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
     with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
         known_segments = store.timeline(pipeline.name)[: len(segments) - 1]
         newest_segment = segments[-1]
-        new_segment = Segment(newest_segment.server, newest_segment.start_file, applier.offset.offset.position, newest_segment.first_ordinal)
+        new_segment = Segment(newest_segment.server, newest_segment.start_file, applier.offset.at.position, newest_segment.first_ordinal)
         store.set_timeline(pipeline.name, [*known_segments, new_segment])
-        store.add_event(pipeline.name, "failover", f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.offset.offset}")
+        store.add_event(pipeline.name, "failover", f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.offset.at}")
     context.reporter.line(
-        f"continuing on server {applier.offset.server}, {applier.offset.offset} (before: {old_offset.server}, {old_offset.at})"
+        f"continuing on server {applier.offset.server}, {applier.offset.at} (before: {old_offset.server}, {old_offset.at})"
     )
     return remaining_plan
 

@@ -283,7 +283,7 @@ def test_an_epoch_that_was_overtaken_writes_no_definition(server: MySQLServer, d
     run(server, "ALTER TABLE keyed ADD w INT")
     with cli.opened() as (context, store):
         old = begin(context, store, catch_up=True)
-        context.liveness.is_alive = lambda run: False  # type: ignore[method-assign]
+        context.liveness.is_alive = lambda epoch_row: False  # type: ignore[method-assign]
         with cli.opened() as (_, other):
             newer = begin(context, other, catch_up=True)
             with pytest.raises(FencedError):

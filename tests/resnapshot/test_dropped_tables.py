@@ -304,7 +304,7 @@ def test_an_epoch_that_was_overtaken(server: MySQLServer, database: str, tmp_pat
     def overtake() -> None:
         run(server, "CREATE TABLE keyed (a INT PRIMARY KEY)", "INSERT INTO keyed VALUES (4), (5)")
         with cli.opened() as (context, store):
-            context.liveness.is_alive = lambda run: False  # type: ignore[method-assign]
+            context.liveness.is_alive = lambda epoch_row: False  # type: ignore[method-assign]
             run_in_process(begin(context, store, catch_up=True))
         equal(server, cli, *TABLES)
 

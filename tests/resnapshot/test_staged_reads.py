@@ -362,7 +362,7 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
     with copied.cli.opened() as (context, store):
         (staged,) = waiting(context, context.require_plan())
         epoch = begin(context, store, catch_up=False)
-        assert staged.high_watermark <= epoch.applier.offset.offset
+        assert staged.high_watermark <= epoch.applier.offset.at
         copied.write("UPDATE a_int SET v = 99 WHERE id < 200", "INSERT INTO a_int VALUES (303, 3)")
         with contextlib.closing(epoch.job.make_planner()) as planner:
             manifest = epoch.job.stage_range(epoch.section_start, planner.find_batch_end(epoch.section_start, 1 << 40), "0")
@@ -432,7 +432,7 @@ def test_beside_a_stream_that_has_nothing_to_do(copied: World) -> None:
     with copied.streaming() as epoch:
         with contextlib.closing(connect(copied.server.connect_args())) as connection:
             end = binlog_end(connection)
-        while epoch.applier.offset.offset < end:
+        while epoch.applier.offset.at < end:
             time.sleep(0.05)
         for target, key in ((copied.group(0).tables[0], ("id",)), (copied.group(2).tables[1], ("k",))):
             damage(as_delta(target), "", key)

@@ -82,7 +82,7 @@ class OddJob(SnapshotJob):
         # A Python process may have run another task before this one.
         for module in (slices, chunk):
             setattr(module, "failpoint", failpoint)  # noqa: B010 (mypy knows it as a function)
-        for manifest in super().read(worker, copy):
+        for manifest in super().read_slices(worker, copy):
             if odd:
                 (folder / f"wrote-{manifest['slice']}").touch()
             yield manifest

@@ -54,7 +54,7 @@ class NarrowSink:
     def table(self, table: TableSchema) -> WriteOnlyTable:
         return WriteOnlyTable(storage_at(self.path).subfolder(Layout(self.pipeline).table_folder(table)), table)
 
-    def staging(self) -> FileStaging:
+    def change_staging(self) -> FileStaging:
         return FileStaging(storage_at(self.path), Layout(self.pipeline).change_staging_folder)
 
     def resume_point(self) -> PlainResumePoint:
@@ -129,7 +129,7 @@ class WriteOnlyTable(States):
         if state["owner"] != pipeline or state["columns"] != self._told:
             raise TerminalError(f"the {self.name} is another's, or has other columns")
 
-    def begin_anew(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
+    def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
         def decide(state: State) -> State | None:
             if (state["markers"].get(fence.name) or 0) >= fence.value:
                 return None
@@ -142,40 +142,40 @@ class WriteOnlyTable(States):
         if (self.newest()[1]["markers"].get(fence.name) or 0) < fence.value:
             self.change(decide, {}, fence)
 
-    def alter(self, before: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+    def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
         def decide(state: State) -> State | None:
             if markers and all(state["markers"].get(name, -math.inf) >= value for name, value in markers.items()):
                 return None
-            kinds = {field.name: field.type for field in before.sink_schema}
+            kinds = {field.name: field.type for field in old_table.sink_schema}
             lost = [field.name for field in self._schema if kinds.get(field.name, field.type) != field.type]
-            if state["columns"] != _told(before) or lost or before.key != self._key:
+            if state["columns"] != _told(old_table) or lost or old_table.key != self._key:
                 raise TerminalError(f"the {self.name} was altered by something else, or it would lose {lost}")
-            rows = WriteOnlyTable(self.storage, before)._rows(state)
+            rows = WriteOnlyTable(self.storage, old_table)._rows(state)
             return {"rows": self._write("rows", [self._widened(rows)]).path, "columns": self._told}
 
         return self.change(decide, markers, fence)
 
-    def exchange(
-        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, kept_to: int | None = None
+    def overwrite(
+        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, keep_deleted_to: int | None = None
     ) -> bool:
         def decide(state: State) -> State | None:
             if markers and all(state["markers"].get(name, -math.inf) >= value for name, value in markers.items()):
                 return None
-            if lost := [file.path for file in slices if not self.staged(file)]:
+            if lost := [file.path for file in slices if not self.is_staged(file)]:
                 raise TerminalError(f"the slice {lost[0]} is gone, or not whole")
             rows = [self._read(file.path) for file in slices]
-            if kept_to is not None and self._deletes != HARD:
+            if keep_deleted_to is not None and self._deletes != HARD:
                 known = self._rows(state)
-                rows.append(self._kept(known.filter(pc.less_equal(known[SEQ], kept_to)), rows))
+                rows.append(self._kept(known.filter(pc.less_equal(known[SEQ], keep_deleted_to)), rows))
             return {"rows": self._write("rows", rows).path, "columns": self._told}
 
         return self.change(decide, markers, fence)
 
-    def loss(self, before: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
-        why = cannot_keep(before.sink_schema, before.key, self._schema, self._key)
+    def overwrite_loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+        why = cannot_keep(old_table.sink_schema, old_table.key, self._schema, self._key)
         if self._deletes == HARD or why is None or not (state := self.newest()[1]).get("rows"):
             return None
-        old = WriteOnlyTable(self.storage, before)
+        old = WriteOnlyTable(self.storage, old_table)
         rows = old._rows(state)
         if slices is None and self._deletes == SOFT:
             rows = rows.filter(pc.equal(rows[OP], "d"))
@@ -201,23 +201,23 @@ class WriteOnlyTable(States):
 
         return self.change(decided, markers, fence)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Nothing is ever deleted."""
 
-    def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
-        return self._write(f"snapshot/{place}", rows)
+    def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
+        return self._write(f"snapshot/{staging_path}", rows)
 
-    def staged(self, file: DataFile) -> bool:
+    def is_staged(self, file: DataFile) -> bool:
         return (file.path, file.size) in self.storage.list("snapshot")
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         yield self._read(file.path)
 
-    def discard(self, file: DataFile) -> None:
+    def discard_staged(self, file: DataFile) -> None:
         self.storage.delete(file.path)
 
-    def clear_staged(self, place: str) -> None:
-        self.storage.delete_folder(f"snapshot/{place}")  # rows that are part of the table are written anew, elsewhere
+    def clear_staged(self, staging_folder: str) -> None:
+        self.storage.delete_folder(f"snapshot/{staging_folder}")  # rows that are part of the table are written anew, elsewhere
 
     def _changed(self, rows: pa.Table, change: Change) -> pa.Table:
         match change:
@@ -278,13 +278,13 @@ class PlainTable(WriteOnlyTable):
 
 
 class PlainResumePoint(States):
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Nothing is ever deleted."""
 
     def create(self) -> None:
         self.put(1, {"markers": {}})
 
-    def forget_older(self, generation: int) -> None:
+    def forget_older_generation(self, generation: int) -> None:
         fence = Fence("generation", generation)
         if self.exists() and generation > 1:
             standing = self.markers().get(fence.name)
@@ -292,15 +292,15 @@ class PlainResumePoint(States):
                 self.change(lambda _: {"offset": None}, {}, fence)
 
     def read(self) -> Offset | None:
-        found = self.stand()
+        found = self.read_with_timeline()
         return found[0] if found else None
 
-    def stand(self) -> tuple[Offset, Lineage] | None:
+    def read_with_timeline(self) -> tuple[Offset, Lineage] | None:
         state = self.newest()[1]
         if not state.get("offset"):
             return None
         return Offset.from_json(state["offset"]), Lineage.from_segments(state["lineage"])
 
-    def write(self, offset: Offset, lineage: Lineage, fence: Fence) -> None:
-        state = {"offset": offset.to_json(), "lineage": lineage.segments_to_json()}
+    def write(self, offset: Offset, timeline: Lineage, fence: Fence) -> None:
+        state = {"offset": offset.to_json(), "timeline": timeline.segments_to_json()}
         self.change(lambda _: dict(state), {}, fence)

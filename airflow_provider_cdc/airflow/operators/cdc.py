@@ -112,7 +112,7 @@ class CdcPlanChunksOperator(PipelineOperator):
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
         rows = run_context.pipeline.snapshot.chunk_rows
         if self._has_mapped_tasks(context):  # a group of which nothing is left to read keeps its place
-            return plan.group_summaries(rows, superseded_chunks=True)
+            return plan.group_summaries(rows, include_superseded=True)
         groups = plan.group_summaries(rows)
         if not self.map_published and groups and published_attempts(plan, targets(run_context, plan)) is not None:
             self.log.info(

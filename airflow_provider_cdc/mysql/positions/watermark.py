@@ -318,7 +318,7 @@ class _MariaDB(Watermarks):
 
     def high_in_view(self) -> tuple[Position, int]:
         """See :meth:`Watermarks.bound`."""
-        at, clock = super().bound()
+        at, clock = super().high_in_view()
         if self._view_position and at < self._view_position:
             raise OtherHistoryError(f"the binlog of the server ends at {at}, and had reached {self._view_position} before")
         return self._view_position or at, clock

@@ -96,7 +96,7 @@ def plan(
             partitioning,
             tuple((f.path, bytes(log.dead_rows(f).serialize())) for f in files),
             stats_column,
-            files[0].partition_values,
+            files[0].partition,
         )
         for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), deletion_vectors=deletion_vectors, purge=purge)
     ]

@@ -49,6 +49,6 @@ def portions_of(log: Log, schema: pa.Schema) -> list[FilePortion]:
     :param schema: schema of its rows.
     """
     return [
-        FilePortion(log.storage, schema, f.path, f.size, bytes(log.dead_rows(f).serialize()), f.partition_values)
+        FilePortion(log.storage, schema, f.path, f.size, bytes(log.dead_rows(f).serialize()), f.partition)
         for f in log.files.values()
     ]

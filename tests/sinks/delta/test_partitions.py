@@ -98,7 +98,7 @@ def partitions_of(target: DeltaTarget) -> set[tuple[str | None, ...]]:
     found = set()
     log = target.load_log()
     for file in log.files.values():
-        values = tuple(file.partition_values.values())
+        values = tuple(file.partition.values())
         folders = [part.partition("=")[2] for part in file.path.split("/")[:-1] if "=" in part]
         assert [None if f == "__HIVE_DEFAULT_PARTITION__" else unquote(f) for f in folders] == list(values)
         found.add(values)
@@ -403,7 +403,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     def check() -> None:
         seen = [(key, *values) for key, values in sorted(expected.items(), key=repr)]
         assert sorted(read_by_all(target, ["id", "country", "v"]), key=repr) == sorted(seen, key=repr)
-        with_vectors = {file.partition_values["country"] for file in target.load_log().files.values() if file.deletion_vector}
+        with_vectors = {file.partition["country"] for file in target.load_log().files.values() if file.deletion_vector}
         assert with_vectors <= {"DE", None}
 
     changed: list[Row] = [(10 * k, c, None, 2, 2, "u") for k, c in enumerate(countries)]
@@ -413,7 +413,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     apply(sink, target, "epoch-1/a")
     expected |= {row[0]: (row[1], row[3]) for row in changed}
     check()
-    assert {file.partition_values["country"] for file in target.load_log().files.values() if file.deletion_vector} == {"DE", None}
+    assert {file.partition["country"] for file in target.load_log().files.values() if file.deletion_vector} == {"DE", None}
     kept = target.storage.list("changes")
     assert all(name in target.load_log().files for name, _ in kept), "what was written anew is not left behind"
     more: list[Row] = [(90 + n, "a+b", None, 1, 1, "r") for n in range(4)]
@@ -567,11 +567,11 @@ def test_what_a_checkpoint_says(tmp_path: Path, vectors: bool, monkeypatch: pyte
     target = made(sink)
     upsert(target, (1, "a/b", JANUARY, 1, 1, "c"), (2, None, None, 1, 1, "c"), (3, None, None, 1, 1, "c"))
     upsert(target, (3, "FR", None, 1, 2, "u"))
-    before = {path: dict(file.partition_values) for path, file in target.load_log().files.items()}
+    before = {path: dict(file.partition) for path, file in target.load_log().files.items()}
     target.clean_up()
     log = Log(target.storage)
     log.refresh()
-    assert log.checkpoint_version and {path: dict(file.partition_values) for path, file in log.files.items()} == before
+    assert log.checkpoint_version and {path: dict(file.partition) for path, file in log.files.items()} == before
     again = sink.table(TABLE)
     upsert(again, (2, "DE", MARCH, 2, 3, "u"))
     assert held(again) == [(1, "a/b", JANUARY, 1, 1), (2, "DE", MARCH, 2, 3), (3, "FR", None, 1, 2)]

@@ -46,7 +46,7 @@ class LiveFile:
         return json.loads(self.action.get("stats") or "{}") or {}
 
     @cached_property
-    def partition_values(self) -> Mapping[str, str | None]:
+    def partition(self) -> Mapping[str, str | None]:
         """Values of the columns that are not in the file, as text: an empty one is NULL."""
         return {name: value or None for name, value in (self.action.get("partitionValues") or {}).items()}
 

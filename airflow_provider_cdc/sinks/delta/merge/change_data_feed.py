@@ -104,7 +104,7 @@ class Feed:
             file = self._log.files[path]
             rows = BitMap(range(rows_of(self._storage, file))) if path in edit.removed_files else edit.dead_rows[path]
             if living := rows - self._log.dead_rows(file):
-                yield path, living, file.partition_values
+                yield path, living, file.partition
 
     def _index_new_keys(self, edit: Edit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
         """Where the keys of new rows are, as far as that is of use."""

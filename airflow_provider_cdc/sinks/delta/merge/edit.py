@@ -157,7 +157,7 @@ def _written_anew(
         small_sources, unchanged = [], [added_sources[0][0]]
     else:
         commit.delete_on_success += [file.path for file, _ in added_sources]
-    partition = (live_sources[0][0] if live_sources else added_sources[0][0]).partition_values
+    partition = (live_sources[0][0] if live_sources else added_sources[0][0]).partition
     written = [
         file for sources in (*large_sources, small_sources) for file in copied(storage, partitioning, partition, sources, stats_column)
     ]
@@ -252,7 +252,7 @@ def is_part(path: str) -> bool:
 
 def partition_of(file: DataFile | LiveFile) -> frozenset[tuple[str, str | None]]:
     """The partition of a file, to be compared."""
-    return frozenset(file.partition_values.items())
+    return frozenset(file.partition.items())
 
 
 def vectors_of(actions: Iterable[Mapping[str, Any]]) -> Iterator[LiveFile]:

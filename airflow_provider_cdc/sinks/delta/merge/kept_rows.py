@@ -106,7 +106,7 @@ class KeptRows:
         columns, start = list(dict.fromkeys([*self._row_identity.key_columns, SEQ, *([DELETED] if self._soft_deletes else [])])), 0
         dead = np.asarray(self._log.dead_rows(file).to_array(), np.int64)
         retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
-        for rows in row_groups(self._log.storage, file.path, self._row_identity.schema, columns, file.partition_values, may_lack_columns=True):
+        for rows in row_groups(self._log.storage, file.path, self._row_identity.schema, columns, file.partition, may_lack_columns=True):
             stays = np.ones(rows.num_rows, bool)
             low, high = np.searchsorted(dead, [start, start + rows.num_rows])
             stays[dead[low:high] - start] = False
@@ -123,7 +123,7 @@ class KeptRows:
     def _read_retained_rows(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
         """Rows of a file, all of them marked as deleted if that is marked."""
         start = 0
-        for group in row_groups(self._log.storage, file.path, self._row_identity.schema, None, file.partition_values, may_lack_columns=True):
+        for group in row_groups(self._log.storage, file.path, self._row_identity.schema, None, file.partition, may_lack_columns=True):
             low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
             group_numbers, newly_marked = row_numbers[low:high] - start, to_mark[low:high]
             yield group.take(pa.array(group_numbers[~newly_marked]))

@@ -159,7 +159,7 @@ class KeyFiles:
         may_lack_columns = not self.row_identity.key_columns  # a key is never new
         # Portions: values of a table without a key may be many times what is kept of them.
         parts, newest_seq = [], bounds[1] if bounds else 0
-        for rows in row_groups(self.storage, file.path, schema, columns, file.partition_values, may_lack_columns):
+        for rows in row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):
             parts.append(self.key_hasher(rows))
             if bounds is None and rows.num_rows:
                 newest_seq = max(newest_seq, int(pc.max(rows[SEQ]).as_py()))

@@ -252,7 +252,7 @@ class Merge:
         def marked() -> Iterator[pa.Table]:
             for path, which in rows.items():
                 start, row_numbers = 0, np.asarray(which.to_array(), np.int64)
-                partition = self._log.files[path].partition_values
+                partition = self._log.files[path].partition
                 for group in row_groups(self._storage, path, self._row_identity.schema, None, partition, may_lack_columns=True):
                     low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
                     yield buried(group.take(pa.array(row_numbers[low:high] - start)), marked_at, seq)
@@ -296,7 +296,7 @@ class Merge:
         return self._read_columns(file, [name])[name].to_numpy()
 
     def _read_columns(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
-        return read_file(self._storage, file.path, self._row_identity.schema, columns, file.partition_values)
+        return read_file(self._storage, file.path, self._row_identity.schema, columns, file.partition)
 
 
 def by_number(number: Any, count: int) -> list[Any]:
@@ -315,7 +315,7 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
     :param names: only these files.
     """
     parts = [
-        next(alive([read_file(log.storage, f.path, schema, partition=f.partition_values, may_lack_columns=True)], log.dead_rows(f)))
+        next(alive([read_file(log.storage, f.path, schema, partition=f.partition, may_lack_columns=True)], log.dead_rows(f)))
         for f in log.files.values()
         if names is None or f.path in names
     ]
