@@ -117,7 +117,7 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
         if asked and not done:
             return None
         if older := overwritten_by_older(group.context.newest(group.plan), staged, {m["table"] for m in manifests}):
-            raise TerminalError(f"{_said(staged)}, {_lost(older)}", _whole(older))
+            raise TerminalError(f"{_said(staged)}, {_overwritten_text(older)}", _resnapshot_commands(older))
         return Outcome(done, "what was published stays")
 
     return is_taken(group, store, staged, outcome, _said(staged))
@@ -187,8 +187,10 @@ def publish_staged(
     """
     group = Group(context, plan, staged.group)
     if staged.group not in plan.groups():
-        _drop(group, store, staged, "its tables were read again as a whole, or are suspended")
-        _note_older(group, store, staged)
+        if _note_overwritten(group, store, staged):
+            forget(context, plan, staged.group, staged.attempt)
+        else:
+            _drop(group, store, staged, "its tables were read again as a whole, or are suspended")
         return
     if not is_ripe(staged, applier):
         return
@@ -209,7 +211,7 @@ def publish_staged(
         return
     if behind:
         context.reporter.line(f"{_said(staged)}: published at {applier.at.at}")
-    _note_older(group, store, staged)
+    _note_overwritten(group, store, staged)
     with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
         group.adopt(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
         forget(context, plan, staged.group, staged.attempt)
@@ -239,27 +241,33 @@ def overwritten_by_older(plan: Plan, staged: Staged, read: Collection[int]) -> l
     return [plan.tables[i].label for i, step in steps.items() if step is not None and (step.group or 0) < staged.number]
 
 
-def _lost(tables: Sequence[str]) -> str:
+def _overwritten_text(tables: Sequence[str]) -> str:
     return f"but a re-snapshot that began earlier has overwritten {', '.join(tables)} since"
 
 
-def _whole(tables: Sequence[str]) -> str:
-    return " and ".join(f"airflow-cdc resnapshot --table {label}" for label in tables)
+def _resnapshot_commands(tables: Sequence[str]) -> str:
+    return "Run " + " and ".join(f"airflow-cdc resnapshot --table {label}" for label in tables)
 
 
-def _note_older(group: Group, store: Store, staged: Staged) -> None:
-    """Report the tables whose rows, as they were read, are not in the copy."""
+def _note_overwritten(group: Group, store: Store, staged: Staged) -> bool:
+    """Report the tables whose rows, as they were read, are not in the copy.
+
+    :returns: whether there are any.
+    """
     if all(chunk.group != staged.group for chunk in group.plan.left):
-        return
+        return False
     try:
         read = {m["table"] for m in group.manifest(staged.attempt)}
     except UNUSABLE:
-        return
-    if older := overwritten_by_older(group.plan, staged, read):
-        detail = f"{_said(staged)}, {_lost(older)}"
+        # Nobody can tell what was read: take it for all of the group, rather than say nothing.
+        read = {chunk.table for chunk in group.plan.left if chunk.group == staged.group}
+    overwritten = overwritten_by_older(group.plan, staged, read)
+    if overwritten:
+        detail, remedy = f"{_said(staged)}, {_overwritten_text(overwritten)}", _resnapshot_commands(overwritten)
         with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-            store.event(group.plan.pipeline, "reread_dropped", detail, remedy=_whole(older))
-        group.context.reporter.line(f"{detail}. {_whole(older)}")
+            store.event(group.plan.pipeline, "reread_dropped", detail, remedy=remedy)
+        group.context.reporter.line(f"{detail}. {remedy}")
+    return bool(overwritten)
 
 
 def _drop(group: Group, store: Store, staged: Staged, why: str) -> None:
