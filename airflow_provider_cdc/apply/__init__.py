@@ -1,1 +1,1 @@
-"""From the binlog to the tables, exactly once: batches are planned, staged by tasks and applied; DDL is followed."""
+"""From the binlog to the sink tables, exactly once: plan, stage and apply batches; follow DDL."""

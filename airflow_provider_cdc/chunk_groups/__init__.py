@@ -1,1 +1,1 @@
-"""A chunk group: its tasks, its Spark job, its manifest, and its publication."""
+"""A chunk group: its Spark tasks, its manifest and its publication."""

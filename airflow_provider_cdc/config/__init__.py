@@ -1,4 +1,4 @@
-"""The declarative pipeline: what to copy, how, and where to."""
+"""The pipeline: its sections, patterns, connections and settings."""
 
 from airflow_provider_cdc.config.pipeline import Pipeline
 from airflow_provider_cdc.config.sections import MAX_SERVER_ID, Alerts, Snapshot, Source, Spark, State, Stream

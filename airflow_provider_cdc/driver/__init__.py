@@ -1,1 +1,1 @@
-"""The process that does the work of a task."""
+"""The process that a task starts: it runs Spark."""

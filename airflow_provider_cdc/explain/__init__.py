@@ -1,1 +1,1 @@
-"""Why a row is as it is: what read it, what changed it, and whether both sides agree."""
+"""Explains one row: when it was read, what changed it, and whether source and copy agree."""

@@ -1,1 +1,1 @@
-"""Upkeep of the copies, and the end of a pipeline."""
+"""Maintenance of sink tables, and uninstalling a pipeline."""

@@ -1,1 +1,1 @@
-"""What people see: status, progress, lag, metrics, alerts, and how long the source keeps its binlog."""
+"""Status, table state, lag, metrics and alerts."""

@@ -1,1 +1,1 @@
-"""What is checked before a pipeline starts."""
+"""Checks before a pipeline starts."""

@@ -1,1 +1,1 @@
-"""Tables and parts of them that are read again: staged reads, their exchange, suspension, membership."""
+"""Re-snapshots of tables and key ranges: staged reads, the overwrite of their rows, suspension, membership."""

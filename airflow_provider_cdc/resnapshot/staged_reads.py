@@ -116,8 +116,8 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
         published = (group.published_attempt() or 0) >= staged.attempt  # looked at behind that: the request goes last
         if is_pending and not published:
             return None
-        if overwritten := overwritten_by_older(group.context.refresh_plan(group.plan), staged, {m["table"] for m in manifests}):
-            raise TerminalError(f"{_said(staged)}, {_lost(overwritten)}", _whole(overwritten))
+        if older := overwritten_by_older(group.context.refresh_plan(group.plan), staged, {m["table"] for m in manifests}):
+            raise TerminalError(f"{_said(staged)}, {_overwritten_text(older)}", _resnapshot_commands(older))
         return Outcome(published, "what was published stays")
 
     return is_taken(group, store, staged, outcome, _said(staged))
@@ -187,8 +187,10 @@ def publish_staged(
     """
     group = Group(context, plan, staged.group)
     if staged.group not in plan.groups():
-        _drop(group, store, staged, "its tables were read again as a whole, or are suspended")
-        _note_older(group, store, staged)
+        if _note_overwritten(group, store, staged):
+            forget(context, plan, staged.group, staged.attempt)
+        else:
+            _drop(group, store, staged, "its tables were read again as a whole, or are suspended")
         return
     if not is_ripe(staged, applier):
         return
@@ -209,7 +211,7 @@ def publish_staged(
         return
     if tables_behind:
         context.reporter.line(f"{_said(staged)}: published at {applier.offset.at}")
-    _note_older(group, store, staged)
+    _note_overwritten(group, store, staged)
     with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
         group.mirror_published(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
         forget(context, plan, staged.group, staged.attempt)
@@ -239,27 +241,33 @@ def overwritten_by_older(plan: Plan, staged: Staged, read_tables: Collection[int
     return [plan.tables[i].label for i, rejoin in rejoins.items() if rejoin is not None and (rejoin.group or 0) < staged.number]
 
 
-def _lost(tables: Sequence[str]) -> str:
+def _overwritten_text(tables: Sequence[str]) -> str:
     return f"but a re-snapshot that began earlier has overwritten {', '.join(tables)} since"
 
 
-def _whole(tables: Sequence[str]) -> str:
-    return " and ".join(f"airflow-cdc resnapshot --table {label}" for label in tables)
+def _resnapshot_commands(tables: Sequence[str]) -> str:
+    return "Run " + " and ".join(f"airflow-cdc resnapshot --table {label}" for label in tables)
 
 
-def _note_older(group: Group, store: Store, staged: Staged) -> None:
-    """Report the tables whose rows, as they were read, are not in the copy."""
+def _note_overwritten(group: Group, store: Store, staged: Staged) -> bool:
+    """Report the tables whose rows, as they were read, are not in the copy.
+
+    :returns: whether there are any.
+    """
     if all(chunk.group != staged.group for chunk in group.plan.superseded_chunks):
-        return
+        return False
     try:
         read_tables = {m["table"] for m in group.read_manifest(staged.attempt)}
     except UNUSABLE:
-        return
-    if overwritten := overwritten_by_older(group.plan, staged, read_tables):
-        detail = f"{_said(staged)}, {_lost(overwritten)}"
+        # Nobody can tell what was read: take it for all of the group, rather than say nothing.
+        read_tables = {chunk.table for chunk in group.plan.superseded_chunks if chunk.group == staged.group}
+    overwritten = overwritten_by_older(group.plan, staged, read_tables)
+    if overwritten:
+        detail, remedy = f"{_said(staged)}, {_overwritten_text(overwritten)}", _resnapshot_commands(overwritten)
         with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-            store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy=_whole(overwritten))
-        group.context.reporter.line(f"{detail}. {_whole(overwritten)}")
+            store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy=remedy)
+        group.context.reporter.line(f"{detail}. {remedy}")
+    return bool(overwritten)
 
 
 def _drop(group: Group, store: Store, staged: Staged, reason: str) -> None:

@@ -1,1 +1,1 @@
-"""What every run needs: its context, its heartbeat, requests to it, and restarts of the server."""
+"""What every run needs: its context, its heartbeat, control requests, and restarts of the server."""

@@ -1,1 +1,1 @@
-"""The snapshot: groups are claimed, read and published, and planned again where a table was altered."""
+"""The snapshot: claim, read and publish chunk groups; its progress; how long the source keeps its binlog."""

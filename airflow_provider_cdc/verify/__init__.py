@@ -1,1 +1,1 @@
-"""Source and copy are compared, and repaired."""
+"""Comparison of source and copy, and repair."""

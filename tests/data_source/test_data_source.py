@@ -24,6 +24,7 @@ from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.spark.java import ensure_java_home
 from tests import ROOT
+from tests.support.jvm import own_java
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 from tests.system.test_secrets import leaks
@@ -45,15 +46,14 @@ def spark(mysql_server: MySQLServer, folder: Path) -> Iterator[SparkSession]:
     """A session as anybody starts it: the connection is in its environment."""
     user = mysql_server.create_cdc_user(f"canary_{secrets.token_hex(4)}", password=PASSWORD)
     ensure_java_home()
-    before = dict(os.environ)
-    os.environ |= {
+    environment = {
         "AIRFLOW_CONN_CDC_LOG": mysql_server.uri(user["user"], PASSWORD),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     (folder / "events").mkdir()
-    try:
+    with own_java(environment):
         session = (
             SparkSession.builder.master("local[2]")
             .config("spark.ui.enabled", "false")
@@ -65,16 +65,6 @@ def spark(mysql_server: MySQLServer, folder: Path) -> Iterator[SparkSession]:
         )
         session.dataSource.register(MySQLCdcDataSource)
         yield session
-        gateway: Any = session.sparkContext._gateway
-        session.stop()
-        # The JVM has the connection in its environment: nobody else shall use it.
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(60)
-        type(session.sparkContext)._gateway = type(session.sparkContext)._jvm = None
-    finally:
-        os.environ.clear()
-        os.environ |= before
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from airflow_provider_cdc.stream.run import run_on_spark
 from airflow_provider_cdc.stream.spark_query import StreamQuery
 from tests import ROOT
 from tests.support.cli import Cli
+from tests.support.jvm import own_java
 from tests.support.oracle import compare_all
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
@@ -43,24 +43,11 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def spark(slow: Path) -> Iterator[SparkSession]:
-    before = dict(os.environ)
-    os.environ["PYTHONPATH"] = str(ROOT)
     python = slow.with_name("python")
     python.write_text(SLOW.format(slow=slow, python=sys.executable))
     python.chmod(0o755)
-    try:
-        session = start("query", "local[2]", {"spark.pyspark.python": str(python)})
-        yield session
-        gateway: Any = session.sparkContext._gateway
-        session.stop()
-        # The JVM has this environment: nobody else shall use it.
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(60)
-        type(session.sparkContext)._gateway = type(session.sparkContext)._jvm = None
-    finally:
-        os.environ.clear()
-        os.environ |= before
+    with own_java({"PYTHONPATH": str(ROOT)}):
+        yield start("query", "local[2]", {"spark.pyspark.python": str(python)})
 
 
 @pytest.fixture

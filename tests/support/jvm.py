@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from airflow_provider_cdc.spark.java import ensure_java_home
 
@@ -51,6 +54,37 @@ def options() -> str:
     """Options of Java for the drivers of tests."""
     quiet = "-Xlog:cds=off -Xlog:cds+dynamic=off"  # said on standard output, of an archive that does not fit
     return f"{SHORT_LIVED} -XX:SharedArchiveFile={ARCHIVE} {quiet}" if ARCHIVE.exists() else SHORT_LIVED
+
+
+@contextlib.contextmanager
+def own_java(environment: Mapping[str, str]) -> Iterator[None]:
+    """Within it, Spark sessions of this process run in a Java with this environment; before and after, in others.
+
+    PySpark keeps the Java that it started, also when its session is stopped: without this, a test would run in the
+    Java, and so with the connections, of the test before it.
+    """
+    before = dict(os.environ)
+    _end_java()
+    os.environ |= environment
+    try:
+        yield
+    finally:
+        _end_java()
+        os.environ.clear()
+        os.environ |= before
+
+
+def _end_java() -> None:
+    from pyspark import SparkContext
+
+    context: Any = SparkContext
+    if context._active_spark_context is not None:
+        context._active_spark_context.stop()
+    if context._gateway is not None:
+        context._gateway.shutdown()
+        context._gateway.proc.stdin.close()
+        context._gateway.proc.wait(60)
+        context._gateway = context._jvm = None
 
 
 def make() -> None:

@@ -140,7 +140,7 @@ def test_through_the_command_line(
     name = "t'\"`%.;/\\= ü"
     mysql_server.execute(f"CREATE TABLE {db}.{quoted(name)} ({quoted(name)} VARCHAR(20) PRIMARY KEY, `v.w` INT)")
     mysql_server.execute(f"INSERT INTO {db}.{quoted(name)} VALUES ('a', 1), ('b', 2), ('c', 3)")
-    cli = Cli(tmp_path / "p % ü", mysql_server, re.escape(odd_database) + r"\..*", user=cdc_user)
+    cli = Cli(tmp_path / "p ü", mysql_server, re.escape(odd_database) + r"\..*", user=cdc_user)
     result = cli.run("run", "--catch-up")
     assert result.code == 0, result.err
     mysql_server.execute(f"UPDATE {db}.{quoted(name)} SET `v.w` = 9, {quoted(name)} = 'B' WHERE `v.w` = 2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Collection
 from urllib.parse import unquote
@@ -25,6 +26,8 @@ from airflow_provider_cdc.sinks.files.size import Size
 KEEP_HOURS = 1
 #: Hours after which a file that no version refers to was left by somebody who was killed.
 _ABANDONED_HOURS = 48
+#: What delta-rs raises if it cannot do its work; an OSError where an object store did not answer it.
+_OF_DELTA_RS = (DeltaError, OSError)
 _PROTECTED = "delta.requireCheckpointProtectionBeforeVersion"
 #: Commits between two checkpoints.
 _EVERY = 100
@@ -57,11 +60,16 @@ def checkpoint(log: Log, commits: int | None = None) -> None:
         table.create_checkpoint()
         if _may_clean(log):
             table.cleanup_metadata()
-    except DeltaError as error:
+    except _OF_DELTA_RS as error:
         raise TransientError(
-            f"no checkpoint could be written of the {log.name}: {error}", "It is the next time"
+            f"no checkpoint could be written of the {log.name}: {_one_line(error)}", "It is the next time"
         ) from None
     log.checkpoint_version = log.version
+
+
+def _one_line(error: Exception) -> str:
+    """The text of an error of delta-rs, which draws a tree in colours."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", str(error)).split())
 
 
 def check_live(log: Log) -> None:
@@ -75,9 +83,10 @@ def check_live(log: Log) -> None:
     try:
         table = DeltaTable(log.storage.uri(), version=log.version, storage_options=log.storage.storage_options() or None)
         delta_rs_paths = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
-    except DeltaError as error:
+    except _OF_DELTA_RS as error:
         raise TransientError(
-            f"no old files of the {log.name} were deleted: delta-rs cannot read it: {error}", "They are the next time"
+            f"no old files of the {log.name} were deleted: delta-rs cannot read it: {_one_line(error)}",
+            "They are the next time",
         ) from None
     if delta_rs_paths != log.files.keys():
         names = sorted(delta_rs_paths ^ log.files.keys())

@@ -1,1 +1,1 @@
-"""Where files lie: a local folder or an object store."""
+"""Storage of files: a local folder or an object store."""

@@ -1,4 +1,4 @@
-"""What a disk does to those that write: it is full, and keeps names only when it is told to."""
+"""Errors of a full disk, and syncing of folders."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta import upkeep
 from airflow_provider_cdc.sinks.delta.log import log as module
 from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
@@ -119,6 +120,20 @@ def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None
     upsert(target, (1, "later", 99, "u"))
     assert state(fresh(log.storage)) == state(target.load_log()) and target.load_log().version == log.version + 1
     check_live(target.load_log())
+
+
+def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so with an OSError, in a tree of lines, with colours: worth a retry, in one line."""
+    target = made(tmp_path)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("Kernel error -> Generic S3 error\n  \x1b[31m\u21b3\x1b[0m Error performing GET http://x/t")
+
+    monkeypatch.setattr(upkeep, "DeltaTable", fails)
+    with pytest.raises(TransientError, match="Generic S3 error Error performing GET http://x/t"):
+        check_live(target.load_log())
+    with pytest.raises(TransientError, match="no checkpoint could be written .*Generic S3 error"):
+        upkeep.checkpoint(target.load_log(), commits=0)
 
 
 def test_a_file_with_several_tombstones(tmp_path: Path) -> None:
