@@ -86,7 +86,13 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
     with tempfile.TemporaryDirectory() as folder:
         start = Offset(str(uuid), low, "")
         plan = Plan(
-            "bench", 1, start, Lineage(str(uuid), low.file), (), tuple(map(Definitions.from_single, captured.values())), ()
+            "bench",
+            1,
+            start,
+            Lineage(str(uuid), low.file),
+            (),
+            tuple(map(Definitions.from_single, captured.values())),
+            (),
         )
         storage = storage_at(folder)
         write_json(storage, Layout("bench").plan, plan.to_json())

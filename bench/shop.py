@@ -78,7 +78,9 @@ class Shop:
 
     def store(self) -> Store:
         """The bookkeeping."""
-        return Store.open(f"sqlite:///{LocalFiles.for_pipeline(self.lake.path, self.pipeline).state_database}", migrate=False)
+        return Store.open(
+            f"sqlite:///{LocalFiles.for_pipeline(self.lake.path, self.pipeline).state_database}", migrate=False
+        )
 
     def rows(self, table: str) -> int:
         return int(self.server.execute(f"SELECT COUNT(*) FROM {DATABASE}.{table}")[0][0])

@@ -53,10 +53,15 @@ class CopiesTables:
         if plan is None:
             return OperatorLineage()
         tables = [plan.tables[index] for index in sorted(self.table_indexes(plan))]
-        sources, copies = [_source(run_context, table) for table in tables], [_copy(run_context, table) for table in tables]
+        sources, copies = (
+            [_source(run_context, table) for table in tables],
+            [_copy(run_context, table) for table in tables],
+        )
         offset = run_context.resume_state(plan)[0]
         position = {"file": offset.at.file, "position": offset.at.position, "gtid_set": offset.gtid_set}
-        facet = _facet()(pipeline=plan.pipeline, generation=plan.generation, position=position, result=dict(task_result))
+        facet = _facet()(
+            pipeline=plan.pipeline, generation=plan.generation, position=position, result=dict(task_result)
+        )
         inputs, outputs = (sources, copies) if self.writes_copies else ([*sources, *copies], [])
         return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={FACET: facet})
 
@@ -94,7 +99,9 @@ def _copy(run_context: Context, table: TableSchema) -> Any:
     namespace, name = source_of(run_context, table)
     identity_transformation = {"transformationDescription": "", "transformationType": "IDENTITY"}
     fields = {
-        column.name: Fields(inputFields=[InputField(namespace=namespace, name=name, field=column.name)], **identity_transformation)
+        column.name: Fields(
+            inputFields=[InputField(namespace=namespace, name=name, field=column.name)], **identity_transformation
+        )
         for column in table.copied_columns
     }
     columns = ((field.name, str(field.type)) for field in table.sink_schema)

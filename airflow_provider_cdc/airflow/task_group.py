@@ -108,7 +108,11 @@ def cdc_pipeline(
         plan = CdcPlanChunksOperator(
             **args.for_task("plan", task_id="plan_chunks", pipeline=pipeline, map_published=map_published)
         )
-        snapshot_base = {"task_id": "snapshot", "pipeline": plain(pipeline), "max_active_tis_per_dag": max_active_groups}
+        snapshot_base = {
+            "task_id": "snapshot",
+            "pipeline": plain(pipeline),
+            "max_active_tis_per_dag": max_active_groups,
+        }
         task_args = args.for_task("snapshot", **snapshot_base, group=None)
         task_args.pop("group")  # it is what the tasks are mapped over
         snapshot = CdcSnapshotOperator.partial(**{"map_index_template": MAP_INDEX_TEMPLATE, **task_args}).expand(
@@ -130,7 +134,9 @@ def cdc_pipeline(
             upstream = CdcStreamOperator(**{"deferrable": deferrable, "assets": assets, **task_args})
             complete >> upstream
         if verify:
-            upstream >> CdcVerifyOperator(**{"assets": assets, **args.for_task("verify", task_id="verify", pipeline=pipeline)})
+            upstream >> CdcVerifyOperator(
+                **{"assets": assets, **args.for_task("verify", task_id="verify", pipeline=pipeline)}
+            )
     return group
 
 

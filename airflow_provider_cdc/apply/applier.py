@@ -250,7 +250,9 @@ class Applier:
         for index in self._plan.active_tables:
             if not self.has_passed_snapshot(index):
                 label = self._plan.tables[index].label
-                raise TerminalError(f"the stream had not passed the snapshot of {label} on that server", self._go_back_remedy)
+                raise TerminalError(
+                    f"the stream had not passed the snapshot of {label} on that server", self._go_back_remedy
+                )
 
     def move_to_server(self, offset: Offset) -> None:
         """Go on at another server. No table is :meth:`bound`, and :meth:`check_passed` has nothing against it.
@@ -260,13 +262,17 @@ class Applier:
         reached = self.timeline.seq(self._offset.at)
         # Above the end of the last batch that was begun, which no marker is behind (see :meth:`ahead`): what comes next
         # must not be taken for what a table has already, nor for that batch.
-        timeline = self.timeline.with_segment(offset.server, offset.at.file, max(reached, self._last_begun_batch["seq"]))
+        timeline = self.timeline.with_segment(
+            offset.server, offset.at.file, max(reached, self._last_begun_batch["seq"])
+        )
         self._resume_point.write(offset, timeline, self.fence)
         self._offset, self.timeline = offset, timeline
 
     @property
     def _go_back_remedy(self) -> str:
-        return f"Point the connection at server {self._offset.server} once more and run again, or start with a fresh sink"
+        return (
+            f"Point the connection at server {self._offset.server} once more and run again, or start with a fresh sink"
+        )
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply one batch: every table, then the resume point. A batch that was applied before changes nothing.
@@ -315,7 +321,10 @@ class Applier:
             return [done for table_entries in tables for done in self._apply_entries(table_entries, end_seq)]
         with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
             recorded = pool.submit(carried(self._record_batch_end), end, end_seq)
-            commits = [pool.submit(carried(self._apply_entries), table_entries, end_seq, recorded.result) for table_entries in tables]
+            commits = [
+                pool.submit(carried(self._apply_entries), table_entries, end_seq, recorded.result)
+                for table_entries in tables
+            ]
         return [done for one in commits for done in one.result()]
 
     def _record_batch_end(self, end: Offset, end_seq: int) -> None:
@@ -369,7 +378,9 @@ class Applier:
             final_changes = last_changes(unapplied, table.key)
             if marker is None or marker < newest:  # still in handover; afterwards no key is looked up
                 with closing(connect(self._context.connect_args)) as connection:
-                    final_changes = uncovered(connection, table, coverage.chunks, coverage.high_watermarks, start, final_changes)
+                    final_changes = uncovered(
+                        connection, table, coverage.chunks, coverage.high_watermarks, start, final_changes
+                    )
             return Upserted(final_changes) if final_changes.num_rows else None
 
         self._commit_table(index, decide, end_seq)

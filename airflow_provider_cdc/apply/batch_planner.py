@@ -59,7 +59,9 @@ class BatchPlanner:
             count_only=True,
             yield_ddl=stop_at_ddl,
             # What leads to a suspended table is of no concern, until it was read again.
-            indirect_writes=lambda: look_up(connection, [name for name, definitions in captured.items() if not definitions.is_suspended]),
+            indirect_writes=lambda: look_up(
+                connection, [name for name, definitions in captured.items() if not definitions.is_suspended]
+            ),
         )
 
     def wait_for_changes(self, start: Offset, seconds: float) -> bool:
@@ -104,14 +106,22 @@ class BatchPlanner:
         assert isinstance(end_before_ddl, Offset)
         return replace(end_before_ddl, before_ddl=True)
 
-    def _walk(self, start: Offset, target: Position, gtids_on: bool, max_bytes: int, max_rows: int) -> Offset | Position:
+    def _walk(
+        self, start: Offset, target: Position, gtids_on: bool, max_bytes: int, max_rows: int
+    ) -> Offset | Position:
         """Walk to the end of a batch, to a target at most.
 
         :param gtids_on: whether all that is behind the target has GTIDs.
         :returns: the end; or where a DDL begins that has to be followed.
         """
         kind: Any = kind_of(start.server)
-        gtids, applied_gtids, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.already_applied), start.at, 0, 0
+        gtids, applied_gtids, at, size, rows = (
+            kind.parse(start.gtid_set),
+            kind.parse(start.already_applied),
+            start.at,
+            0,
+            0,
+        )
         open_xa = {parse_entry(text)[0]: text for text in start.open_xa}
         while at < target and size < max_bytes and rows < max_rows:
             # The budget in the present file; behind its end it is looked at again.
@@ -136,11 +146,17 @@ class BatchPlanner:
                 if applied_gtids:
                     applied_gtids = applied_gtids.without(step.gtids)
         # Of an offset without it, the file's beginning is not taken for granted either.
-        file_began = self._binlog.file_start_times.get(at.file, 0) if start.file_start_time or at.file != start.at.file else 0
+        file_began = (
+            self._binlog.file_start_times.get(at.file, 0) if start.file_start_time or at.file != start.at.file else 0
+        )
         numbered = gtids_on and (start.gtid_mode_on or target <= at)
-        return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), str(applied_gtids), file_began, numbered)
+        return Offset(
+            start.server, at, str(gtids), tuple(sorted(open_xa.values())), str(applied_gtids), file_began, numbered
+        )
 
-    def find_range_ends(self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int) -> list[Offset]:
+    def find_range_ends(
+        self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int
+    ) -> list[Offset]:
         """Ends of the pieces of the batch that begins at ``start``, one behind the other; none if nothing is new.
 
         :param max_bytes: as for :meth:`advance`, of the whole batch.
@@ -150,8 +166,15 @@ class BatchPlanner:
         """
         ends, target, at = list[Offset](), binlog_end(self._connection), start
         available_bytes = target.position - start.at.position if target.file == start.at.file else max_bytes
-        size, rows = min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count))), -(-max_rows // reader_count)
-        while len(ends) < reader_count and len(ends) * size < max_bytes and (end := self.find_batch_end(at, size, rows)) != at:
+        size, rows = (
+            min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count))),
+            -(-max_rows // reader_count),
+        )
+        while (
+            len(ends) < reader_count
+            and len(ends) * size < max_bytes
+            and (end := self.find_batch_end(at, size, rows)) != at
+        ):
             ends.append(end)
             at = end
         self.has_backlog = at.at < target and not at.before_ddl

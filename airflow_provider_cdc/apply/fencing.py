@@ -29,7 +29,12 @@ def claim_epoch(pipeline: str, resume_point: ResumePoint, fence: Fence) -> bool:
 
 
 def raise_fences(
-    pipeline: str, fence: Fence, tables: Mapping[int, Fenced], known_markers: Mapping[int, Markers], *, older_epochs_ended: bool
+    pipeline: str,
+    fence: Fence,
+    tables: Mapping[int, Fenced],
+    known_markers: Mapping[int, Markers],
+    *,
+    older_epochs_ended: bool,
 ) -> None:
     """Raise the fence of an epoch in the tables that need it now. In the others it comes with the first commit.
 

@@ -78,7 +78,9 @@ def follow(context: Context, store: Store, plan: Plan, applier: Applier) -> tupl
     index, change = _change(context, plan, applier, transaction, transaction.ddl)
     amendment = Followed(index, plan.revision_of(index), applier.timeline.seq(end), change.definition)
     failpoint("definition.before_write")
-    write_json_once(context.storage, context.layout.definition(plan.generation, index, amendment.seq), amendment.to_json())
+    write_json_once(
+        context.storage, context.layout.definition(plan.generation, index, amendment.seq), amendment.to_json()
+    )
     failpoint("definition.after_write")
     renewed = context.require_plan()
     finish_table(context, renewed, index, applier.fence)
@@ -128,7 +130,10 @@ def finish_table(context: Context, plan: Plan, index: int, fence: Fence) -> None
             markers = {rejoined_marker(plan): rejoin.revision, stream_marker(plan.pipeline): rejoin.seq}
             failpoint("rejoin.before_exchange")
             context.sink.table(rejoin.schema).overwrite(
-                files, {**markers, table_fence.name: table_fence.value}, fence, keep_deleted_to=rejoin.seq if rejoin.keeps_deleted_rows else None
+                files,
+                {**markers, table_fence.name: table_fence.value},
+                fence,
+                keep_deleted_to=rejoin.seq if rejoin.keeps_deleted_rows else None,
             )
             failpoint("rejoin.after_exchange")
         for old, amendment in _due(context, plan, index):
@@ -176,7 +181,9 @@ def _due(context: Context, plan: Plan, index: int) -> list[tuple[TableSchema, Fo
     """Changes that the copy of a table lacks, each with the definition before it."""
     amendments = plan.followed_ddls_of(index)
     before = [plan.base_definition_of(index), *(step.schema for step in amendments)]
-    pending = [(old, step) for old, step in zip(before, amendments, strict=False) if _columns(old) != _columns(step.schema)]
+    pending = [
+        (old, step) for old, step in zip(before, amendments, strict=False) if _columns(old) != _columns(step.schema)
+    ]
     target = context.sink.table(plan.tables[index]) if pending else None
     applied_seq = (target.markers().get(definition_marker(plan.pipeline)) or 0) if target is not None else 0
     return [(old, step) for old, step in pending if applied_seq < step.seq]
@@ -198,7 +205,9 @@ def _read(context: Context, plan: Plan, applier: Applier, *, yield_ddl: bool) ->
     raise TransientError(f"the binlog ends at {at}, where a DDL was", "Run again")
 
 
-def _change(context: Context, plan: Plan, applier: Applier, transaction: Transaction, query: Query) -> tuple[int, Alteration]:
+def _change(
+    context: Context, plan: Plan, applier: Applier, transaction: Transaction, query: Query
+) -> tuple[int, Alteration]:
     """The table that a DDL changes, and how.
 
     :raises NotFollowedError: if that cannot be followed.
@@ -206,7 +215,10 @@ def _change(context: Context, plan: Plan, applier: Applier, transaction: Transac
     index = _first(plan, transaction)
     table = plan.tables[index]
     with closing(connect(context.connect_args)) as connection:
-        server_flavour, case_sensitive = flavour(connection), value(connection, "SELECT @@global.lower_case_table_names") == "0"
+        server_flavour, case_sensitive = (
+            flavour(connection),
+            value(connection, "SELECT @@global.lower_case_table_names") == "0",
+        )
     try:
         if len({folded(name) for name in transaction.altered_tables}) > 1:
             raise NotFollowed("it changes several captured tables")

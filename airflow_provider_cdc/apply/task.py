@@ -95,7 +95,9 @@ class StreamJob:
             _PLANS.clear()
             _PLANS[key] = plan = stored
         # Where the deleted row is kept as the delete's old image has it, that must have all of it.
-        return plan.with_zero_dates(self.zero_dates).with_full_before_images(lambda table: self.deletes.mode_of(table) == SOFT)
+        return plan.with_zero_dates(self.zero_dates).with_full_before_images(
+            lambda table: self.deletes.mode_of(table) == SOFT
+        )
 
     def _open_binlog(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
         return BinlogStream(
@@ -113,7 +115,11 @@ class StreamJob:
 
         tables, connection = self._captured_tables(self.load_plan()), connect(self.connect_args)
         return BatchPlanner(
-            connection, lambda at: self._open_binlog(at, self.planner_replica), tables, self.timeline, stop_at_ddl=self.follows_ddl
+            connection,
+            lambda at: self._open_binlog(at, self.planner_replica),
+            tables,
+            self.timeline,
+            stop_at_ddl=self.follows_ddl,
         )
 
     def _captured_tables(self, plan: Plan) -> Captured:
@@ -131,10 +137,17 @@ class StreamJob:
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
         with moved():
-            return planner.find_range_ends(start, self.max_batch_bytes, self.max_batch_rows, len(self.reader_replicas), self.min_range_bytes)
+            return planner.find_range_ends(
+                start, self.max_batch_bytes, self.max_batch_rows, len(self.reader_replicas), self.min_range_bytes
+            )
 
     def stage_range(
-        self, start: Offset, end: Offset, attempt: str, reader_index: int = 0, earlier_requests: Sequence[dict[str, int]] = ()
+        self,
+        start: Offset,
+        end: Offset,
+        attempt: str,
+        reader_index: int = 0,
+        earlier_requests: Sequence[dict[str, int]] = (),
     ) -> dict[str, Any]:
         """Decode the transactions in (start, end].
 
@@ -166,7 +179,11 @@ class StreamJob:
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # What the sink holds already, since the server before this one had committed it earlier.
-            applied_seqs = [seq for seq, gtid in binlog.take_gtids().items() if gtid and gtid in applied_gtids] if applied_gtids else []
+            applied_seqs = (
+                [seq for seq, gtid in binlog.take_gtids().items() if gtid and gtid in applied_gtids]
+                if applied_gtids
+                else []
+            )
             for table, batch in changes:
                 if table.fingerprint() != tables[table.id].newest.fingerprint():
                     at = self.timeline.position(batch[SEQ][0].as_py())
@@ -176,7 +193,11 @@ class StreamJob:
                         table.label,
                         place=str(at),
                     )
-                unapplied = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(applied_seqs, pa.int64())))) if applied_seqs else batch
+                unapplied = (
+                    batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(applied_seqs, pa.int64()))))
+                    if applied_seqs
+                    else batch
+                )
                 if unapplied.num_rows:
                     outputs.for_table(table).add(unapplied)
 
@@ -193,7 +214,14 @@ class StreamJob:
         applied_gtids = kind_of(start.server).parse(start.already_applied)
         # What leads to captured tables the planner has looked up, which has walked here before.
         indirect_writes = Detours if self.plan_file is None else partial(_looked_up, self.connect_args, tables)
-        binlog = BinlogReader(open_at, tables, self.timeline, text_decoders, with_gtids=bool(applied_gtids), indirect_writes=indirect_writes)
+        binlog = BinlogReader(
+            open_at,
+            tables,
+            self.timeline,
+            text_decoders,
+            with_gtids=bool(applied_gtids),
+            indirect_writes=indirect_writes,
+        )
         try:
             binlog.expect_offset(start)
             for step in binlog.steps(start.at, end.at):
@@ -204,7 +232,9 @@ class StreamJob:
                     if step.transaction.emptied_table is not None:
                         write(binlog.take_changes())
                         outputs.empty(tables[step.transaction.emptied_table].newest, seq, step.transaction.commit_us)
-                    for _ in binlog.decode_rows(prepared.visible_rows(step.transaction), seq, step.transaction.commit_us):
+                    for _ in binlog.decode_rows(
+                        prepared.visible_rows(step.transaction), seq, step.transaction.commit_us
+                    ):
                         write(binlog.take_changes())
                 if binlog.held_bytes >= _FLUSH_BYTES:
                     # The one that a batch ends with lies in the file in which that ends.
@@ -350,7 +380,9 @@ class _Outputs:
         elif delete_mode != IGNORE:  # what was before must be applied first: it stays
             self._open_output(self._indexes[table.id], (seq, at), keeps_rows=True)
 
-    def _open_output(self, index: int, truncated: tuple[int, int] | None = None, *, keeps_rows: bool = False) -> _Output:
+    def _open_output(
+        self, index: int, truncated: tuple[int, int] | None = None, *, keeps_rows: bool = False
+    ) -> _Output:
         earlier_outputs = self._outputs.setdefault(index, [])
         name = f"{self._name}-{index}" + (f"-{len(earlier_outputs)}" if earlier_outputs else "")
         table = self._plan.tables[index]

@@ -302,7 +302,9 @@ class Group:
     def record_finished(self, request: TaskRequest | None) -> None:
         """Write down that the group is finished for a request: in the sink, since the bookkeeping may be lost."""
         if request is not None and not self.is_finished_for(request):
-            write_json(self.context.storage, self._request_file(request), {"task": request.task, "request": request.number})
+            write_json(
+                self.context.storage, self._request_file(request), {"task": request.task, "request": request.number}
+            )
 
     def _request_file(self, request: TaskRequest) -> str:
         return self.context.layout.task_request(self.plan.generation, self.number, request.task)
@@ -312,7 +314,11 @@ class Group:
 
         :param above_attempt: only of attempts above this one.
         """
-        return sorted((attempt, name) for attempt, name in self._attempt_files() if attempt > above_attempt and _SLICE.search(name))
+        return sorted(
+            (attempt, name)
+            for attempt, name in self._attempt_files()
+            if attempt > above_attempt and _SLICE.search(name)
+        )
 
     def read_finished_slices(self, above_attempt: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
         """Attempt and manifest of finished slices by number; a later attempt's stands before an earlier one's.
@@ -376,7 +382,9 @@ class Group:
         state_database.record_published_chunks(plan.pipeline, plan.generation, results(totals.chunks))
         failpoint("books.after_chunks")
         low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
-        state_database.record_published_group(plan.pipeline, plan.generation, self.number, expected_attempt, attempt, totals.rows, low, high)
+        state_database.record_published_group(
+            plan.pipeline, plan.generation, self.number, expected_attempt, attempt, totals.rows, low, high
+        )
 
 
 def watermarks_of(chunk: Mapping[str, Any]) -> tuple[Position, Position]:

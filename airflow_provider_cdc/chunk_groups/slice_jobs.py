@@ -15,7 +15,12 @@ from airflow_provider_cdc.runtime.run_context import Context
 
 
 def job_of(
-    group: Group, attempt: int, slice_numbers: Sequence[int], resume_point: Offset, timeline: Lineage, resnapshot_number: int = 0
+    group: Group,
+    attempt: int,
+    slice_numbers: Sequence[int],
+    resume_point: Offset,
+    timeline: Lineage,
+    resnapshot_number: int = 0,
 ) -> SnapshotJob:
     """The job that reads slices of a group.
 

@@ -164,7 +164,9 @@ class _Worker:
         failpoint("manifest.after_write")
         return manifest
 
-    def _build_manifest(self, table: TableSchema, no: int, file: DataFile, chunk_entries: list[dict[str, Any]]) -> dict[str, Any]:
+    def _build_manifest(
+        self, table: TableSchema, no: int, file: DataFile, chunk_entries: list[dict[str, Any]]
+    ) -> dict[str, Any]:
         return {
             "slice": no,
             "table": self._slices[no][0].table,
@@ -178,7 +180,9 @@ class _Worker:
             "binlogs": {name: self._file_begin_time(name) for name in {entry["hw"][0] for entry in chunk_entries}},
         }
 
-    def _read_chunks(self, table: TableSchema, chunks: Sequence[Chunk], chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
+    def _read_chunks(
+        self, table: TableSchema, chunks: Sequence[Chunk], chunk_entries: list[dict[str, Any]]
+    ) -> Iterator[pa.Table]:
         """Rows of chunks as they are read, so that few are held.
 
         :param chunk_entries: gets what the manifest says of each chunk.

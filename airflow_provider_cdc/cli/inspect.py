@@ -57,10 +57,14 @@ def plan(path: str, as_json: bool) -> None:
         with closing(connect(context.connect_args)) as connection:
             snapshot_forecast = forecast(context, connection, [t.id for t in shown_plan.tables], None)
         if as_json:
-            click.echo(json.dumps(_plan_json(context, shown_plan, recorded_plan is not None, snapshot_forecast), indent=2))
+            click.echo(
+                json.dumps(_plan_json(context, shown_plan, recorded_plan is not None, snapshot_forecast), indent=2)
+            )
             return
         state = "planned before, kept" if recorded_plan else "not written"
-        click.echo(f"pipeline {shown_plan.pipeline}, snapshot {shown_plan.generation} ({state}), P0 at {shown_plan.p0.at}")
+        click.echo(
+            f"pipeline {shown_plan.pipeline}, snapshot {shown_plan.generation} ({state}), P0 at {shown_plan.p0.at}"
+        )
         rows_a_chunk = context.pipeline.snapshot.chunk_rows
         costs = [f"; planned with {c.statements} statements, {c.rows} rows read" for c in shown_plan.costs]
         for index, table in enumerate(shown_plan.tables):
@@ -71,10 +75,14 @@ def plan(path: str, as_json: bool) -> None:
                 how = "no usable key, so read whole as 1 chunk"
             click.echo(f"  {table.label}: {how}" + (costs[index] if costs else ""))
         if shown_plan.start != SNAPSHOT:
-            click.echo(f"no snapshot: the stream begins at P0, which is {start_text(shown_plan.start)}; no rows are read")
+            click.echo(
+                f"no snapshot: the stream begins at P0, which is {start_text(shown_plan.start)}; no rows are read"
+            )
             return
         click.echo(f"a snapshot of {snapshot_forecast}")
-        click.echo(f"{len(shown_plan.chunks)} chunks in {len(shown_plan.groups())} groups, at least 4 statements a chunk")
+        click.echo(
+            f"{len(shown_plan.chunks)} chunks in {len(shown_plan.groups())} groups, at least 4 statements a chunk"
+        )
 
 
 @cli.command()

@@ -223,7 +223,10 @@ def _mysql_extra(conn: Connection) -> dict[str, str]:
     """The socket, and all that is demanded of the server, said by ``ssl_mode``."""
     _refuse_unknown(conn, (*_MYSQL_EXTRA, *_IGNORED))
     socket = {"unix_socket": str(conn.extra["unix_socket"])} if conn.extra.get("unix_socket") else {}
-    return {**socket, **Tls.from_settings(f"connection {conn.conn_id}", {**conn.extra, "host": conn.host}).as_settings()}
+    return {
+        **socket,
+        **Tls.from_settings(f"connection {conn.conn_id}", {**conn.extra, "host": conn.host}).as_settings(),
+    }
 
 
 def unsafe(args_or_url: Mapping[str, Any] | URL) -> str | None:

@@ -69,7 +69,9 @@ class Selection:
 
     def includes(self, database: str, table: str) -> bool:
         """Whether it takes a table."""
-        return self.matches_patterns(database, table) and _number(database, table) % self.parts == self.turn % self.parts
+        return (
+            self.matches_patterns(database, table) and _number(database, table) % self.parts == self.turn % self.parts
+        )
 
     def matches_patterns(self, database: str, table: str) -> bool:
         """Whether the patterns name a table."""

@@ -203,7 +203,9 @@ class ChangesPlanner:
     ) -> tuple[Offset, Transaction | None]:
         gtids, at, walked = self._gtid_kind.parse(start.gtid_set), start.at, 0
         open_xa = {parse_entry(text)[0]: text for text in start.open_xa}
-        first_altering: Transaction | None = None  # rows of another layout: the DDL that explains them comes behind them
+        first_altering: Transaction | None = (
+            None  # rows of another layout: the DDL that explains them comes behind them
+        )
         binlog.expect_offset(start)
         while at < target and (size is None or walked < size):
             # The budget in the present file; behind its end it is looked at again.

@@ -173,7 +173,9 @@ def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
         # By statement a stored function that writes is logged as the SELECT or DO that called it.
         named = frozenset(_mentioned(tokens, default))
         return Statement("dml", named, may_change_any_table=True, mentioned_names=named, summary=verb)
-    return Statement("ddl", frozenset(_mentioned(tokens, default)), summary=verb if verb.isalpha() else "unknown statement")
+    return Statement(
+        "ddl", frozenset(_mentioned(tokens, default)), summary=verb if verb.isalpha() else "unknown statement"
+    )
 
 
 def _written(tokens: list[Word], default: str, is_fully_executed: bool) -> Iterator[Table]:
@@ -242,7 +244,9 @@ def _xa(verb: str, rest: Sequence[Word]) -> Statement:
     return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), summary=f"XA {verb}")
 
 
-def _ddl(verb: str, sql: str, tokens: list[Word], keys: list[str], default_database: str, quoting: Quoting) -> Statement:
+def _ddl(
+    verb: str, sql: str, tokens: list[Word], keys: list[str], default_database: str, quoting: Quoting
+) -> Statement:
     default = fold(default_database)
     at = next((i for i, key in enumerate(keys) if key in _OBJECTS), None)
     if at is None:
@@ -270,7 +274,9 @@ def _ddl(verb: str, sql: str, tokens: list[Word], keys: list[str], default_datab
         # Without OR REPLACE it says that there was no such table: the reading began before, or the DROP was not logged.
         emptied = None if filled or "REPLACE" in keys[:at] else _spelled(rest, default_database)
         named = frozenset(_mentioned(tokens, default)) if filled else frozenset[Table]()
-        return Statement("ddl", frozenset(_first(rest, default)), mentioned_names=named, summary=what, emptied_table=emptied)
+        return Statement(
+            "ddl", frozenset(_first(rest, default)), mentioned_names=named, summary=what, emptied_table=emptied
+        )
     if verb == "DROP":
         rest = rest[2:] if [word.keyword for word in rest[:2]] == ["IF", "EXISTS"] else rest
         return Statement("ddl", frozenset(_listed(rest, default)), summary=what)

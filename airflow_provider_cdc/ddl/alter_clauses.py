@@ -83,7 +83,9 @@ class Work:
         """Read all clauses of an ALTER TABLE."""
         after_option: bool | None = None  # which kind of clause stood before: none, a table option or another one
         while not self.cursor.at_end:
-            is_separated = after_option is None or self.cursor.accept(",") or (after_option and self.cursor.peek() in _OPTIONS)
+            is_separated = (
+                after_option is None or self.cursor.accept(",") or (after_option and self.cursor.peek() in _OPTIONS)
+            )
             if not is_separated:
                 self.cursor.fail("between two clauses")
             after_option = self._parse_clause()
@@ -121,7 +123,13 @@ class Work:
         return False
 
     def _record_clause(
-        self, first: int, label: str, sqlglot_name: str, column: str | None = None, prefix: str = "", has_expression: bool = False
+        self,
+        first: int,
+        label: str,
+        sqlglot_name: str,
+        column: str | None = None,
+        prefix: str = "",
+        has_expression: bool = False,
     ) -> None:
         text = f"ALTER TABLE `t` {prefix}{self.cursor.text_since(first)}"
         self.parsed_clauses.append(Clause(text, label, sqlglot_name, column, has_expression))

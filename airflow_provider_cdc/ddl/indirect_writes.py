@@ -67,7 +67,9 @@ def find_detours(
     :param cascades: (parent, child) of the foreign keys by which a change of the one changes the other.
     """
     stored_objects, cascades = tuple(stored_objects), tuple(cascades)
-    edges = [((fold(s.name[0]), fold(s.name[1])), s, mentions(s.body, s.name[0]) if s.body else None) for s in stored_objects]
+    edges = [
+        ((fold(s.name[0]), fold(s.name[1])), s, mentions(s.body, s.name[0]) if s.body else None) for s in stored_objects
+    ]
     parents = [((fold(p[0]), fold(p[1])), (fold(c[0]), fold(c[1]))) for p, c in cascades]
     start = {(fold(database), fold(table)) for database, table in captured}
     written, called, size = set(start), set[Table](), -1

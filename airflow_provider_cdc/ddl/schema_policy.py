@@ -38,7 +38,12 @@ class SchemaPolicy:
         followed_kinds = (set(include) or {*KINDS}) - set(exclude)
         lenient = mode == LENIENT
         types = "none" if ALTER_TYPE not in followed_kinds else "wider" if lenient else "all"
-        return cls(mode, copies_new_columns=ADD_COLUMN in followed_kinds, drops_removed_columns=DROP_COLUMN in followed_kinds and not lenient, allowed_types=types)
+        return cls(
+            mode,
+            copies_new_columns=ADD_COLUMN in followed_kinds,
+            drops_removed_columns=DROP_COLUMN in followed_kinds and not lenient,
+            allowed_types=types,
+        )
 
     def decide_definition(
         self, before: TableSchema, after: TableSchema, *, overwrites_rows: bool = False, is_requested: bool = False
@@ -56,7 +61,9 @@ class SchemaPolicy:
         new = () if self.copies_new_columns else tuple(c for c in after.copied_columns if c.name.lower() not in known)
         in_key = [column.name for column in new if column.name in after.key]
         if in_key and not is_requested:
-            raise NotFollowed(f"new column {in_key[0]} is part of the key, and {self._setting_text} leaves new columns out")
+            raise NotFollowed(
+                f"new column {in_key[0]} is part of the key, and {self._setting_text} leaves new columns out"
+            )
         new = tuple(column for column in new if column.name not in in_key)
         if new and len(new) == len(after.copied_columns):
             if not is_requested:
@@ -70,15 +77,27 @@ class SchemaPolicy:
         )
         if not is_requested:
             self._check_types(before, decided)
-        source_names, copied = ({c.name.lower() for c in columns} for columns in (decided.columns, decided.copied_columns))
+        source_names, copied = (
+            {c.name.lower() for c in columns} for columns in (decided.columns, decided.copied_columns)
+        )
         missing_columns = [c for c in before.copied_columns if c.name.lower() not in source_names]
         if self.drops_removed_columns:
             retained = [] if overwrites_rows else [*before.retained]
-        elif not decided.key and (unretainable := [*before.retained, *missing_columns]) and not is_requested:  # its rows are told apart by all values
+        elif (
+            not decided.key and (unretainable := [*before.retained, *missing_columns]) and not is_requested
+        ):  # its rows are told apart by all values
             raise NotFollowed(f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep")
         else:
-            retained = [*before.retained, *(replace(column, nullable=True) for column in missing_columns)] if decided.key else []
-        removed = () if overwrites_rows else (*before.removed, *(c.name for c in missing_columns if self.drops_removed_columns))
+            retained = (
+                [*before.retained, *(replace(column, nullable=True) for column in missing_columns)]
+                if decided.key
+                else []
+            )
+        removed = (
+            ()
+            if overwrites_rows
+            else (*before.removed, *(c.name for c in missing_columns if self.drops_removed_columns))
+        )
         retained = [column for column in retained if column.name.lower() not in copied]
         names = {column.name for column in retained}
         comments = (*decided.comments, *(pair for pair in before.comments if pair[0] in names))

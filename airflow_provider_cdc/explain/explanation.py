@@ -278,7 +278,9 @@ def key_values(texts: Sequence[str], key: Sequence[str]) -> list[str]:
             raise BadPredicate(f"{usage}; there are {len(texts)}")
         return list(texts)
     if sorted(known_names) != sorted(key) or len(texts) != len(key):
-        raise BadPredicate(f"{usage}; there are {', '.join(known_names)}, and {len(texts) - len(known_names)} without a name")
+        raise BadPredicate(
+            f"{usage}; there are {', '.join(known_names)}, and {len(texts) - len(known_names)} without a name"
+        )
     value_by_name = dict(named)
     return [value_by_name[name] for name in key]
 

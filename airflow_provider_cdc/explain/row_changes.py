@@ -86,7 +86,15 @@ class RowChanges:
         timeline, prepared = numbering(high), Prepared({}, self.look_back(low).prepared_rows, captured)
         gtids = dict[int, str]()
         # Whoever copies the table has judged what leads to it.
-        binlog = BinlogReader(self.open_at, captured, timeline, self.text_decoders, with_gtids=True, yield_ddl=True, indirect_writes=Detours)
+        binlog = BinlogReader(
+            self.open_at,
+            captured,
+            timeline,
+            self.text_decoders,
+            with_gtids=True,
+            yield_ddl=True,
+            indirect_writes=Detours,
+        )
         binlog.file_start_times.update(binlog_begun or {})
         with closing(binlog):
             for step in binlog.steps(low, high) if low < high else ():

@@ -63,7 +63,11 @@ class OneRow:
             return owned(self.connection, self.table, [self.key_chunk], rows)
         keys = rows.select(list(self.table.key))
         distinct_keys = keys.group_by(list(self.table.key), use_threads=False).aggregate([])
-        return matched_rows(keys, distinct_keys.filter(owned(self.connection, self.table, [self.key_chunk], distinct_keys)), self.table.key)
+        return matched_rows(
+            keys,
+            distinct_keys.filter(owned(self.connection, self.table, [self.key_chunk], distinct_keys)),
+            self.table.key,
+        )
 
     def find_in_source(self) -> tuple[Side, pa.Table | None, TableSchema | None]:
         """The row in the source, as of a high watermark; and the table's definition as it is now."""
@@ -79,7 +83,11 @@ class OneRow:
         if current.fingerprint() == self.table.fingerprint():
             current = self.table
         elif current.key_columns != self.table.key_columns:
-            return Side(unknown_reason=f"its key is another one now ({', '.join(current.key) or 'none'})"), None, current
+            return (
+                Side(unknown_reason=f"its key is another one now ({', '.join(current.key) or 'none'})"),
+                None,
+                current,
+            )
         timeline = replace(numbering(binlog_end(self.connection)), server=self.server)
         reader = Source(self.context, current, Definitions.from_single(current), timeline, Limits())
         with closing(reader.open_window_reader(self.connection, slots.EXPLAIN)) as log:
@@ -121,7 +129,11 @@ class OneRow:
         for all that the server takes for the same, which takes longer.
         """
         if self.table.integer_key_column is None:
-            keys = self._requested_key() if source_row is None or not source_row.num_rows else source_row.select(list(self.table.key))
+            keys = (
+                self._requested_key()
+                if source_row is None or not source_row.num_rows
+                else source_row.select(list(self.table.key))
+            )
             if keys is not None:
                 yield lambda rows: matched_rows(rows, keys, self.table.key)
         yield self.is_this_row

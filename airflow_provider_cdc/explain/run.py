@@ -122,7 +122,9 @@ class _Explaining:
         suspension = self.plan.suspension_of(self.index)
         reads = Reads(self.context, self.connection, self.plan, self.index, self.row.key).find_reads()
         published = [found for found in reads if found.read.state == PUBLISHED]
-        corrections = self._find_corrections(published[-1]) if published else Changes(unknown_reason="it is not read yet")
+        corrections = (
+            self._find_corrections(published[-1]) if published else Changes(unknown_reason="it is not read yet")
+        )
         source, rows, current = self.row.find_in_source()
         copy, copied = self._find_in_copy(published, rows)
         explanation = Explanation(
@@ -132,7 +134,9 @@ class _Explaining:
             corrections,
             source,
             copy,
-            suspended="" if suspension is None else f"since {suspension.since}, at {suspension.at}: {suspension.message}",
+            suspended=""
+            if suspension is None
+            else f"since {suspension.since}, at {suspension.at}: {suspension.message}",
         )
         explanation = self._add_last_change(explanation, current)
         try:
@@ -193,12 +197,21 @@ class _Explaining:
         if low is None or high is None or historical_read.timeline is None:
             return Changes()
         try:
-            if historical_read.timeline.newest_segment != self.timeline.newest_segment or self.row.server != historical_read.read.server:
-                raise _UnknownError(f"it was read from server {historical_read.read.server}, whose binlog is not at hand")
+            if (
+                historical_read.timeline.newest_segment != self.timeline.newest_segment
+                or self.row.server != historical_read.read.server
+            ):
+                raise _UnknownError(
+                    f"it was read from server {historical_read.read.server}, whose binlog is not at hand"
+                )
             (oldest, *_) = binlog_sizes(self.connection)
             if low < Position(oldest, 0):
                 raise _UnknownError(f"the server has removed the binlog before {oldest}")
-            change_reader, count, latest = self._change_reader(self._extended_definitions(historical_read.plan, historical_read.timeline)), 0, deque[RowChange](maxlen=SHOWN)
+            change_reader, count, latest = (
+                self._change_reader(self._extended_definitions(historical_read.plan, historical_read.timeline)),
+                0,
+                deque[RowChange](maxlen=SHOWN),
+            )
             for segment in change_reader.read(low, high, historical_read.binlog_begun):
                 if segment.altered_at is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered_at}")
@@ -213,7 +226,11 @@ class _Explaining:
         if current is not None and current.key_columns != self.table.key_columns:
             return replace(explanation, search_end_reason="the table has another key now")
         is_followed = current is None or current is self.table
-        change_reader = self._change_reader(self._extended_definitions(self.plan, self.timeline) if is_followed else Definitions.from_single(current or self.table))
+        change_reader = self._change_reader(
+            self._extended_definitions(self.plan, self.timeline)
+            if is_followed
+            else Definitions.from_single(current or self.table)
+        )
         end, end_reason = binlog_end(self.connection), "the server has no older binlog"
         searched_from: Position | None = None
         sizes = binlog_sizes(self.connection)

@@ -73,7 +73,8 @@ def belongings(context: Context, store: Store | None) -> Belongings:
         context.liveness.refuse_if_running(store, name)
         if plan is not None and (active_group := reader(store, plan)) is not None:
             raise AlreadyRunningError(
-                f"chunk group {active_group.group_no} of {name} is being read by {active_group.holder}", "Wait for its end, or end it"
+                f"chunk group {active_group.group_no} of {name} is being read by {active_group.holder}",
+                "Wait for its end, or end it",
             )
     internal_folders = [_folder(storage, layout.resume_point_folder), _folder(storage, layout.pipeline_folder)]
     local = context.local_files.folder

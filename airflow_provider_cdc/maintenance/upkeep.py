@@ -34,7 +34,9 @@ _MEASURE_SECONDS = 60.0
 _END_SECONDS = 60.0
 
 
-def compact(table: SinkTable, runner: Runner, should_stop: Callable[[], bool] = lambda: False, *, purge: bool = False) -> int:
+def compact(
+    table: SinkTable, runner: Runner, should_stop: Callable[[], bool] = lambda: False, *, purge: bool = False
+) -> int:
     """Compact a table until there is nothing to do.
 
     :param should_stop: whether to leave the rest.

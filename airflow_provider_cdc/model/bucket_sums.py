@@ -59,5 +59,9 @@ class Sums:
 
     def differing_buckets(self, other: Sums) -> Any:
         """Numbers of the buckets in which the rows are not the same, in ascending order."""
-        same = (self.row_counts == other.row_counts) & (self.first_sums == other.first_sums) & (self.second_sums == other.second_sums)
+        same = (
+            (self.row_counts == other.row_counts)
+            & (self.first_sums == other.first_sums)
+            & (self.second_sums == other.second_sums)
+        )
         return np.flatnonzero(~same)

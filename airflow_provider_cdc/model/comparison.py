@@ -55,7 +55,9 @@ class Difference:
 
     def to_json(self, *, show_values: bool) -> dict[str, Any]:
         """Plain JSON value."""
-        last_change = {"at": str(self.last_change.position), "time": self.last_change.time} if self.last_change else None
+        last_change = (
+            {"at": str(self.last_change.position), "time": self.last_change.time} if self.last_change else None
+        )
         key = {"key": list(self.key)} if show_values else {}
         return {"kind": self.kind, **key, "columns": list(self.columns), "last_change": last_change}
 
@@ -163,7 +165,12 @@ class TableComparison:
         examples = f" ({', '.join(self.examples)})" if self.examples else ""
         retained = f", {self.kept} more that the source has deleted" if self.kept else ""
         repaired = f", after {self.repaired:,} keys were read again" if self.repaired else ""
-        return f"{self.table}: {self.rows} rows, " + ("equal" if self.is_equal else counts + examples) + retained + repaired
+        return (
+            f"{self.table}: {self.rows} rows, "
+            + ("equal" if self.is_equal else counts + examples)
+            + retained
+            + repaired
+        )
 
     def detail_lines(self, *, show_values: bool) -> Iterator[str]:
         """Lines for people: in which columns rows differ, and since when.

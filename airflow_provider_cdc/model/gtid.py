@@ -163,7 +163,9 @@ class MariadbPosition:
     def minus_all(self, gtids: Iterable[str]) -> MariadbPosition:
         """The position without the domains in which it is reached with more GTIDs, in their order."""
         reached = self.parse(",".join(gtids))
-        return MariadbPosition({d: gtid for d, gtid in self.newest.items() if gtid[1] > reached.newest.get(d, (0, 0))[1]})
+        return MariadbPosition(
+            {d: gtid for d, gtid in self.newest.items() if gtid[1] > reached.newest.get(d, (0, 0))[1]}
+        )
 
     def repeated_in(self, more: MariadbPosition) -> MariadbPosition:
         """Nothing: in a binlog of MariaDB the numbers of a domain need not grow (``gtid_strict_mode=OFF``)."""

@@ -50,7 +50,9 @@ def cannot_keep(old: pa.Schema, old_key: Sequence[str], new: pa.Schema, new_key:
     removed = [name for name in old.names if name not in new.names]
     added = [name for name in new.names if name not in old.names]
     if removed and added:
-        return f"column {removed[0]} is gone and column {added[0]} is new, which may be another name for the same values"
+        return (
+            f"column {removed[0]} is gone and column {added[0]} is new, which may be another name for the same values"
+        )
     return None
 
 

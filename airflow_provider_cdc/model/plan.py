@@ -162,7 +162,9 @@ class Plan:
     def suspension_of(self, table: int) -> Suspended | None:
         """What has suspended a table; ``None`` if it is not."""
         revision = self.revision_of(table)
-        suspensions = (s for s in self.amendments if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision))
+        suspensions = (
+            s for s in self.amendments if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision)
+        )
         return next(suspensions, None)
 
     @staticmethod
@@ -220,7 +222,9 @@ class Plan:
         """
         parsed = [(amendment, step_of(amendment)) for amendment in amendments]
         all_amendments = in_order([*self.amendments, *(step for _, step in parsed if step is not None)])
-        plan = replace(self, amendments=all_amendments, definitions=(*self.definitions, *self._added_tables(all_amendments)))
+        plan = replace(
+            self, amendments=all_amendments, definitions=(*self.definitions, *self._added_tables(all_amendments))
+        )
         replans = [amendment for amendment, step in parsed if step is None]
         replanned = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in replans]
         for index, definitions, amendment in sorted(replanned, key=lambda found: (found[0], found[1].revision)):
@@ -246,9 +250,15 @@ class Plan:
         current_and_superseded: tuple[list[Chunk], list[Chunk]] = [], []
         for chunk in self.chunks:
             current_and_superseded[chunk.table in superseded].append(chunk)
-        return replace(self, chunks=tuple(current_and_superseded[False]), superseded_chunks=(*self.superseded_chunks, *current_and_superseded[True]))
+        return replace(
+            self,
+            chunks=tuple(current_and_superseded[False]),
+            superseded_chunks=(*self.superseded_chunks, *current_and_superseded[True]),
+        )
 
-    def _with_replanned_table(self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]) -> Plan:
+    def _with_replanned_table(
+        self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]
+    ) -> Plan:
         table_chunks = [c for c in self.chunks if c.table == index]
         changed_chunks = {}
         if table_chunks:
@@ -263,7 +273,9 @@ class Plan:
         return replace(
             self,
             definitions=tuple(d.with_zero_dates(policy) for d in self.definitions),
-            amendments=tuple(with_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.amendments),
+            amendments=tuple(
+                with_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.amendments
+            ),
         )
 
     def with_full_before_images(self, wanted: Callable[[TableSchema], bool]) -> Plan:
@@ -272,7 +284,9 @@ class Plan:
             self,
             definitions=tuple(d.with_full_before_images() if wanted(d.newest) else d for d in self.definitions),
             amendments=tuple(
-                with_schema(step, lambda table: replace(table, full_before_images=table.full_before_images or wanted(table)))
+                with_schema(
+                    step, lambda table: replace(table, full_before_images=table.full_before_images or wanted(table))
+                )
                 for step in self.amendments
             ),
         )
@@ -287,7 +301,11 @@ class Plan:
 
     def superseded_groups(self) -> dict[int, list[Chunk]]:
         """Groups of which no table is what the snapshot has read any more, with their chunks as they were planned."""
-        return {number: chunks for number, chunks in self._superseded_by_group.items() if number not in self._chunks_by_group}
+        return {
+            number: chunks
+            for number, chunks in self._superseded_by_group.items()
+            if number not in self._chunks_by_group
+        }
 
     def for_group(self, group: int) -> Plan:
         """The plan with the chunks of one group only."""

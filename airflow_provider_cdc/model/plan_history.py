@@ -68,7 +68,13 @@ class Suspended:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
-        suspension = {name: getattr(self, name) for name in ("at", "since", "kind", "message", "remedy")}
+        suspension: dict[str, Any] = {
+            "at": self.at,
+            "since": self.since,
+            "kind": self.kind,
+            "message": self.message,
+            "remedy": self.remedy,
+        }
         suspension |= {"dropped": True} if self.dropped else {}
         suspension |= {"first": self.first} if self.first else {}
         value = {"table": self.table, "revision": self.revision, "seq": self.seq, "suspended": suspension}
@@ -124,6 +130,11 @@ class Rejoined:
 
 Step = Followed | Suspended | Rejoined
 _KINDS: dict[str, type[Step]] = {"followed": Followed, "suspended": Suspended, "rejoined": Rejoined}
+
+
+def kind_of_step(step: Step) -> str:
+    """Name of the kind of a step, as it is stored: ``followed``, ``suspended`` or ``rejoined``."""
+    return next(name for name, kind in _KINDS.items() if isinstance(step, kind))
 
 
 def step_of(value: Mapping[str, Any]) -> Step | None:

@@ -320,7 +320,8 @@ class TableSchema:
         extras: dict[str, Any] = {"key_index": self.key_index, "collation": self.collation}
         if self.retained:
             extras["kept"] = [asdict(c) for c in self.retained]
-        extras |= {name: list(names) for name in ("ignored", "dropped") if (names := getattr(self, name))}
+        lists = {"ignored": self.auto_excluded, "dropped": self.removed}
+        extras |= {name: list(names) for name, names in lists.items() if names}
         return {**self._definition(), **extras, "comments": [list(pair) for pair in self.comments]}
 
     def _definition(self) -> dict[str, Any]:
@@ -340,7 +341,9 @@ class TableSchema:
         comments = tuple((name, text) for name, text in value.get("comments", ()))
         schema = cls(value["database"], value["name"], columns, key, excluded, key_index=index, comments=comments)
         auto_excluded, removed = tuple(value.get("ignored", ())), tuple(value.get("dropped", ()))
-        return replace(schema, collation=value.get("collation"), auto_excluded=auto_excluded, retained=retained, removed=removed)
+        return replace(
+            schema, collation=value.get("collation"), auto_excluded=auto_excluded, retained=retained, removed=removed
+        )
 
     def fingerprint(self) -> str:
         """Hash of everything that decides how rows are read; equal fingerprints read alike."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from airflow_provider_cdc.model.offset import Lineage, Offset, Position
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Rejoined, Step, Suspended
+from airflow_provider_cdc.model.plan_history import Rejoined, Step, Suspended, kind_of_step
 from airflow_provider_cdc.model.step_kinds import ADDED, ASKED, REMOVED
 
 #: What was read: a chunk group of the plan, a table as a whole, or ranges of a table's keys.
@@ -134,7 +134,9 @@ def in_turn(staged_reads: Iterable[Staged], can_publish: Callable[[Staged], bool
     :param can_publish: whether the stream is far enough to publish one.
     """
     waiting = sorted(staged_reads, key=lambda staged: staged.number)
-    newest_table_read = {staged.table: staged.number for staged in waiting if staged.scope == TABLE and can_publish(staged)}
+    newest_table_read = {
+        staged.table: staged.number for staged in waiting if staged.scope == TABLE and can_publish(staged)
+    }
 
     def turn(staged: Staged) -> tuple[int, int]:
         is_whole = staged.scope == TABLE and staged.number <= newest_table_read.get(staged.table, 0)
@@ -179,7 +181,7 @@ def refusal(
 
 
 def _id(amendment: Step) -> StepId:
-    return type(amendment).__name__.lower(), amendment.revision, amendment.seq
+    return kind_of_step(amendment), amendment.revision, amendment.seq
 
 
 def _refused_part(later_amendments: Iterable[Step], suspended: Suspended | None) -> Refusal | None:

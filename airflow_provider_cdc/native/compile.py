@@ -40,7 +40,9 @@ def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Ca
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         folder = cache_folder(*map(Path, sources))
         with _lock, _numba_cache(folder):
-            machine_code: Callable[..., Any] = numba.njit(signature, nogil=True, cache=folder is not None, **BORROWED)(function)
+            machine_code: Callable[..., Any] = numba.njit(signature, nogil=True, cache=folder is not None, **BORROWED)(
+                function
+            )
         return machine_code
 
     return decorate

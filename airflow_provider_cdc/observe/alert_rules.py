@@ -51,11 +51,15 @@ def standing(limits: Limits, observed: Observed, active_before: Collection[Subje
     """
     active = {(SUSPENDED, table): f"table {table} is suspended: {why}" for table, why in observed.suspended.items()}
     lag, max_lag, was_lagging = observed.lag_seconds, limits.lag_seconds, (LAG, "") in active_before
-    if max_lag is not None and (was_lagging if lag is None else lag > (max_lag * OVER_BELOW if was_lagging else max_lag)):
+    if max_lag is not None and (
+        was_lagging if lag is None else lag > (max_lag * OVER_BELOW if was_lagging else max_lag)
+    ):
         active[LAG, ""] = f"the oldest commit that was not read is {lag or 0:,.0f} s old (limit: {max_lag:g} s)"
     hours, min_hours = observed.hours_to_purge, limits.hours_to_purge
     was_at_risk = (PURGE_RISK, "") in active_before
-    if min_hours is not None and (was_at_risk if hours is None else hours < (min_hours * OVER_ABOVE if was_at_risk else min_hours)):
+    if min_hours is not None and (
+        was_at_risk if hours is None else hours < (min_hours * OVER_ABOVE if was_at_risk else min_hours)
+    ):
         active[PURGE_RISK, ""] = f"the source may purge what is needed in {hours or 0:.1f} hours (limit: {min_hours:g})"
     for kind, subject in active_before:
         if kind == FAILED and (observed.healthy_epoch is None or observed.healthy_epoch <= int(subject)):

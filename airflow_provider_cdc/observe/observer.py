@@ -262,7 +262,10 @@ def _seen(context: Context, store: Store, plan: Plan) -> Seen | None:
     plan = context.refresh_plan(plan)
     groups = {row.group_no: row.state for row in store.groups(plan.pipeline, plan.generation)}
     snapshot = store.snapshot(plan.pipeline, plan.generation)
-    complete, resume_point = snapshot is not None and snapshot.state == "done", context.sink.resume_point().read_with_timeline()
+    complete, resume_point = (
+        snapshot is not None and snapshot.state == "done",
+        context.sink.resume_point().read_with_timeline(),
+    )
     offset, timeline = resume_point or (plan.p0, plan.timeline)
     at = str(offset.at) if resume_point else None
     pending_resnapshots = tables_waiting(context, plan)

@@ -89,9 +89,15 @@ def status(context: Context) -> dict[str, Any]:
             ],
             "snapshot": {
                 "complete": complete,
-                "traffic": summed(request_counts) if (request_counts := [g.traffic for g, _ in groups if g.traffic]) else None,
+                "traffic": summed(request_counts)
+                if (request_counts := [g.traffic for g, _ in groups if g.traffic])
+                else None,
                 **progress_of_all.to_json(),
-                "rows_per_second": round(total / seconds) if seconds else None if complete else progress_of_all.rows_per_second,
+                "rows_per_second": round(total / seconds)
+                if seconds
+                else None
+                if complete
+                else progress_of_all.rows_per_second,
                 "seconds": seconds,
                 "paused": progress_of_all.paused,
             },
@@ -153,7 +159,11 @@ def _look(context: Context, store: Store) -> tuple[StreamRow | None, bool]:
 
 def _rate(stream: StreamRow, recent: list[BatchRow], is_running: bool) -> float:
     run_batches = [b for b in recent if b.epoch == stream.epoch]
-    return changes_per_second(run_batches, stream.started_at, datetime.now(UTC) if is_running or not run_batches else run_batches[0].committed_at)
+    return changes_per_second(
+        run_batches,
+        stream.started_at,
+        datetime.now(UTC) if is_running or not run_batches else run_batches[0].committed_at,
+    )
 
 
 def _last_asked(stream: StreamRow, recent: list[BatchRow]) -> Any:

@@ -40,7 +40,11 @@ class Standing:
 
 
 def table_status(
-    context: Context, plan: Plan, timeline: Lineage, rows: Mapping[tuple[str, str], TableProgress], pipeline_state: Standing
+    context: Context,
+    plan: Plan,
+    timeline: Lineage,
+    rows: Mapping[tuple[str, str], TableProgress],
+    pipeline_state: Standing,
 ) -> list[dict[str, Any]]:
     """The tables of the plan, those that were removed from it as well, as JSON values.
 
@@ -62,7 +66,9 @@ def table_status(
                 "rows": snapshot_progress.rows if snapshot_progress else 0,
                 "corrected": snapshot_progress.corrected if snapshot_progress else 0,
                 "at": pipeline_state.position if suspension is None else None if was_added else suspension.at,
-                "lag_seconds": pipeline_state.lag_seconds if suspension is None and pipeline_state.position is not None else None,
+                "lag_seconds": pipeline_state.lag_seconds
+                if suspension is None and pipeline_state.position is not None
+                else None,
                 "emptied": index in pipeline_state.emptied,
                 "revision": plan.revision_of(index),
                 "definitions": [
@@ -91,7 +97,13 @@ def table_state(context: Context, plan: Plan, index: int, pipeline_state: Standi
     if suspension is not None:
         return "waiting" if suspension.kind in (ADDED, REMOVED) else "suspended"
     if pipeline_state.snapshot_complete:
-        return "copied" if pipeline_state.stream_running is None else "streaming" if pipeline_state.stream_running else "stopped"
+        return (
+            "copied"
+            if pipeline_state.stream_running is None
+            else "streaming"
+            if pipeline_state.stream_running
+            else "stopped"
+        )
     states = {pipeline_state.group_states.get(number, "pending") for number in plan.groups_of(index)}
     if states <= {"done"}:
         return "copied"

@@ -66,7 +66,11 @@ def _sink(context: Context) -> Iterator[Finding]:
     folder = folder_of(context.pipeline.sink.path)
     if folder is None:
         check_store(context.storage, context.layout.pipeline_folder)
-        state_location = "in a database" if context.state_url is not None else f"in {context.local_files.state_database} of this host"
+        state_location = (
+            "in a database"
+            if context.state_url is not None
+            else f"in {context.local_files.state_database} of this host"
+        )
         yield Finding("ok", f"sink {context.storage.location()} can be written; bookkeeping {state_location}")
         if context.state_url is None:
             yield from _room("the bookkeeping", _existing(context.local_files.state_database))

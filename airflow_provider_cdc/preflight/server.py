@@ -43,7 +43,9 @@ def check_server(context: Context, connection: Connection[Any]) -> Iterator[Find
         )
 
     def change(setting: str) -> str:
-        return service.setting_hint.format(setting) if service else f"SET {'GLOBAL' if mariadb else 'PERSIST'} {setting}"
+        return (
+            service.setting_hint.format(setting) if service else f"SET {'GLOBAL' if mariadb else 'PERSIST'} {setting}"
+        )
 
     checks = (
         ("log_bin", "ON", service.enable_binlog_hint if service else "Start the server with --log-bin"),
@@ -78,7 +80,9 @@ def check_server(context: Context, connection: Connection[Any]) -> Iterator[Find
         )
     if (metadata := variables.get("binlog_row_metadata")) != "FULL":
         missing_facts = "names, members of ENUM and SET columns and primary keys"
-        missing_facts = missing_facts if metadata == "MINIMAL" else f"signs, character sets, types of geometry, {missing_facts}"
+        missing_facts = (
+            missing_facts if metadata == "MINIMAL" else f"signs, character sets, types of geometry, {missing_facts}"
+        )
         yield Finding(
             "warning",
             f"binlog_row_metadata is {metadata!r}: the binary log does not say the {missing_facts} of tables, so a change of "

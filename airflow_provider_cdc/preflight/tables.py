@@ -72,7 +72,9 @@ def _together(context: Context, matched: list[tuple[str, str, str]]) -> Iterator
     paths.check_distinct((database, table) for database, table, _ in matched)
     for database, table, _ in matched:
         if odd_characters := escaped_in(paths.path_of(database, table)):
-            yield Finding("warning", f"table {database}.{table}: its folder has {odd_characters!r} in its name", READERS)
+            yield Finding(
+                "warning", f"table {database}.{table}: its folder has {odd_characters!r} in its name", READERS
+            )
         other = tables_by_folder.setdefault(paths.path_of(database, table).casefold(), (database, table))
         if other != (database, table):
             yield Finding(
@@ -200,7 +202,9 @@ def _changed_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
     reaction = "reads the table again" if context.pipeline.stream.on_table_error == SUSPEND else "stops at that"
     for reason in context.find_changed_columns(plan).values():
         yield Finding(
-            "warning", f"{reason}: the next run of the stream {reaction}", "Undo the change if that is not what you want"
+            "warning",
+            f"{reason}: the next run of the stream {reaction}",
+            "Undo the change if that is not what you want",
         )
 
 

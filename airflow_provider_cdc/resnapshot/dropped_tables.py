@@ -31,7 +31,11 @@ def dropped_marker(plan: Plan) -> str:
 
 def is_to_go(context: Context, plan: Plan, suspension: Suspended | None) -> bool:
     """Whether the rows of a suspended table go, if the source does not have the table any more."""
-    return suspension is not None and suspension.dropped and context.pipeline.sink.empties_dropped_table(*plan.tables[suspension.table].id)
+    return (
+        suspension is not None
+        and suspension.dropped
+        and context.pipeline.sink.empties_dropped_table(*plan.tables[suspension.table].id)
+    )
 
 
 def is_emptied(context: Context, plan: Plan, index: int) -> bool:

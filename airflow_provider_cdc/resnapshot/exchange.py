@@ -186,7 +186,9 @@ def _rejoin(
     with _usable():
         generation_fence(plan, index, revision)  # there is such a revision
         plan_file, reading_plan = _share(context, plan, staged)
-        files = _brought(Group(context, reading_plan, staged.group), staged, index, applier, replace(job, plan_file=plan_file))
+        files = _brought(
+            Group(context, reading_plan, staged.group), staged, index, applier, replace(job, plan_file=plan_file)
+        )
         loss = loss_of(context, plan, index, reading_plan.tables[index], files)
     if loss is not None:
         rejection, label = Refusal(loss.message), plan.tables[index].label
@@ -220,7 +222,14 @@ def _is_adopted(target: SinkTable, plan: Plan) -> bool:
 
 
 def _done(
-    context: Context, store: Store, plan: Plan, staged: Staged, message: str, column_changes: str = "", *, maybe_recorded: bool = False
+    context: Context,
+    store: Store,
+    plan: Plan,
+    staged: Staged,
+    message: str,
+    column_changes: str = "",
+    *,
+    maybe_recorded: bool = False,
 ) -> Exchange:
     """Tell people that rows were exchanged, and end the reading.
 

@@ -158,7 +158,9 @@ def _check(context: Context, plan: Plan, index: int, current: TableSchema) -> No
     table = plan.tables[index]
     whole_remedy = f"Read it as a whole: airflow-cdc resnapshot --table {table.label}"
     if plan.suspension_of(index) is not None:
-        raise NotReadyError(f"{table.label} is suspended, and has no place in the stream", whole_remedy, table=table.label)
+        raise NotReadyError(
+            f"{table.label} is suspended, and has no place in the stream", whole_remedy, table=table.label
+        )
     if not table.key:
         raise NotReadyError(f"{table.label} has no usable key", whole_remedy, table=table.label)
     try:

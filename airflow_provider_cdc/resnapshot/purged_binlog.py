@@ -78,7 +78,10 @@ def _begin_again(context: Context, store: Store) -> None:
     same_server(new_plan.p0.server, timeline.server)
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
     old_tables, policy = {table.id: table for table in plan.tables}, context.schema_policy
-    definitions = (policy.decide_definition(old_tables[new.id], new, is_requested=True) if new.id in old_tables else new for new in new_plan.tables)
+    definitions = (
+        policy.decide_definition(old_tables[new.id], new, is_requested=True) if new.id in old_tables else new
+        for new in new_plan.tables
+    )
     # Where a run died the tables may be ahead of the resume point.
     read_seq = max([timeline.seq(offset.at), *(table.markers().get(stream_marker(name)) or 0 for table in existing)])
     if renamed:
@@ -108,4 +111,6 @@ def _has_passed_snapshot(context: Context, plan: Plan, seq: int) -> bool:
     :param seq: ``_cdc_seq`` of the resume point.
     """
     table_coverages = coverage(context, plan, targets(context, plan))
-    return table_coverages is not None and all(mark <= seq for table in table_coverages for mark in table.high_watermarks)
+    return table_coverages is not None and all(
+        mark <= seq for table in table_coverages for mark in table.high_watermarks
+    )

@@ -53,7 +53,9 @@ def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None
     after = context.require_plan()
     known = {table.id for table in before.tables}
     added = [table.label for table in after.tables if table.id not in known]
-    removed = [before.tables[i].label for i in before.active_tables if not context.pipeline.captures(*before.tables[i].id)]
+    removed = [
+        before.tables[i].label for i in before.active_tables if not context.pipeline.captures(*before.tables[i].id)
+    ]
     return added, removed
 
 

@@ -90,7 +90,9 @@ def unfit(group: Group, staged: Staged, timeline: Lineage, open_at: OpenAt) -> s
     plan = group.plan
     for index, target in group.tables.items():
         current, captured = plan.tables[index], group.context.pipeline.captures(*plan.tables[index].id)
-        rejection = refusal(staged, index, plan, timeline, read_numbers(plan, index, target.markers()), captured=captured)
+        rejection = refusal(
+            staged, index, plan, timeline, read_numbers(plan, index, target.markers()), captured=captured
+        )
         if rejection is not None:
             return f"{rejection.reason} (table {current.label})"
         before = plan.definitions_for(timeline)[index].at(staged.start.at)
@@ -116,14 +118,18 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
         published = (group.published_attempt() or 0) >= staged.attempt  # looked at behind that: the request goes last
         if is_pending and not published:
             return None
-        if older := overwritten_by_older(group.context.refresh_plan(group.plan), staged, {m["table"] for m in manifests}):
+        if older := overwritten_by_older(
+            group.context.refresh_plan(group.plan), staged, {m["table"] for m in manifests}
+        ):
             raise TerminalError(f"{_said(staged)}, {_overwritten_text(older)}", _resnapshot_commands(older))
         return Outcome(published, "what was published stays")
 
     return is_taken(group, store, staged, outcome, _said(staged))
 
 
-def is_taken(group: Group, store: Store, staged: Staged, outcome: Callable[[], Outcome | None], description: str) -> bool:
+def is_taken(
+    group: Group, store: Store, staged: Staged, outcome: Callable[[], Outcome | None], description: str
+) -> bool:
     """Wait while a stream runs that will publish what is staged.
 
     :param outcome: how it has ended, if it has.
@@ -140,7 +146,9 @@ def is_taken(group: Group, store: Store, staged: Staged, outcome: Callable[[], O
             return False
         if watch is None or watch.epoch != run.epoch:
             watch = Watch(run.epoch)
-            context.reporter.line(f"{description}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high_watermark}")
+            context.reporter.line(
+                f"{description}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high_watermark}"
+            )
         if watch.observe(run, time.monotonic()) is not None:
             return False
         if run.paused_by is not None and not was_paused:
@@ -148,7 +156,9 @@ def is_taken(group: Group, store: Store, staged: Staged, outcome: Callable[[], O
         was_paused = run.paused_by is not None
         time.sleep(_POLL_SECONDS)
     if not result.published:
-        raise TransientError(f"{description}, and cannot be published: {result.message}", "Run again: it is then read once more")
+        raise TransientError(
+            f"{description}, and cannot be published: {result.message}", "Run again: it is then read once more"
+        )
     return True
 
 
@@ -198,7 +208,9 @@ def publish_staged(
         with moved():
             tables_behind = [i for i, attempt in group.published_by_table().items() if attempt < staged.attempt]
             # If none is, a run died when it had done it.
-            reason = unfit(group, staged, applier.timeline, context.binlog_opener(slots.REPLAY)) if tables_behind else None
+            reason = (
+                unfit(group, staged, applier.timeline, context.binlog_opener(slots.REPLAY)) if tables_behind else None
+            )
             for index in tables_behind if reason is None else ():
                 publish_table(group, staged, index, applier, job, group_markers(group, staged))
     except FencedError:
@@ -236,9 +248,15 @@ def overwritten_by_older(plan: Plan, staged: Staged, read_tables: Collection[int
     :param plan: as it is now.
     :param read_tables: indexes of the tables whose rows were read.
     """
-    tables = sorted({chunk.table for chunk in plan.superseded_chunks if chunk.group == staged.group and chunk.table in read_tables})
+    tables = sorted(
+        {chunk.table for chunk in plan.superseded_chunks if chunk.group == staged.group and chunk.table in read_tables}
+    )
     rejoins = {index: plan.rejoin_of(index) for index in tables}
-    return [plan.tables[i].label for i, rejoin in rejoins.items() if rejoin is not None and (rejoin.group or 0) < staged.number]
+    return [
+        plan.tables[i].label
+        for i, rejoin in rejoins.items()
+        if rejoin is not None and (rejoin.group or 0) < staged.number
+    ]
 
 
 def _overwritten_text(tables: Sequence[str]) -> str:
@@ -349,7 +367,10 @@ def recounted(
 ) -> list[DataFile]:
     """The staged file of a table without a key, after the changes behind its high watermark."""
     table = group.plan.tables[index]
-    change, since = net(after(changes, high_seq), [c.name for c in table.copied_columns]), emptied if emptied > high_seq else 0
+    change, since = (
+        net(after(changes, high_seq), [c.name for c in table.copied_columns]),
+        emptied if emptied > high_seq else 0,
+    )
     if not change and not since:
         return [file]
     target = group.tables[index]
@@ -372,7 +393,9 @@ def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: St
     reader = group.context.pipeline.replica_ids(slots.REPLAY)
     name = f"reread-{group.number}-{staged.attempt}"
     staging = job.sink.change_staging()
-    manifest = replace(job, reader_replicas=(reader,), only_table=index).stage_range(start, replace(end, open_xa=()), name)
+    manifest = replace(job, reader_replicas=(reader,), only_table=index).stage_range(
+        start, replace(end, open_xa=()), name
+    )
     for entry in manifest["tables"]:
         if entry["table"] == index:
             emptied = entry["emptied"] or 0

@@ -35,7 +35,9 @@ def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None
 
     :param table: index of the table in the plan.
     """
-    rejoin_numbers = sorted(step.group or 0 for step in plan.amendments if isinstance(step, Rejoined) and step.table == table)
+    rejoin_numbers = sorted(
+        step.group or 0 for step in plan.amendments if isinstance(step, Rejoined) and step.table == table
+    )
     if len(rejoin_numbers) < 2:
         return
     storage, layout, generation = context.storage, context.layout, plan.generation

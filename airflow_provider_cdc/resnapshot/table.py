@@ -137,7 +137,9 @@ def _read(
             index,
             timeline.server,
             keeps=context.pipeline.copies_column,
-            cut_chunks=lambda connection, table: plan_table(connection, index, table, context.pipeline.snapshot.chunk_rows),
+            cut_chunks=lambda connection, table: plan_table(
+                connection, index, table, context.pipeline.snapshot.chunk_rows
+            ),
             open_at=open_at,
         )
     schema = _shaped(context, plan, index, schema, requested_by_user)
@@ -159,7 +161,9 @@ def _shaped(context: Context, plan: Plan, index: int, current: TableSchema, requ
     if suspension is not None and suspension.kind == ADDED:  # there is no copy yet
         return current
     try:
-        return context.schema_policy.decide_definition(before, current, overwrites_rows=True, is_requested=requested_by_user)
+        return context.schema_policy.decide_definition(
+            before, current, overwrites_rows=True, is_requested=requested_by_user
+        )
     except NotFollowed as error:
         raise NotReadyError(
             f"{before.label}: {error}", f"To take it over: airflow-cdc resnapshot --table {before.label}"

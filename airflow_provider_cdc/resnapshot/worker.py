@@ -173,7 +173,9 @@ class Rereading:
         if index not in self._given_up:
             with suppress(CdcError, SQLAlchemyError):  # the line says it, too
                 remedy = f"Read it again: airflow-cdc resnapshot --table {label}"
-                self._store.add_event(self._context.pipeline.name, "reread_given_up", message, table=label, remedy=remedy)
+                self._store.add_event(
+                    self._context.pipeline.name, "reread_given_up", message, table=label, remedy=remedy
+                )
         with self._lock:
             self._given_up.add(index)
             self._pending.discard(index)
@@ -223,7 +225,9 @@ class Rereading:
         tables = {one.id: one for one in new_tables if isinstance(one, TableSchema)}
         with self._lock:
             already_created = {table.id for table in self._created}
-            self._created += [t for name, t in tables.items() if name in self._seen_tables and name not in already_created]
+            self._created += [
+                t for name, t in tables.items() if name in self._seen_tables and name not in already_created
+            ]
         self._seen_tables = set(tables)
 
     def _read_suspended(self, index: int) -> None:

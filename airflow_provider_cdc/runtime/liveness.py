@@ -83,7 +83,11 @@ class Heart:
                 lease_monitor = self._new_lease_monitor()  # the tasks have waited for the bookkeeping, too
             if row is not None and row.desired_state == "stop":
                 self._stop.set()
-            elif row is not None and lease_monitor and lease_monitor.observe((row.supervised_at,), time.monotonic()) is False:
+            elif (
+                row is not None
+                and lease_monitor
+                and lease_monitor.observe((row.supervised_at,), time.monotonic()) is False
+            ):
                 self._stop.set()
                 with suppress(CdcError, SQLAlchemyError):
                     by = f"its lease: no task has supervised it for {self._lease_seconds:g} s"
@@ -109,7 +113,11 @@ class Watcher:
         :returns: whether it is going on; ``None`` if it takes more looks to tell.
         """
         # Of one that died on this host there is no need to wait until its heartbeat has stood still for long.
-        if epoch_row is None or epoch_row.state != "running" or died_here(epoch_row.host, epoch_row.machine, epoch_row.pid, epoch_row.pid_started):
+        if (
+            epoch_row is None
+            or epoch_row.state != "running"
+            or died_here(epoch_row.host, epoch_row.machine, epoch_row.pid, epoch_row.pid_started)
+        ):
             return False
         return self._heartbeat_monitor.observe((epoch_row.epoch, epoch_row.heartbeat_at), time.monotonic())
 

@@ -92,7 +92,9 @@ class Context:
         args = mysql_args(find_connection(pipeline.source.conn_id))
         url = database_url(find_connection(pipeline.state.conn_id)) if pipeline.state.conn_id else None
         spark = pipeline.spark
-        master, conf = spark_settings(find_connection(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
+        master, conf = (
+            spark_settings(find_connection(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
+        )
         access = access_of(find_connection(pipeline.sink.conn_id)) if pipeline.sink.conn_id else None
         if access is not None:
             access.check_path(pipeline.sink.path)
@@ -185,7 +187,9 @@ class Context:
     def schema_policy(self) -> SchemaPolicy:
         """What copies take over of the changes of their tables' definitions."""
         stream = self.pipeline.stream
-        return SchemaPolicy.from_settings(stream.schema_changes, stream.include_schema_changes, stream.exclude_schema_changes)
+        return SchemaPolicy.from_settings(
+            stream.schema_changes, stream.include_schema_changes, stream.exclude_schema_changes
+        )
 
     def find_changed_columns(self, plan: Plan) -> dict[int, str]:
         """Tables whose copies have other columns than the lists of the pipeline say, by index, and what differs. A
@@ -216,7 +220,9 @@ class Context:
         layout, generation = self.layout, plan.generation
         known_files = {step_name(layout, generation, step) for step in plan.amendments}
         for table in range(len(plan.definitions)):
-            known_files |= {layout.amendment(generation, table, number + 1) for number in range(plan.revision_of(table))}
+            known_files |= {
+                layout.amendment(generation, table, number + 1) for number in range(plan.revision_of(table))
+            }
         # Fewer are there when some were removed that nothing goes by any more.
         return plan if known_files.issuperset(amendments_of(self.storage, layout, generation)) else self.require_plan()
 
@@ -342,5 +348,7 @@ def record_plan(state_database: Store, plan: Plan, chunk_rows: int) -> bool:
     timeline = plan.timeline
     from airflow_provider_cdc.state import Segment
 
-    state_database.set_timeline(plan.pipeline, [Segment(timeline.server, timeline.start_file, plan.p0.at.position, timeline.first_ordinal)])
+    state_database.set_timeline(
+        plan.pipeline, [Segment(timeline.server, timeline.start_file, plan.p0.at.position, timeline.first_ordinal)]
+    )
     return True

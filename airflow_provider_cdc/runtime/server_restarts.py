@@ -34,7 +34,9 @@ def note_restart(context: Context, state_database: Store) -> None:
         variables = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
         since = datetime.fromtimestamp(round(clock - uptime), UTC)
         detail, name = f"{server} has run since {since.isoformat()}", context.pipeline.name
-        previous = next((m for event in state_database.last_events(name, 1, _KINDS) if (m := _DETAIL.match(event.detail))), None)
+        previous = next(
+            (m for event in state_database.last_events(name, 1, _KINDS) if (m := _DETAIL.match(event.detail))), None
+        )
         if previous is None or previous[1] != server:
             state_database.add_event(name, "server", detail)
         elif abs(datetime.fromisoformat(previous[2]) - since) > _SLACK:

@@ -210,7 +210,12 @@ class SinkTable(Fenced, Protocol):
         """
 
     def overwrite(
-        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, keep_deleted_to: int | None = None
+        self,
+        slices: Sequence[DataFile],
+        markers: Mapping[str, int],
+        fence: Fence,
+        *,
+        keep_deleted_to: int | None = None,
     ) -> bool:
         """Put slices in the place of all rows, and give the table the columns of its definition, whatever it had, also
         another key, in one commit (:attr:`Feature.REREAD` and :attr:`Feature.ALTER`).

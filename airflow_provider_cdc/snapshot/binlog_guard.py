@@ -86,7 +86,9 @@ class PurgeWatch:
             self._early_ages += [observed.observed_seconds] if observed.observed_seconds is not None else []
         self._oldest_file = files[0]
         # Somebody may purge by hand, once. What happens again is how this server is run.
-        self.retention = Retention(configured.expire_seconds, min(self._early_ages) if len(self._early_ages) > 1 else None)
+        self.retention = Retention(
+            configured.expire_seconds, min(self._early_ages) if len(self._early_ages) > 1 else None
+        )
         following = files.index(self._position.file) + 1
         if self._file_ended is None and following < len(files):
             self._file_ended = self._file_began(context, files[following])
@@ -99,7 +101,10 @@ class PurgeWatch:
 
     def retention_text(self) -> str:
         """How long the server keeps its binlogs, for people."""
-        is_observed = self.retention.observed_seconds is not None and self.retention.observed_seconds == self.retention.keep_seconds
+        is_observed = (
+            self.retention.observed_seconds is not None
+            and self.retention.observed_seconds == self.retention.keep_seconds
+        )
         return kept_text(self.retention.keep_seconds) + (", as was seen" if is_observed else "")
 
 

@@ -42,7 +42,9 @@ class Claim:
     :param published_attempt: lowest attempt that was published then; ``None`` if the group is read for the first time.
     """
 
-    def __init__(self, group: Group, store: Store, attempt: int, row_before: GroupRow, published_attempt: int | None) -> None:
+    def __init__(
+        self, group: Group, store: Store, attempt: int, row_before: GroupRow, published_attempt: int | None
+    ) -> None:
         self.attempt, self.row_before, self.published_attempt = attempt, row_before, published_attempt
         self.store = store
         self._group = group
@@ -51,7 +53,9 @@ class Claim:
         self.last_stale_attempt = 0
         if published_attempt is not None:
             # What an earlier try of the same request has read already counts; what was asked for before it does not.
-            self.last_stale_attempt = max(group.published_by_table().values()) if row_before.state == "rereading" else attempt - 1
+            self.last_stale_attempt = (
+                max(group.published_by_table().values()) if row_before.state == "rereading" else attempt - 1
+            )
         self._seen_manifests: set[str] = set()
         self._began = time.monotonic()
         self._progress = ChunkProgress(f"group {group.plan.group_label(group.chunks)}", 0, len(group.chunks), 0)
@@ -99,7 +103,11 @@ class Claim:
     def report_progress(self) -> None:
         """Tell bookkeeping and reporter of the files that were finished since the last look."""
         with self._report_lock:
-            fresh = [finished for finished in self._group.list_finished_slices(self.attempt - 1) if finished[1] not in self._seen_manifests]
+            fresh = [
+                finished
+                for finished in self._group.list_finished_slices(self.attempt - 1)
+                if finished[1] not in self._seen_manifests
+            ]
             self._seen_manifests.update(name for _, name in fresh)
             self._report((attempt, read_json(self._group.context.storage, name)) for attempt, name in fresh)
 

@@ -116,7 +116,9 @@ def table_totals(context: Context, plan: Plan, groups: Iterable[int] | None = No
 
     :param groups: count only these groups, and only the tables in them; ``None`` for all.
     """
-    files_by_table: dict[int, list[dict[str, Any]]] = {} if groups is not None else {i: [] for i in range(len(plan.tables))}
+    files_by_table: dict[int, list[dict[str, Any]]] = (
+        {} if groups is not None else {i: [] for i in range(len(plan.tables))}
+    )
     for number in plan.groups() if groups is None else groups:
         group = Group(context, plan, number)
         for entry in group.read_totals(group.published_by_table()).entries:

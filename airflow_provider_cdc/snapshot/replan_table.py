@@ -46,7 +46,11 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     context.require_feature(Feature.RESNAPSHOT, error.message)
     with closing(connect(context.connect_args)) as connection:
         amendment = make_amendment(
-            connection, plan, index, context.pipeline.copies_column, lambda found: policy.decide_definition(table, found, is_requested=True)
+            connection,
+            plan,
+            index,
+            context.pipeline.copies_column,
+            lambda found: policy.decide_definition(table, found, is_requested=True),
         )
     name = context.layout.amendment(plan.generation, index, revision + 1)
     if write_json_once(context.storage, name, amendment):

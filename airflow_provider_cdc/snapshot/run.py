@@ -181,7 +181,11 @@ def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> Group
     tables = sorted({chunk.table for chunk in chunks})
     for index in tables:
         suspension = plan.suspension_of(index)
-        outcome = f"is suspended at {suspension.at}. {remedy_of(plan, suspension)}" if suspension else "was read again as a whole since"
+        outcome = (
+            f"is suspended at {suspension.at}. {remedy_of(plan, suspension)}"
+            if suspension
+            else "was read again as a whole since"
+        )
         context.reporter.line(f"group {group}: nothing is left to read of {plan.tables[index].label}: it {outcome}")
     labels = tuple(plan.tables[index].label for index in tables)
     return GroupResult(group, TAKEN_OVER, 0, labels, 0, 0, 0, 0.0, None, None, None, None)
@@ -214,7 +218,11 @@ def _run(
             totals = group.read_totals(group.published_by_table())
         else:
             with group_claim:
-                outcome, attempt = _first(group, group_claim, runner) if group_claim.published_attempt is None else _again(group, store, group_claim, runner)
+                outcome, attempt = (
+                    _first(group, group_claim, runner)
+                    if group_claim.published_attempt is None
+                    else _again(group, store, group_claim, runner)
+                )
                 totals = _finish(group, store, group_claim.attempt, requested_by)
                 if outcome == "replaced":
                     forget(group.context, plan, group.number, attempt)
@@ -279,8 +287,15 @@ def _again(group: Group, store: Store, group_claim: Claim, runner: Runner) -> tu
     since, timeline = group.context.resume_state(group.plan)
     try:
         staged = _asked(group, group_claim, timeline)
-        if staged is None and group_claim.row_before.state == "rereading" and (group_claim.published_attempt or 0) >= group_claim.row_before.attempt:
-            return "replaced", group_claim.published_attempt or 0  # the stream has published it, after that try was killed
+        if (
+            staged is None
+            and group_claim.row_before.state == "rereading"
+            and (group_claim.published_attempt or 0) >= group_claim.row_before.attempt
+        ):
+            return (
+                "replaced",
+                group_claim.published_attempt or 0,
+            )  # the stream has published it, after that try was killed
         if staged is None:
             number = draw_number(group.context, group.plan, GROUP, group=group.number)
             manifests = _read(group, group_claim, runner, since, timeline, number)
@@ -324,7 +339,11 @@ def _read(
     finished = _replayable(context, plan, timeline, group.read_finished_slices(group_claim.last_stale_attempt), open_at)
     group_claim.report_reused(finished.values())
     missing = [no for no in wanted if no not in finished]
-    write_json(context.storage, context.layout.group_plan(plan.generation, group.number), plan.for_group(group.number).to_json())
+    write_json(
+        context.storage,
+        context.layout.group_plan(plan.generation, group.number),
+        plan.for_group(group.number).to_json(),
+    )
     job = job_of(group, group_claim.attempt, missing, since, timeline, read_number)
     group_claim.report_progress()
     notes = group.signals(group_claim.attempt)
@@ -348,7 +367,11 @@ def _replayable(context: Context, plan: Plan, timeline: Lineage, finished: Finis
     """The slices that were read where the stream is now, and whose binlog the server still has: from where it has to be
     replayed onto them up to their high watermarks, from which the stream has to go on.
     """
-    finished = {no: slice_read for no, slice_read in finished.items() if numbering(plan, slice_read[1]) == timeline.newest_segment}
+    finished = {
+        no: slice_read
+        for no, slice_read in finished.items()
+        if numbering(plan, slice_read[1]) == timeline.newest_segment
+    }
     if not finished:
         return {}
     with closing(connect(context.connect_args)) as connection:
@@ -373,7 +396,9 @@ def _prepare(context: Context, plan: Plan, group_tables: Mapping[int, SinkTable]
     """
     is_resnapshot, adopt = plan.generation > 1, context.pipeline.sink.adopt
     open_tables = targets(context, plan)
-    tables_without_group = {i: open_tables[i] for i in plan.active_tables if not plan.groups_of(i) and plan.rejoin_of(i) is None}
+    tables_without_group = {
+        i: open_tables[i] for i in plan.active_tables if not plan.groups_of(i) and plan.rejoin_of(i) is None
+    }
     empty = {i: t for i, t in tables_without_group.items() if is_resnapshot or adopt or not t.exists()}
     tables = {**group_tables, **empty}
     outdated = lagging(context, plan, tables)

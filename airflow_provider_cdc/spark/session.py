@@ -160,7 +160,9 @@ def _not_started(master: str, error: Exception) -> CdcError:
     text = str(error)
     if is_local(master):
         cdc_error = of_spark(error)
-        return TerminalError(cdc_error.message, cdc_error.remedy) if isinstance(cdc_error, UnexpectedError) else cdc_error
+        return (
+            TerminalError(cdc_error.message, cdc_error.remedy) if isinstance(cdc_error, UnexpectedError) else cdc_error
+        )
     if "spark.authenticate.secret" in text:
         return NotReadyError("spark.authenticate is on, but Spark has no spark.authenticate.secret", SECRET_PLACE)
     # The text of the second is about the session, which was stopped while it was being made.

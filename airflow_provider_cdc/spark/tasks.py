@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def run_tasks(spark: SparkSession, items: Sequence[Any], run_item: Callable[[Any], bytes], max_tasks: int) -> list[bytes]:
+def run_tasks(
+    spark: SparkSession, items: Sequence[Any], run_item: Callable[[Any], bytes], max_tasks: int
+) -> list[bytes]:
     """Run pieces of work in Spark's workers.
 
     :param run_item: does one of them; it travels with the task.

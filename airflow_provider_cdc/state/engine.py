@@ -35,7 +35,11 @@ def make_engine(url: URL, *, for_migration: bool = False) -> Engine:
     elif not for_migration:
         connect = {"connect_timeout": CONNECT_SECONDS, "read_timeout": ANSWER_SECONDS, "write_timeout": ANSWER_SECONDS}
     engine = create_engine(
-        url, hide_parameters=True, pool_pre_ping=True, connect_args=connect, poolclass=NullPool if for_migration else None
+        url,
+        hide_parameters=True,
+        pool_pre_ping=True,
+        connect_args=connect,
+        poolclass=NullPool if for_migration else None,
     )
     if kind in ("mysql", "mariadb"):
         event.listen(engine, "do_connect", _guarded_connect)

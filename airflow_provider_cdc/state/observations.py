@@ -94,7 +94,9 @@ class ObservationStore(Database):
         """
         for is_last_try in (False, True):
             try:
-                self._write_table_states(pipeline, states, sizes or {}, last_compactions or {}, applied_counts or {}, delete_others)
+                self._write_table_states(
+                    pipeline, states, sizes or {}, last_compactions or {}, applied_counts or {}, delete_others
+                )
                 return
             except exc.IntegrityError:  # another driver was faster to write of a table for the first time
                 if is_last_try:
@@ -123,7 +125,10 @@ class ObservationStore(Database):
                 values = _values(table_state)
                 values |= {name: sizes[table].get(name) for name in _SIZES} if table in sizes else {}
                 if (last_compaction := last_compactions.get(table)) is not None:
-                    values |= {"compacted_at": last_compaction.finished_at, "compaction_seconds": last_compaction.seconds}
+                    values |= {
+                        "compacted_at": last_compaction.finished_at,
+                        "compaction_seconds": last_compaction.seconds,
+                    }
                 if row is None:
                     row = TableStateRow(pipeline=pipeline, database=table[0], name=table[1], definitions=[])
                     row.inserts = row.updates = row.deletes = 0

@@ -78,8 +78,14 @@ def _prune_runs(session: Session, pipeline: str) -> None:
     *totals, lag = tuple(session.execute(select(*sums, func.max(StreamRow.lag_max_ms)).where(old_epochs)).one())
     pipeline_row = session.get_one(PipelineRow, pipeline, with_for_update=True)
     for name, value in zip(SUMS, totals, strict=True):
-        setattr(pipeline_row, f"past_{name}", getattr(pipeline_row, f"past_{name}") + type(getattr(pipeline_row, f"past_{name}"))(value))
-    pipeline_row.past_lag_max_ms = max((max_lag for max_lag in (pipeline_row.past_lag_max_ms, lag) if max_lag is not None), default=None)
+        setattr(
+            pipeline_row,
+            f"past_{name}",
+            getattr(pipeline_row, f"past_{name}") + type(getattr(pipeline_row, f"past_{name}"))(value),
+        )
+    pipeline_row.past_lag_max_ms = max(
+        (max_lag for max_lag in (pipeline_row.past_lag_max_ms, lag) if max_lag is not None), default=None
+    )
     _delete(session, StreamRow, StreamRow.pipeline == pipeline, older)
 
 

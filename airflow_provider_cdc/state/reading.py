@@ -85,7 +85,9 @@ class Reader(Store):
     def read_overview(self) -> list[Overview]:
         """All pipelines of the database, by name; the same number of queries whatever their number."""
         with self._read_session() as session:
-            pipelines = session.execute(select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)).all()
+            pipelines = session.execute(
+                select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)
+            ).all()
             snapshots, tables, groups = _snapshots(session), _tables(session), _groups(session)
             streams = {row.pipeline: row for row in session.scalars(_newest_runs())}
             batch_sums, events = _paces(session), _events(session)
@@ -239,7 +241,9 @@ def _newest_snapshots() -> Select[Any]:
     """The newest snapshot of each pipeline, without its plan, which is large."""
     newest = select(SnapshotRow.pipeline, func.max(SnapshotRow.generation).label("generation"))
     newest_generation = newest.group_by(SnapshotRow.pipeline).subquery()
-    is_newest = and_(SnapshotRow.pipeline == newest_generation.c.pipeline, SnapshotRow.generation == newest_generation.c.generation)
+    is_newest = and_(
+        SnapshotRow.pipeline == newest_generation.c.pipeline, SnapshotRow.generation == newest_generation.c.generation
+    )
     columns = [getattr(SnapshotRow, name) for name in ("pipeline", "generation", "state", "created_at", "finished_at")]
     return select(*columns).join(newest_generation, is_newest)
 
@@ -261,7 +265,9 @@ def _tables(session: Session) -> dict[str, int]:
 def _groups(session: Session) -> dict[str, Groups]:
     done = func.sum(case((GroupRow.state.in_(PUBLISHED), 1), else_=0))
     newest_snapshots = _newest_snapshots().subquery()
-    is_newest = and_(GroupRow.pipeline == newest_snapshots.c.pipeline, GroupRow.generation == newest_snapshots.c.generation)
+    is_newest = and_(
+        GroupRow.pipeline == newest_snapshots.c.pipeline, GroupRow.generation == newest_snapshots.c.generation
+    )
     columns = [getattr(GroupRow, name) for name in ("pipeline", *Held._fields)]
     unfinished: dict[str, list[Held]] = {}
     query = select(*columns).join(newest_snapshots, is_newest).where(GroupRow.state.in_(("running", "rereading")))
@@ -272,8 +278,12 @@ def _groups(session: Session) -> dict[str, Groups]:
 
 
 def _newest_runs() -> Select[Any]:
-    newest_numbers = select(StreamRow.pipeline, func.max(StreamRow.epoch).label("epoch")).group_by(StreamRow.pipeline).subquery()
-    return select(StreamRow).join(newest_numbers, and_(StreamRow.pipeline == newest_numbers.c.pipeline, StreamRow.epoch == newest_numbers.c.epoch))
+    newest_numbers = (
+        select(StreamRow.pipeline, func.max(StreamRow.epoch).label("epoch")).group_by(StreamRow.pipeline).subquery()
+    )
+    return select(StreamRow).join(
+        newest_numbers, and_(StreamRow.pipeline == newest_numbers.c.pipeline, StreamRow.epoch == newest_numbers.c.epoch)
+    )
 
 
 def _paces(session: Session, pipeline: str | None = None) -> dict[str, Any]:
@@ -311,8 +321,12 @@ def _events(session: Session) -> dict[str, EventRow]:
 
 
 def _samples(session: Session) -> dict[str, SampleRow]:
-    newest_times = select(SampleRow.pipeline, func.max(SampleRow.at).label("at")).group_by(SampleRow.pipeline).subquery()
-    newest = select(SampleRow).join(newest_times, and_(SampleRow.pipeline == newest_times.c.pipeline, SampleRow.at == newest_times.c.at))
+    newest_times = (
+        select(SampleRow.pipeline, func.max(SampleRow.at).label("at")).group_by(SampleRow.pipeline).subquery()
+    )
+    newest = select(SampleRow).join(
+        newest_times, and_(SampleRow.pipeline == newest_times.c.pipeline, SampleRow.at == newest_times.c.at)
+    )
     return {row.pipeline: row for row in session.scalars(newest)}
 
 

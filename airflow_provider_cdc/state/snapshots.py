@@ -142,7 +142,9 @@ class SnapshotStore(Database):
         """
         with self._write_session() as session:
             row = _planned_group(session, pipeline, generation, group_no)
-            if (row.state == "done" and state is None) or (expected_attempt is not None and row.attempt != expected_attempt):
+            if (row.state == "done" and state is None) or (
+                expected_attempt is not None and row.attempt != expected_attempt
+            ):
                 return 0
             # Compared again by the update: databases other than SQLite let two get here.
             claim = _group(pipeline, generation, group_no).where(
@@ -202,7 +204,9 @@ class SnapshotStore(Database):
                 statement = query.where(in_bulk, GroupRow.state != TAKEN_OVER)
                 changed(session, statement.values(state=TAKEN_OVER, heartbeat_at=None))
 
-    def record_group_request_counts(self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]) -> None:
+    def record_group_request_counts(
+        self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]
+    ) -> None:
         """Write down what was asked of an object store to read and publish a group."""
         with self._write_session() as session:
             changed(session, _group(pipeline, generation, group_no).values(traffic=traffic))
@@ -226,7 +230,12 @@ class SnapshotStore(Database):
         :param attempt: the published attempt; the others as in :meth:`finish_group`.
         :return: whether it was written.
         """
-        values: dict[str, Any] = {"rows": rows, "min_lw": min_lw, "max_hw": max_hw, "attempt": max(expected_attempt, attempt)}
+        values: dict[str, Any] = {
+            "rows": rows,
+            "min_lw": min_lw,
+            "max_hw": max_hw,
+            "attempt": max(expected_attempt, attempt),
+        }
         done_values = {"state": "done", "finished_at": func.coalesce(GroupRow.finished_at, now())}
         group = _claimed(pipeline, generation, group_no, expected_attempt)
         with self._write_session() as session:

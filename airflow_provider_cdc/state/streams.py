@@ -83,7 +83,12 @@ class StreamStore(Database):
         """
         unfinished_requests = and_(RequestRow.pipeline == StreamRow.pipeline, RequestRow.state.in_(_UNFINISHED))
         is_this_epoch = StreamRow.pipeline == pipeline, StreamRow.epoch == epoch
-        query = select(StreamRow, RequestRow).outerjoin(RequestRow, unfinished_requests).where(*is_this_epoch).order_by(RequestRow.id)
+        query = (
+            select(StreamRow, RequestRow)
+            .outerjoin(RequestRow, unfinished_requests)
+            .where(*is_this_epoch)
+            .order_by(RequestRow.id)
+        )
         values = {key: now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
         with self._write_session() as session:
             changed(session, _stream(pipeline, epoch).values(values))

@@ -39,7 +39,10 @@ class WindowStore(Database):
         with self._read_session() as session:
             overwrite_events = dict(session.execute(events.group_by(EventRow.table)).tuples().all())
             counted_tables = session.execute(query.order_by(row.database, row.name)).all()
-        return [TableCounts(*counted, last_overwrite_event=overwrite_events.get(f"{counted.database}.{counted.name}", 0)) for counted in counted_tables]
+        return [
+            TableCounts(*counted, last_overwrite_event=overwrite_events.get(f"{counted.database}.{counted.name}", 0))
+            for counted in counted_tables
+        ]
 
     def window_end(self, pipeline: str, audience: str, table: TableId) -> Any | None:
         """Up to where an audience was told of a table; ``None`` if it never was."""
@@ -62,7 +65,9 @@ class WindowStore(Database):
                     raise
         raise AssertionError("unreachable")
 
-    def _advance_windows(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
+    def _advance_windows(
+        self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str
+    ) -> dict[TableId, Any]:
         moment, starts = now(), {}
         with self._write_session() as session:
             for table, end in _in_order(ends):

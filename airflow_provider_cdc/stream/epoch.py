@@ -107,7 +107,9 @@ class Epoch:
 
     def __post_init__(self) -> None:
         """Make the observer."""
-        self.observer = Observer(self.context, self.store, self.driver_view, self.maintenance.take_sizes, self.maintenance.take_compactions)
+        self.observer = Observer(
+            self.context, self.store, self.driver_view, self.maintenance.take_sizes, self.maintenance.take_compactions
+        )
 
     def driver_view(self) -> Seen:
         """What there is to see."""
@@ -137,7 +139,9 @@ class Epoch:
                 lag_p95_ms=applied.lag_percentile(95),
                 lag_max_ms=applied.lag_percentile(100),
                 index_bytes_used=self.applier.index_bytes,
-                request_counts=(requests.to_json(), self.request_counts.to_json()) if self.context.storage.is_remote else None,
+                request_counts=(requests.to_json(), self.request_counts.to_json())
+                if self.context.storage.is_remote
+                else None,
             )
         self.batches += 1
         self.changes += applied.changes
@@ -261,7 +265,9 @@ class Epoch:
                 self.resnapshot_worker.enqueue_request(request, index)
                 return True
             with counting(self.request_counts):
-                self.plan, message = suspend_as_asked(self.context, self.store, self.plan, self.applier, index, request.by)
+                self.plan, message = suspend_as_asked(
+                    self.context, self.store, self.plan, self.applier, index, request.by
+                )
             self.applier.use_plan(self.plan)
             self.needs_new_section = True
             self.observer.wake()
@@ -289,7 +295,11 @@ class Epoch:
             if self.context.layout.reload_request(self.plan.generation) in names and not self.before_ddl:
                 self._reload_tables()
             pending = waiting(self.context, self.plan, names)
-            self.pending_tables = {staged_read.table for staged_read in pending if staged_read.scope == TABLE and staged_read.table is not None}
+            self.pending_tables = {
+                staged_read.table
+                for staged_read in pending
+                if staged_read.scope == TABLE and staged_read.table is not None
+            }
             self.has_pending_tables = bool(self.pending_tables)
             for staged in in_turn(pending, lambda staged_read: is_ripe(staged_read, self.applier)):
                 if staged.scope == GROUP:

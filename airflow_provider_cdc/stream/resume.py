@@ -65,7 +65,9 @@ def find_place(
         binlog_position = binlog_end(connection)
         end = applier.timeline.position(max([applier.timeline.seq(binlog_position), *marks]))
         if binlog_position < end:
-            raise OtherHistoryError(f"the binlog of the server ends at {binlog_position}, and the snapshot read up to {end}")
+            raise OtherHistoryError(
+                f"the binlog of the server ends at {binlog_position}, and the snapshot read up to {end}"
+            )
     return plan, end
 
 
@@ -89,7 +91,9 @@ def _same_files(context: Context, applier: Applier, coverage: Sequence[Coverage]
     at = applier.offset
     for base, file, began in sorted({known for table in coverage for known in table.binlog_files}):
         if base == applier.timeline.first_ordinal and began and at.at.file != file and at.at < Position(file, 0):
-            with_beginning(Offset(at.server, Position(file, 0), "", file_start_time=began), context.binlog_opener(slots.STREAM))
+            with_beginning(
+                Offset(at.server, Position(file, 0), "", file_start_time=began), context.binlog_opener(slots.STREAM)
+            )
 
 
 @contextmanager
@@ -123,7 +127,9 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
                 f"{table.label} ({', '.join(sorted(missing))}), or was one",
                 f"{_OTHER}. If it has never left out anything with this filter, remove that, and run again",
             )
-    remaining_plan = without(context, plan, {**_redefined(context, connection, plan, new_offset.at), **applier.tables_bound_to_server()})
+    remaining_plan = without(
+        context, plan, {**_redefined(context, connection, plan, new_offset.at), **applier.tables_bound_to_server()}
+    )
     applier.use_plan(remaining_plan)
     try:
         applier.check_snapshot_passed()  # before anything is written down: who is sent back finds all tables there as they were
@@ -142,9 +148,15 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
     with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
         known_segments = store.timeline(pipeline.name)[: len(segments) - 1]
         newest_segment = segments[-1]
-        new_segment = Segment(newest_segment.server, newest_segment.start_file, applier.offset.at.position, newest_segment.first_ordinal)
+        new_segment = Segment(
+            newest_segment.server, newest_segment.start_file, applier.offset.at.position, newest_segment.first_ordinal
+        )
         store.set_timeline(pipeline.name, [*known_segments, new_segment])
-        store.add_event(pipeline.name, "failover", f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.offset.at}")
+        store.add_event(
+            pipeline.name,
+            "failover",
+            f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.offset.at}",
+        )
     context.reporter.line(
         f"continuing on server {applier.offset.server}, {applier.offset.at} (before: {old_offset.server}, {old_offset.at})"
     )

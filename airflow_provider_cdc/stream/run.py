@@ -70,7 +70,9 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         return _begin(context, store, requests, catch_up=catch_up, log=log, ui=ui)
 
 
-def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool, log: str | None, ui: str | None) -> Epoch:
+def _begin(
+    context: Context, store: Store, requests: Traffic, *, catch_up: bool, log: str | None, ui: str | None
+) -> Epoch:
     pipeline = context.pipeline
     context.liveness.refuse_if_running(store, pipeline.name)
     if context.storage.is_remote:  # what the store has done until now, another version of it, or a proxy, may not do
@@ -96,7 +98,9 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
     highest = highest_epoch(pipeline.name, [*markers_before.values(), resume_point.markers()])
     details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details |= {"machine": machine() or None, "settings": fingerprint(pipeline)}
-    number = store.begin_epoch(pipeline.name, highest, *whoami(), refuse_if_alive=context.liveness.confirm_not_running, details=details)
+    number = store.begin_epoch(
+        pipeline.name, highest, *whoami(), refuse_if_alive=context.liveness.confirm_not_running, details=details
+    )
     stop, inbox = threading.Event(), Inbox(store, details)
     try:
         # A failover reads binlog for as long as it takes.
@@ -110,8 +114,12 @@ def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool,
             plan = without(context, plan, {**column_errors, **finish(context, plan, fence)})
             active_tables = {index: tables[index] for index in plan.active_tables}
             raise_fences(pipeline.name, fence, active_tables, markers_before, older_epochs_ended=older_epochs_ended)
-            write_down(context, store, plan, [step for step in plan.suspensions if step not in recorded_plan.suspensions])
-            snapshot_coverage = coverage(context, plan, tables) or snapshot_coverage  # up to the fence a group may have been read again
+            write_down(
+                context, store, plan, [step for step in plan.suspensions if step not in recorded_plan.suspensions]
+            )
+            snapshot_coverage = (
+                coverage(context, plan, tables) or snapshot_coverage
+            )  # up to the fence a group may have been read again
             maintenance = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
             applier = Applier(context, plan, tables, snapshot_coverage, resume_point, number, maintenance.mark_changed)
             prefetch_worker = ReadingAhead(
@@ -179,7 +187,9 @@ def _run_section(epoch: Epoch) -> None:
                 epoch.publish_pending()
                 time.sleep(0.05)
                 continue
-            epoch.apply_batch(together([epoch.job.stage_range(*batch_range, "0", i) for i, batch_range in enumerate(pairwise(ends))]))
+            epoch.apply_batch(
+                together([epoch.job.stage_range(*batch_range, "0", i) for i, batch_range in enumerate(pairwise(ends))])
+            )
             at = ends[-1]
 
 
@@ -205,7 +215,9 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
 
     def run_section() -> None:
         checkpoint = epoch.context.local_files.checkpoint_folder(epoch.number, epoch.job.section)
-        query.run_section(epoch.job, epoch.section_start, checkpoint=checkpoint, seconds=epoch.context.pipeline.stream.trigger_seconds)
+        query.run_section(
+            epoch.job, epoch.section_start, checkpoint=checkpoint, seconds=epoch.context.pipeline.stream.trigger_seconds
+        )
 
     with _Life(epoch), told_of_waiting(spark, epoch.context.reporter.line):
         with query:

@@ -157,7 +157,12 @@ class StreamQuery:
 
     def _apply_batch(self, token: object, manifests: list[dict[str, Any]]) -> None:
         with self._apply_lock:
-            if token is not self._current_token or manifests[0]["section"] != self._section or self._is_section_over() or self._failure:
+            if (
+                token is not self._current_token
+                or manifests[0]["section"] != self._section
+                or self._is_section_over()
+                or self._failure
+            ):
                 return  # the end of its section has been decided: what was read is read again by the next one
             try:
                 if errors := [manifest["error"] for manifest in manifests if "error" in manifest]:

@@ -93,9 +93,17 @@ class Range(InputPartition):
     :param requests: requests to an object store that planning took, and that nobody has told of yet.
     """
 
-    def __init__(self, section: int, start: Offset, end: Offset, reader_index: int, requests: list[dict[str, int]]) -> None:
+    def __init__(
+        self, section: int, start: Offset, end: Offset, reader_index: int, requests: list[dict[str, int]]
+    ) -> None:
         super().__init__(None)
-        self.section, self.start, self.end, self.reader_index, self.requests = section, start, end, reader_index, requests
+        self.section, self.start, self.end, self.reader_index, self.requests = (
+            section,
+            start,
+            end,
+            reader_index,
+            requests,
+        )
 
 
 class Failure(InputPartition):
@@ -192,7 +200,9 @@ class BinlogReader(DataSourceStreamReader):
         batch_start, batch_end = SectionOffset.decode(start), SectionOffset.decode(end)
         if batch_end.error is not None:
             return [Failure(batch_end.section, batch_end.error)]
-        section_start = batch_start if batch_start.section == batch_end.section else SectionOffset.read(self._section_file)
+        section_start = (
+            batch_start if batch_start.section == batch_end.section else SectionOffset.read(self._section_file)
+        )
         if section_start is None or section_start.section != batch_end.section:
             return []  # the driver has ended that section: it takes nothing of it any more
         range_ends = [section_start.offset, batch_end.offset]
@@ -215,7 +225,9 @@ class BinlogReader(DataSourceStreamReader):
         with _packed():
             job = replace(self._job, section=partition.section)
             try:
-                return job.stage_range(partition.start, partition.end, attempt, partition.reader_index, partition.requests)
+                return job.stage_range(
+                    partition.start, partition.end, attempt, partition.reader_index, partition.requests
+                )
             except CdcError as error:
                 if not _of_one_table(error):
                     raise

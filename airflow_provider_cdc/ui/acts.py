@@ -59,7 +59,11 @@ class Case:
     @property
     def stream_is_running(self) -> bool:
         """Whether there is a stream that could be asked for something."""
-        return self.stream_run is not None and self.stream_run.state == "running" and self.stream_run.desired_state != "stop"
+        return (
+            self.stream_run is not None
+            and self.stream_run.state == "running"
+            and self.stream_run.desired_state != "stop"
+        )
 
     def tasks_of_kind(self, kind: str, *, repair: bool = False) -> list[Declared]:
         """The pipeline's tasks of one kind."""
@@ -131,7 +135,9 @@ def _retry(target: Case) -> Plan:
     tasks = target.tasks_of_kind(SNAPSHOT)
     if not tasks:
         raise Impossible(f"No DAG reads it. {_command('snapshot', target)} reads what is missing")
-    instances_of_group = [one for task in tasks if (one := instances.of_group(target.session, task, target.group)) is not None]
+    instances_of_group = [
+        one for task in tasks if (one := instances.of_group(target.session, task, target.group)) is not None
+    ]
     if not instances_of_group:
         dags = ", ".join(dict.fromkeys(task.dag_id for task in tasks))
         raise Impossible(f"No run has a task for it: start a run of {dags}, which reads what is missing")
@@ -167,7 +173,9 @@ def _verify(target: Case, *, repair: bool = False) -> Plan:
             f"its own, or run {_command('verify' + (' --repair' if repair else ''), target)}"
         )
     # One that comes after a stream may wait for ever.
-    if busy := _first(lambda of, task: instances.at_work(of, task, include_waiting=not task.dag_has_stream), target, tasks):
+    if busy := _first(
+        lambda of, task: instances.at_work(of, task, include_waiting=not task.dag_has_stream), target, tasks
+    ):
         raise Impossible(f"{_called(busy)} is {_state(busy)}: see there")
     description = "Source and copy are compared, table by table" + (
         "; rows that differ are read again and exchanged" if repair else ". Nothing is written"
@@ -272,7 +280,9 @@ def _reread_keys(target: Case) -> Plan:
     return _asked(target, "reread", says, condition or None, missing_input=missing_input)
 
 
-def _asked(target: Case, kind: str, description: str, condition: str | None = None, missing_input: str | None = None) -> Plan:
+def _asked(
+    target: Case, kind: str, description: str, condition: str | None = None, missing_input: str | None = None
+) -> Plan:
     table = str(target.table)
     delay = None if target.stream_is_running else "No stream runs now: the next one does it"
     wanted = "suspend it" if kind == "suspend" else "read some of its keys again" if condition else "read it again"

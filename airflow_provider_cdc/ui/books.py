@@ -92,7 +92,9 @@ class Book:
         """
         if overview.newest_epoch is None:
             return False
-        return self._is_beating((overview.name, "stream"), (overview.newest_epoch.epoch, overview.newest_epoch.heartbeat_at))
+        return self._is_beating(
+            (overview.name, "stream"), (overview.newest_epoch.epoch, overview.newest_epoch.heartbeat_at)
+        )
 
     def lost_groups(self, overview: Overview) -> frozenset[int]:
         """Chunk groups that were begun and that nobody reads any more: their readers have given up, or died."""
@@ -185,7 +187,9 @@ class Books:
             database, declared = wanted[key]
             try:
                 if not future.done():
-                    raise TransientError(f"bookkeeping {database.label} has not answered yet", "It is asked all the while")
+                    raise TransientError(
+                        f"bookkeeping {database.label} has not answered yet", "It is asked all the while"
+                    )
                 overviews = future.result()
             except CdcError as error:
                 troubles.append(_trouble(database.label, error, declared))

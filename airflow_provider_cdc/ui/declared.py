@@ -75,7 +75,9 @@ class Declarations:
             if time.monotonic() >= self._expires_at:
                 with self._session() as session:
                     self._refresh(session)
-                    self._declared = [one for dag, cached in self._dags.items() for one in _all(session, dag, cached[1])]
+                    self._declared = [
+                        one for dag, cached in self._dags.items() for one in _all(session, dag, cached[1])
+                    ]
                 self._expires_at = time.monotonic() + _FRESH
             return self._declared
 
@@ -149,7 +151,9 @@ def _all(session: Any, dag: str, tasks: Sequence[_Task], run: str | None = None)
     """
     dag_has_stream = any(task.operator_name == STREAM for task in tasks)
     for task in tasks:
-        pipeline_facts = _parsed(task.pipeline) or _parsed(_rendered(session, dag, task.task_id, run)) or ("", None, None)
+        pipeline_facts = (
+            _parsed(task.pipeline) or _parsed(_rendered(session, dag, task.task_id, run)) or ("", None, None)
+        )
         yield Declared(dag, task.task_id, *pipeline_facts, task.operator_name, task.repair, dag_has_stream, task.groups)
 
 

@@ -43,7 +43,9 @@ class Place:
 
                 from airflow_provider_cdc.airflow.hooks.connections import resolve
 
-                self._databases = Books(declared_tasks.list_all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve)
+                self._databases = Books(
+                    declared_tasks.list_all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve
+                )
             return self._databases
 
 

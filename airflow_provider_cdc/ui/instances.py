@@ -38,7 +38,10 @@ def at_work(session: Any, task: Declared, *, include_waiting: bool = True) -> An
     has_begun = Instance.state.not_in(_OVER)
     query = (
         _instances(task)
-        .where(has_begun | Instance.state.is_(None) if include_waiting else has_begun, DagRun.state.in_(("running", "queued")))
+        .where(
+            has_begun | Instance.state.is_(None) if include_waiting else has_begun,
+            DagRun.state.in_(("running", "queued")),
+        )
         .order_by(DagRun.id.desc())
     )
     return session.scalars(query.limit(1)).first()
@@ -72,7 +75,9 @@ def _by_run(session: Any, task: Declared) -> Iterator[dict[int, Any]]:
     query = select(DagRun.run_id).where(DagRun.dag_id == task.dag_id).order_by(DagRun.id.desc()).limit(_RUNS)
     mapped = not (isinstance(task.groups, tuple) and len(task.groups) == 1)
     for run in session.scalars(query).all():
-        instances_by_index = {one.map_index: one for one in session.scalars(_instances(task).where(Instance.run_id == run))}
+        instances_by_index = {
+            one.map_index: one for one in session.scalars(_instances(task).where(Instance.run_id == run))
+        }
         if any(index >= 0 for index in instances_by_index) or (instances_by_index and not mapped):
             yield instances_by_index
 

@@ -158,7 +158,12 @@ class Comparing:
                     self.row_hasher.add_to_sums(newer, sink, self._sink_weights(newer))
             except TerminalError:  # perhaps only since old rows are not whole: to look exactly, their keys are enough
                 differing = np.arange(BUCKETS)
-            return source, sink, source.differing_buckets(sink) if differing is None else differing, sides.common_position
+            return (
+                source,
+                sink,
+                source.differing_buckets(sink) if differing is None else differing,
+                sides.common_position,
+            )
 
     def _compare_rows(self, bucket_mask: bytes) -> tuple[Unequal, list[Chunk], Position]:
         """What differs among the rows of some buckets, and the chunks in which the source was read."""
@@ -214,7 +219,9 @@ class Comparing:
             # What is done twice counts twice where there is no key.
             copy_seq = applied_seq if table.key else max(applied_seq, _covered(context, plan, self.index, markers))
             sink_rows = Gathering(self.row_hasher, bucket_mask)
-            for collected in self.runner([Scan(share, self.row_hasher, bucket_mask) for share in shares(files, _TASKS)]):
+            for collected in self.runner(
+                [Scan(share, self.row_hasher, bucket_mask) for share in shares(files, _TASKS)]
+            ):
                 sink_rows.merge(collected)
             progress = resume(connection, progress, context.binlog_opener(slots.VERIFY))
             p0 = low_watermark(connection, timeline.server).at
@@ -231,7 +238,18 @@ class Comparing:
                     yield from log.read_parts(low, common_position, prepared)
 
             marks = [timeline.seq(at) for at in high]
-            yield _Pass(timeline, copy_seq, sink_rows, source_rows, chunks, timeline.seq(p0), marks, common_position, connection, read_missing_changes)
+            yield _Pass(
+                timeline,
+                copy_seq,
+                sink_rows,
+                source_rows,
+                chunks,
+                timeline.seq(p0),
+                marks,
+                common_position,
+                connection,
+                read_missing_changes,
+            )
 
     def _retry_while_changing(self, attempt: Callable[[], T]) -> T:
         for _ in range(_TRIES):
@@ -272,7 +290,9 @@ class Comparing:
             result[before & ~followed] = 0
         return result
 
-    def _locate_differences(self, verdict: TableComparison, diff: Unequal, chunks: list[Chunk], at: Position) -> TableComparison:
+    def _locate_differences(
+        self, verdict: TableComparison, diff: Unequal, chunks: list[Chunk], at: Position
+    ) -> TableComparison:
         """The verdict with the keys, where they lie, and since when they may differ."""
         context, plan, table = self.context, self.plan, self.table
         listed = [
@@ -284,7 +304,9 @@ class Comparing:
         source = Source(context, table, plan.definitions_for(timeline)[self.index], timeline, self.limits)
         with closing(connect(context.connect_args)) as connection:
             owner_numbers = owners(connection, table, chunks, [d.key for d in listed])
-            touched_by_key, searched_from = last_touched(source, connection, pa.concat_tables([k for _, k, _ in diff.differing_keys]), at)
+            touched_by_key, searched_from = last_touched(
+                source, connection, pa.concat_tables([k for _, k, _ in diff.differing_keys]), at
+            )
         numbers = sorted({number for number in owner_numbers if number >= 0})
         ranges = tuple(replace(chunks[number], number=i, group=0) for i, number in enumerate(numbers))
         differences = tuple(replace(d, last_change=touched_by_key.get(d.key)) for d in listed)

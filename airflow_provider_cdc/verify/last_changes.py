@@ -48,7 +48,9 @@ def last_touched(
             changes = _last_of(source, connection, keys, low, high)
         except CdcError:  # a DDL, or another server's rows: what stands before tells nothing that can be read so
             break
-        for key, at, when in zip(keys_of(table, changes), changes[SEQ].to_pylist(), changes[TS].to_pylist(), strict=True):
+        for key, at, when in zip(
+            keys_of(table, changes), changes[SEQ].to_pylist(), changes[TS].to_pylist(), strict=True
+        ):
             time = datetime.fromtimestamp(when.timestamp(), UTC).isoformat(timespec="seconds")
             change_by_key[key] = Touched(source.timeline.position(at), time)
         keys = keys.filter(pc.invert(matched_rows(keys, changes, table.key))) if changes.num_rows else keys

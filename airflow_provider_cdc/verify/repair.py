@@ -43,7 +43,9 @@ def repaired(context: Context, verdicts: Sequence[TableComparison], compare: Com
         return [*verdicts]
     new_verdicts = {verdict.table: verdict for verdict in compare(tuple(re.escape(label) for label in repaired_labels))}
     return [
-        replace(new_verdicts[v.table], repaired=len(v.differences)) if v.table in repaired_labels and v.table in new_verdicts else v
+        replace(new_verdicts[v.table], repaired=len(v.differences))
+        if v.table in repaired_labels and v.table in new_verdicts
+        else v
         for v in verdicts
     ]
 

@@ -66,7 +66,9 @@ class Unequal:
             self.examples.setdefault(kind, []).extend(shown)
 
 
-def by_key(table: TableSchema, source: pa.Table, sink: pa.Table, *, max_keys: int, allow_extra: bool = False) -> Unequal:
+def by_key(
+    table: TableSchema, source: pa.Table, sink: pa.Table, *, max_keys: int, allow_extra: bool = False
+) -> Unequal:
     """Compare rows that have a key.
 
     :param max_keys: how many keys of each kind are kept.

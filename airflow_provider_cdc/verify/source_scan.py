@@ -78,7 +78,9 @@ class Source:
         """
         return self.definition_history.with_full_before_images() if before_images else self.definition_history
 
-    def open_window_reader(self, connection: Connection[Any], slot: int, *, before_images: bool = False) -> WindowReader:
+    def open_window_reader(
+        self, connection: Connection[Any], slot: int, *, before_images: bool = False
+    ) -> WindowReader:
         """Reads the table's changes.
 
         :param connection: says how text is decoded; used while changes are read.
@@ -88,9 +90,18 @@ class Source:
         definitions = self.definitions(before_images=before_images)
         lookback = partial(look_back, self.context.connect_args, self.timeline.server, by_table([definitions]))
         text_decoders = decoders(lambda: nullcontext(connection), [self.table])
-        return WindowReader(partial(self.open_at, slot), definitions, self.timeline, lookback, text_decoders, with_before_images=before_images)
+        return WindowReader(
+            partial(self.open_at, slot),
+            definitions,
+            self.timeline,
+            lookback,
+            text_decoders,
+            with_before_images=before_images,
+        )
 
-    def read_chunks(self, chunks: Sequence[Chunk], make_collector: Callable[[], Gathering]) -> tuple[Gathering, list[Position]]:
+    def read_chunks(
+        self, chunks: Sequence[Chunk], make_collector: Callable[[], Gathering]
+    ) -> tuple[Gathering, list[Position]]:
         """Read all chunks.
 
         :param make_collector: makes what a reader puts its rows into.

@@ -85,7 +85,9 @@ def test_a_stream_is_stopped_as_a_person_stops_it(cli: Cli) -> None:
             assert found == {"epoch": epoch, "state": "stopped", "end": None}
             run = store.newest_epoch(name)
             assert run is not None and run.stop_by is None
-            assert [event.by for event in store.last_events(name, 9) if event.kind == "stream_stop"] == ["d.t, run r, try 1"]
+            assert [event.by for event in store.last_events(name, 9) if event.kind == "stream_stop"] == [
+                "d.t, run r, try 1"
+            ]
     assert stop(cli).execute(CONTEXT) == nothing
 
 

@@ -16,7 +16,9 @@ from airflow_provider_cdc.state import Store
 
 def test_a_log_is_followed(tmp_path: Path) -> None:
     file, log = tmp_path / "stream.log", DriverLog()
-    assert log.read_new_lines(str(file), "far") == [f"the driver's log is {file} on far, which this triggerer does not see"]
+    assert log.read_new_lines(str(file), "far") == [
+        f"the driver's log is {file} on far, which this triggerer does not see"
+    ]
     assert log.read_new_lines(str(file), "far") == []
     file.write_text("".join(f"line {n}\n" for n in range(30)))
     log = DriverLog()
@@ -39,7 +41,9 @@ def test_a_log_is_followed(tmp_path: Path) -> None:
 
 def test_a_stream_of_a_terminal() -> None:
     log = DriverLog()
-    assert log.read_new_lines(None, "far") == ["the stream was started on far by the command line, and its lines are there"]
+    assert log.read_new_lines(None, "far") == [
+        "the stream was started on far by the command line, and its lines are there"
+    ]
     assert log.read_new_lines(None, "far") == []
 
 
@@ -84,7 +88,9 @@ def test_the_numbers(tmp_path: Path, known: bool) -> None:
         store.register_pipeline("p", "server")
         epoch = store.begin_epoch("p", 0, "h", 1, 1.0)
         if known:
-            store.record_sample("p", epoch=epoch, lag_seconds=12, lag_bytes=3456, purge_hours=71.5, changes=1, batches=1)
+            store.record_sample(
+                "p", epoch=epoch, lag_seconds=12, lag_bytes=3456, purge_hours=71.5, changes=1, batches=1
+            )
             end = {"file": "binlog.000004", "position": 157}
             store.record_batch("p", epoch, 0, start_offset=end, end_offset=end, changes=7, bytes=1, seconds=1)
         run = store.newest_epoch("p")

@@ -92,7 +92,11 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
 
         def there(index: int, name: str) -> bool:
             table = epoch.plan.tables[index]
-            home = f"{cli.context.layout.table_folder(table)}/changes" if table.key else cli.context.layout.change_staging_folder
+            home = (
+                f"{cli.context.layout.table_folder(table)}/changes"
+                if table.key
+                else cli.context.layout.change_staging_folder
+            )
             return cli.context.storage.size(f"{home}/{name}.parquet") is not None
 
         def changes(entry: dict[str, Any]) -> list[dict[str, Any]]:

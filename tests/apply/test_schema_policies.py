@@ -239,7 +239,11 @@ def test_other_lists_of_columns(server: MySQLServer, database: str, tmp_path: Pa
         assert columns(cli) == expected and is_equal(cli)
         assert columns(cli, "quiet") == ["id", "v", "w"]
     plan = cli.context.require_plan()
-    assert {table.name: plan.revision_of(i) for i, table in enumerate(plan.tables)} == {"keyed": 3, "plain": 0, "quiet": 0}
+    assert {table.name: plan.revision_of(i) for i, table in enumerate(plan.tables)} == {
+        "keyed": 3,
+        "plain": 0,
+        "quiet": 0,
+    }
 
 
 def test_other_lists_of_columns_before_the_stream_has_begun(server: MySQLServer, database: str, tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ def test_a_stream_that_hears_nothing(shared: Cli, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.2)
 
     with shared.opened() as (_, store), shared.streaming() as epoch:
-        impatient = threading.Timer(2.5, lambda: [store.withdraw_request("p", row.id, "ann") for row in store.last_requests("p")])
+        impatient = threading.Timer(
+            2.5, lambda: [store.withdraw_request("p", row.id, "ann") for row in store.last_requests("p")]
+        )
         impatient.start()
         result = shared.call("suspend", "--table", "d.plain")
         impatient.join()

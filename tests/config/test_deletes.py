@@ -18,7 +18,11 @@ def table(name: str, key: tuple[str, ...] = ("id",)) -> TableSchema:
 def test_it_is_told_by_table() -> None:
     deletes = Deletes(soft=("shop.order_.*",), ignore=("shop.customer",))
     assert [deletes.mode_of(table(name)) for name in ("order_line", "customer", "item")] == ["soft", "ignore", "hard"]
-    assert [deletes.keeps_deleted_rows(table(name)) for name in ("order_line", "customer", "item")] == [True, True, False]
+    assert [deletes.keeps_deleted_rows(table(name)) for name in ("order_line", "customer", "item")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_not_two_at_once() -> None:

@@ -78,7 +78,12 @@ ARRANGED = (
 )
 def test_changes_no_table(sql: str, kind: Kind) -> None:
     found = classify(sql, "shop")
-    assert (found.kind, found.changed_tables, found.dropped_databases, found.may_change_any_table) == (kind, frozenset(), frozenset(), False)
+    assert (found.kind, found.changed_tables, found.dropped_databases, found.may_change_any_table) == (
+        kind,
+        frozenset(),
+        frozenset(),
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,9 @@ def test_changes_no_table(sql: str, kind: Kind) -> None:
     ],
 )
 def test_exact_tables(sql: str, changed: frozenset[tuple[str, str]]) -> None:
-    names = {pair for pair in classify(sql, "Shop").changed_tables if pair[1] not in {"to", "generated", "by", "server"}}
+    names = {
+        pair for pair in classify(sql, "Shop").changed_tables if pair[1] not in {"to", "generated", "by", "server"}
+    }
     assert names == set(changed)
 
 

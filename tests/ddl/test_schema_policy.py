@@ -56,7 +56,9 @@ def test_a_column_goes_and_one_comes(
     assert all(column.nullable for column in made.retained)
     assert TableSchema.from_json(made.to_json()).to_json() == made.to_json()
     # What comes next leaves it as it is.
-    again = policy.decide_definition(made, replace(made, columns=(*made.columns, nullable("d", "int")), retained=(), removed=()))
+    again = policy.decide_definition(
+        made, replace(made, columns=(*made.columns, nullable("d", "int")), retained=(), removed=())
+    )
     assert names(again)[1] == kept and again.removed == dropped
     # Read again, nothing of its name is left in a file.
     anew = policy.decide_definition(made, of(A, C), overwrites_rows=True)
@@ -73,7 +75,10 @@ def test_what_the_lists_leave_out_is_not_kept() -> None:
 
 def test_a_name_in_another_case_is_the_same_column() -> None:
     for policy in (LENIENT, IGNORE):
-        assert names(policy.decide_definition(TABLE, of(A, replace(B, name="B")), overwrites_rows=True)) == (["id", "a", "B"], [])
+        assert names(policy.decide_definition(TABLE, of(A, replace(B, name="B")), overwrites_rows=True)) == (
+            ["id", "a", "B"],
+            [],
+        )
 
 
 def test_a_column_that_comes_back() -> None:
@@ -101,7 +106,10 @@ def test_a_table_without_a_usable_key() -> None:
     for policy in (LENIENT, IGNORE):
         with pytest.raises(NotFollowed, match="column b is gone, which a table without a usable key cannot keep"):
             policy.decide_definition(before, after, overwrites_rows=True)
-        assert names(policy.decide_definition(before, after, overwrites_rows=True, is_requested=True)) == (["id", "a"], [])
+        assert names(policy.decide_definition(before, after, overwrites_rows=True, is_requested=True)) == (
+            ["id", "a"],
+            [],
+        )
         with pytest.raises(NotFollowed, match="column b is gone"):  # it was kept, and the key is gone
             policy.decide_definition(policy.decide_definition(TABLE, of(A)), after, overwrites_rows=True)
     assert EVOLVE.decide_definition(before, after, overwrites_rows=True).retained == ()
@@ -110,7 +118,9 @@ def test_a_table_without_a_usable_key() -> None:
 def test_a_new_column_of_the_key() -> None:
     with pytest.raises(NotFollowed, match="new column c is part of the key"):
         IGNORE.decide_definition(TABLE, of(A, B, C, key=("id", "c")), overwrites_rows=True)
-    made = IGNORE.decide_definition(TABLE, of(A, B, C, nullable("d", "int"), key=("id", "c")), overwrites_rows=True, is_requested=True)
+    made = IGNORE.decide_definition(
+        TABLE, of(A, B, C, nullable("d", "int"), key=("id", "c")), overwrites_rows=True, is_requested=True
+    )
     assert names(made) == (["id", "a", "b", "c"], []) and made.excluded == ("d",)
 
 

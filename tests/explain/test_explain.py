@@ -86,7 +86,9 @@ def test_a_row_of_the_snapshot(server: MySQLServer, cli: Cli) -> None:
     assert found.copy.rows == found.source.rows
     assert found.copy.written_by == ("read", read.high)
     # It was inserted before P0, and the binlog still has it.
-    assert found.last_change is not None and found.last_change.operation == "insert" and found.last_change.at <= read.low
+    assert (
+        found.last_change is not None and found.last_change.operation == "insert" and found.last_change.at <= read.low
+    )
     text = "\n".join(found.lines())
     assert "id=150, v='v15', b=x'00ff', d=15.50, t=2026-01-02 03:04:05" in text
     assert f"group {read.group}, chunk {read.chunk}, attempt 1, between {read.low} and {read.high}" in text
@@ -166,7 +168,11 @@ def test_keys_of_other_kinds(server: MySQLServer, cli: Cli, table: str, keys: li
     )
     server.session("why", *others)
     after = why(cli, table, *keys)
-    assert (after.equal, after.pending_changes, after.last_change) == (True, changed.pending_changes, changed.last_change)
+    assert (after.equal, after.pending_changes, after.last_change) == (
+        True,
+        changed.pending_changes,
+        changed.last_change,
+    )
     cli.catch_up()
     found = why(cli, table, *keys)
     assert found.equal is True and found.copy.rows[0]["v"] == 7
@@ -252,7 +258,12 @@ def test_purged(server: MySQLServer, cli: Cli) -> None:
     file = server.execute("SHOW BINARY LOGS")[0][0]
     old = why(cli, "number", "150")
     assert old.corrections.unknown_reason == f"the server has removed the binlog before {file}"
-    assert old.equal is True and old.last_change is None and old.searched_from is not None and old.searched_from.file == file
+    assert (
+        old.equal is True
+        and old.last_change is None
+        and old.searched_from is not None
+        and old.searched_from.file == file
+    )
     assert old.search_end_reason == "the server has no older binlog"
     late = why(cli, "number", "20")
     assert late.equal is True and late.last_change is not None and late.last_change.operation == "update"
@@ -279,7 +290,9 @@ def test_a_suspended_table(server: MySQLServer, database: str, tmp_path: Path) -
     assert "ORDER is not followed" in found.suspended and found.equal is None
     assert found.not_compared_reason == "the stream goes on without the table"
     assert (found.copy.rows[0]["v"], found.source.rows[0]["v"]) == ("last", "behind")
-    assert found.last_change is not None and found.last_change.row is not None and found.last_change.row["v"] == "behind"
+    assert (
+        found.last_change is not None and found.last_change.row is not None and found.last_change.row["v"] == "behind"
+    )
     assert found.reads[0].how == "snapshot" and found.reads[0].chunk is not None
     other = why(cli, "number", "160")
     assert other.last_change is None and "altered at" in other.search_end_reason
@@ -292,7 +305,9 @@ def test_a_suspended_table(server: MySQLServer, database: str, tmp_path: Path) -
 def test_a_ddl_that_is_followed(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "ALTER TABLE number ADD COLUMN w INT", "UPDATE number SET w = 1 WHERE id = 150")
     found = why(cli, "number", "150")
-    assert found.equal is None and "not followed that yet" in found.not_compared_reason and found.source.rows[0]["w"] == 1
+    assert (
+        found.equal is None and "not followed that yet" in found.not_compared_reason and found.source.rows[0]["w"] == 1
+    )
     cli.catch_up()
     assert why(cli, "number", "150").equal is True
     before = why(cli, "number", "160")
@@ -315,7 +330,12 @@ def test_an_xa_transaction(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "XA COMMIT 'x'")
     found = why(cli, "number", "150")
     assert (found.equal, found.pending_changes) == (True, 1)
-    assert found.last_change is not None and found.last_change.row is not None and found.last_change.row["v"] == "xa" and found.last_change.gtid
+    assert (
+        found.last_change is not None
+        and found.last_change.row is not None
+        and found.last_change.row["v"] == "xa"
+        and found.last_change.gtid
+    )
     cli.catch_up()
     assert why(cli, "number", "150").equal is True
 

@@ -73,7 +73,11 @@ def test_the_state_goes_and_the_copies_stay(mysql_server: MySQLServer, cli: Cli,
     assert equal(mysql_server, cli.sink)
     assert [DeltaTable(str(cli.sink / "d" / table)).version() for table in TABLES] == filled_before
     with other.opened() as (_, store):
-        assert store.pipeline_names() == ["other"] and store.count_rows_by_table("p") == {} and store.count_rows_by_table("other")["chunks"] == 1
+        assert (
+            store.pipeline_names() == ["other"]
+            and store.count_rows_by_table("p") == {}
+            and store.count_rows_by_table("other")["chunks"] == 1
+        )
     assert cli.call("forget", "--yes").out == f"nothing is left of p at {cli.sink}\n"
 
     # Nobody takes these copies for new ones: neither the same pipeline nor another one.
@@ -131,7 +135,9 @@ def test_not_while_something_runs(mysql_server: MySQLServer, cli: Cli) -> None:
     with cli.opened() as (context, store):
         group = Group(context, context.require_plan(), 0)
         row = store.group("p", 1, 0)
-        attempt = store.claim_group("p", 1, 0, expected_attempt=row.attempt, newest_in_sink=1, holder="a task", state="rereading")
+        attempt = store.claim_group(
+            "p", 1, 0, expected_attempt=row.attempt, newest_in_sink=1, holder="a task", state="rereading"
+        )
         assert attempt is not None
         with Claim(group, store, attempt, row, 1):
             refused = cli.call("forget", "--yes")

@@ -125,7 +125,9 @@ def test_an_amended_plan() -> None:
     del before["definitions"]
     assert plan.with_amendments([before]) == found
     newer = {**value, "definitions": again.replanned(later, tables[1]).to_json()}
-    assert plan.with_amendments([newer, value]).tables == tables and plan.with_amendments([value, newer]).tables == tables
+    assert (
+        plan.with_amendments([newer, value]).tables == tables and plan.with_amendments([value, newer]).tables == tables
+    )
     # A setting is no part of the definition.
     assert schema.with_zero_dates("null").fingerprint() == schema.fingerprint()
     assert schema.fingerprint() != tables[1].fingerprint()

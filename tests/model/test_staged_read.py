@@ -27,7 +27,9 @@ from airflow_provider_cdc.model.step_kinds import ASKED, REMOVED
 
 LINEAGE = Lineage("server", "binlog.000001")
 SCHEMA = TableSchema("d", "t", (), ())
-PLAN = Plan("p", 1, Offset("server", Position("binlog.000001", 4), ""), LINEAGE, (), (Definitions.from_single(SCHEMA),), ())
+PLAN = Plan(
+    "p", 1, Offset("server", Position("binlog.000001", 4), ""), LINEAGE, (), (Definitions.from_single(SCHEMA),), ()
+)
 
 
 def seq(position: int) -> int:

@@ -71,7 +71,10 @@ def test_restarts_wait_longer_each_time_and_anew_after_progress() -> None:
         restarts = restarts.after_delay()
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert restarts.seconds == 9 * 5 + sum(delays)
-    for renewed in (restarts.with_failure(5, made_progress=True, lost=False), restarts.with_failure(LOSS_SECONDS, made_progress=False, lost=False)):
+    for renewed in (
+        restarts.with_failure(5, made_progress=True, lost=False),
+        restarts.with_failure(LOSS_SECONDS, made_progress=False, lost=False),
+    ):
         assert (renewed.failures, renewed.seconds, renewed.delay) == (1, 0, 1)
     assert Restarts(10**6).delay == 60 and Restarts().delay == 0
 
@@ -81,6 +84,8 @@ def test_drivers_that_crash_are_counted_apart_from_outages() -> None:
     restarts = Restarts()
     for _ in range(5):
         assert not restarts.is_crash_looping
-        restarts = restarts.with_failure(1, made_progress=False, lost=False).with_failure(60, made_progress=True, lost=True)
+        restarts = restarts.with_failure(1, made_progress=False, lost=False).with_failure(
+            60, made_progress=True, lost=True
+        )
     assert restarts.is_crash_looping and len(restarts.losses) == 5
     assert not restarts.with_failure(LOSS_SECONDS, made_progress=True, lost=True).is_crash_looping

@@ -365,7 +365,9 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
         assert staged.high_watermark <= epoch.applier.offset.at
         copied.write("UPDATE a_int SET v = 99 WHERE id < 200", "INSERT INTO a_int VALUES (303, 3)")
         with contextlib.closing(epoch.job.make_planner()) as planner:
-            manifest = epoch.job.stage_range(epoch.section_start, planner.find_batch_end(epoch.section_start, 1 << 40), "0")
+            manifest = epoch.job.stage_range(
+                epoch.section_start, planner.find_batch_end(epoch.section_start, 1 << 40), "0"
+            )
         epoch.applier._resume_point = Lost(epoch.applier._resume_point)
         with pytest.raises(KeyboardInterrupt):
             epoch.applier.apply(manifest)

@@ -282,7 +282,13 @@ def test_groups_of_several_tables(server: MySQLServer, database: str, order: str
     with cli.opened() as (context, store):
         for number in sorted(context.ensure_plan(store).groups()):
             run_group(
-                context, store, context.require_plan(), number, run_in_threads, holder="me", requested_by=asked_by("me#1")
+                context,
+                store,
+                context.require_plan(),
+                number,
+                run_in_threads,
+                holder="me",
+                requested_by=asked_by("me#1"),
             )
     run(server, "UPDATE quiet SET v = 'on' WHERE id = 1", "UPDATE keyed SET v = 'before' WHERE id = 2")
     cli.catch_up()

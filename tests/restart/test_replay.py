@@ -95,12 +95,16 @@ class World:
     def ids(self) -> dict[str, list[int]]:
         """Keys in the sink."""
         return {
-            name: sorted(target.read_with_soft_deleted()["id"].to_pylist()) for name, target in zip(TABLES, self.targets, strict=True)
+            name: sorted(target.read_with_soft_deleted()["id"].to_pylist())
+            for name, target in zip(TABLES, self.targets, strict=True)
         }
 
     def versions(self) -> list[int]:
         """Number of commits of each table and of the resume point."""
-        folders = [*(t.storage.uri() for t in self.targets), self.context.storage.uri(self.context.layout.resume_point_folder)]
+        folders = [
+            *(t.storage.uri() for t in self.targets),
+            self.context.storage.uri(self.context.layout.resume_point_folder),
+        ]
         return [DeltaTable(folder).version() for folder in folders]
 
     def killed_at(self, nursery: Nursery, failpoint: str) -> bool:
@@ -146,7 +150,12 @@ def test_a_batch_that_is_applied_twice(world: World) -> None:
     # The same again without the resume point: each table's own marker says what it has.
     again = world.forget_progress(epoch, epoch.section_start)
     tables = world.versions()[:2]
-    assert again.apply_batch(again.job.stage_range(again.section_start, world.end(again, again.section_start), "1")).changes == 3
+    assert (
+        again.apply_batch(
+            again.job.stage_range(again.section_start, world.end(again, again.section_start), "1")
+        ).changes
+        == 3
+    )
     assert world.versions()[:2] == tables and not world.differences()
 
 

@@ -207,7 +207,9 @@ def test_the_bookkeeping_of_a_killed_group(killed: World) -> None:
             seen.append(states(store))
         return run_in_threads(job)
 
-    with closing(killed.context.open_state_database()) as store:  # what the killed run may have told of the file that is lost now
+    with closing(
+        killed.context.open_state_database()
+    ) as store:  # what the killed run may have told of the file that is lost now
         told = [(c.chunk_no, 1, ["b", 1], ["b", 2], 9, 0, 9, 9.0) for c in store.chunks("slices", 1, 0)[16:32]]
         store.record_read_chunks("slices", 1, told)
     data_of(killed.sidecar(1)).unlink()

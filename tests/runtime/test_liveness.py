@@ -178,7 +178,9 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
             with pytest.raises(Setback) as found:
                 outcome("p", store, event, operator.log)
             assert not found.value.made_progress
-            return operator._count_failure(restarts, found.value.error, found.value.ran_seconds, found.value.made_progress)
+            return operator._count_failure(
+                restarts, found.value.error, found.value.ran_seconds, found.value.made_progress
+            )
 
         restarts = Restarts()
         for lived in (9, 9, 9, 600, 1, 1, 1, 1):

@@ -1168,7 +1168,10 @@ class SinkConformance:
         rekeyed, retyped = replace(KEYED, key=("v.w", "id")), replace(INT, data_type="smallint", column_type="smallint")
         before, behind = sink.table(rekeyed).overwrite_loss(KEYED), sink.table(rekeyed).overwrite_loss(KEYED, slices)
         assert before is not None and before.rows == (2 if how == SOFT else 5)
-        assert behind is not None and (behind.rows, behind.is_exact) == (3, True)  # 2, 4 and 9, by the key that they have
+        assert behind is not None and (behind.rows, behind.is_exact) == (
+            3,
+            True,
+        )  # 2, 4 and 9, by the key that they have
         narrower = sink.table(replace(KEYED, columns=(retyped, TEXT))).overwrite_loss(KEYED)
         assert narrower is not None and narrower.rows
         # No row is lost where all keys are there.
@@ -1200,7 +1203,9 @@ class SinkConformance:
         for number in range(3):
             offset = Offset("a", Position("binlog.000001", 100 + number), "", file_start_time=5, gtid_mode_on=True)
             point.write(offset, lineage, FENCE)
-            assert self.open(tmp_path).resume_point().read_with_timeline() == (offset, lineage) and point.read() == offset
+            assert (
+                self.open(tmp_path).resume_point().read_with_timeline() == (offset, lineage) and point.read() == offset
+            )
         moved = Offset("b", Position("other.000007", 4), "", already_applied="x:1-5", open_xa=("t",))
         lineage = lineage.with_segment("b", "other.000007", lineage.seq(offset.at))
         point.write(moved, lineage, Fence("epoch", 2))

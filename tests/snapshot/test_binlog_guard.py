@@ -159,7 +159,9 @@ def test_files_that_go_before_their_time(tmp_path: Path) -> None:
         cli = Cli(tmp_path, server, "d.t")
         plan = cli.context.new_plan(1)
         watch = retention_guard.PurgeWatch(plan.p0, 3)
-        assert watch.seconds_to_purge(cli.context) == 2_592_000, "a file that is in use is kept for the whole time after its end"
+        assert watch.seconds_to_purge(cli.context) == 2_592_000, (
+            "a file that is in use is kept for the whole time after its end"
+        )
         server.execute("FLUSH BINARY LOGS")
         time.sleep(2.1)  # the server writes whole seconds
         kept = watch.seconds_to_purge(cli.context)

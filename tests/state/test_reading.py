@@ -76,7 +76,14 @@ def test_overview(reader: Reader) -> None:
     reader.write_table_states("c", tables)
 
     a, b, c = reader.read_overview()
-    assert (a.name, a.snapshot, a.tables, a.chunk_groups, a.newest_epoch, a.last_event) == ("a", None, 0, None, None, None)
+    assert (a.name, a.snapshot, a.tables, a.chunk_groups, a.newest_epoch, a.last_event) == (
+        "a",
+        None,
+        0,
+        None,
+        None,
+        None,
+    )
     assert b.snapshot is not None
     assert b.snapshot[:2] == (1, "running")
     assert b.chunk_groups == (2, 1, (Held(1, "running", 1, None),))

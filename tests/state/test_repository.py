@@ -216,7 +216,9 @@ def test_the_claim_of_a_group_shows_who_holds_it(store: Store) -> None:
     assert store.group(P, G, 0).heartbeat_at is not None
     store.release_group(P, G, 0, 2)
     assert store.group(P, G, 0).heartbeat_at is None
-    assert store.record_group_heartbeat(P, G, 1, 7) and store.record_group_heartbeat("lost", G, 0, 1)  # they are lost, not taken
+    assert store.record_group_heartbeat(P, G, 1, 7) and store.record_group_heartbeat(
+        "lost", G, 0, 1
+    )  # they are lost, not taken
     assert store.finish_group(P, G, 0, 2, 30, LW, HW)
     done = store.group(P, G, 0)
     assert (done.state, done.heartbeat_at) == ("done", None)

@@ -192,7 +192,9 @@ def test_why_a_row_is_as_it_is(pair: Pair) -> None:
         assert between.equal is None and "the connection reaches server" in between.not_compared_reason
         assert [row["v"] for row in between.copy.rows] == [value] and between.source.rows
         assert "whose binlog is not at hand" in between.corrections.unknown_reason
-        assert between.last_change is not None and between.last_change.operation == "update", "the new server has that as well"
+        assert between.last_change is not None and between.last_change.operation == "update", (
+            "the new server has that as well"
+        )
     pair.copy(pair.new)
     for key, value in (("1", 2), ("2", 3), ("3", 1)):
         found = why(key)
@@ -262,7 +264,9 @@ def test_another_order(pair: Pair, seed: int) -> None:
     with epoch(pair, pair.new, batch_bytes=draw.choice((1, 2000, 1 << 28))) as found:
         assert found.section_start.already_applied or seed > 2  # else the orders agree up to there, by chance
         verified = pair.cli.call("verify")
-        assert not found.section_start.already_applied or (verified.code == 4 and "Let it catch up" in verified.err), verified
+        assert not found.section_start.already_applied or (verified.code == 4 and "Let it catch up" in verified.err), (
+            verified
+        )
         run_in_process(found)
         assert not found.applier.offset.already_applied
     assert pair.differences(pair.new) == []
@@ -581,7 +585,11 @@ def test_in_the_middle_of_an_epoch(pair: Pair) -> None:
         with pytest.raises(TransientError, match=said):
             run_in_process(found)
         with pytest.raises(TransientError, match=said):
-            found.job.stage_range(found.section_start, replace(found.section_start, at=replace(found.section_start.at, position=1 << 30)), "0")
+            found.job.stage_range(
+                found.section_start,
+                replace(found.section_start, at=replace(found.section_start.at, position=1 << 30)),
+                "0",
+            )
     pair.copy(pair.new)
     assert pair.differences(pair.new) == []
 

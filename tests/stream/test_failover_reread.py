@@ -151,7 +151,9 @@ def die_in_a_batch(pair: Pair, server: MySQLServer) -> None:
     """Apply what there is to the tables, and die before the resume point is written."""
     with epoch(pair, server) as found:
         with contextlib.closing(found.job.make_planner()) as planner:
-            manifest = found.job.stage_range(found.section_start, planner.find_batch_end(found.section_start, 1 << 40), "0")
+            manifest = found.job.stage_range(
+                found.section_start, planner.find_batch_end(found.section_start, 1 << 40), "0"
+            )
         found.applier._resume_point = Lost(found.applier._resume_point)
         with pytest.raises(KeyboardInterrupt):
             found.applier.apply(manifest)

@@ -416,7 +416,9 @@ def test_a_batch_that_ends_before_what_has_no_gtids(tmp_path: Path) -> None:
         server.session("d", "SET gtid_next = 'ANONYMOUS'", "INSERT INTO t VALUES (101, 'row')")
         server.execute("SET GLOBAL gtid_mode = ON")
         with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
-            epoch.apply_batch(epoch.job.stage_range(epoch.section_start, planner.find_batch_end(epoch.section_start, 1), "0"))
+            epoch.apply_batch(
+                epoch.job.stage_range(epoch.section_start, planner.find_batch_end(epoch.section_start, 1), "0")
+            )
         assert world.offset.at > epoch.section_start.at
         server.purge(flush=False)
         with pytest.raises(PurgedError, match="is no longer on the server"):

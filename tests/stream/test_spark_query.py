@@ -241,7 +241,10 @@ def test_a_worker_that_comes_up_too_slowly_is_started_again(
     slow.touch()
     with cli.epoch() as epoch:
         with StreamQuery(
-            spark, lambda manifests: epoch.apply_batch(together(manifests)), on_tick=lambda: None, is_section_over=epoch.is_section_over
+            spark,
+            lambda manifests: epoch.apply_batch(together(manifests)),
+            on_tick=lambda: None,
+            is_section_over=epoch.is_section_over,
         ) as query:
             query.run_section(epoch.job, epoch.section_start, checkpoint=tmp_path / "checkpoint", seconds=0)
     assert not slow.exists()

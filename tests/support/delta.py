@@ -41,6 +41,8 @@ def put(
     def decide(log: Log) -> Edit:
         gone = set(log.files) if instead_of is None else set(instead_of)
         name = f"part-damaged-{uuid.uuid4().hex}.parquet"
-        return Edit(removed_files=gone, added_files=[(write_file(target.storage, name, rows.schema, [rows], stat), BitMap())])
+        return Edit(
+            removed_files=gone, added_files=[(write_file(target.storage, name, rows.schema, [rows], stat), BitMap())]
+        )
 
     assert target.commit_edit(decide, {}, Fence("test", 1))

@@ -156,7 +156,12 @@ class WriteOnlyTable(States):
         return self.change(decide, markers, fence)
 
     def overwrite(
-        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, keep_deleted_to: int | None = None
+        self,
+        slices: Sequence[DataFile],
+        markers: Mapping[str, int],
+        fence: Fence,
+        *,
+        keep_deleted_to: int | None = None,
     ) -> bool:
         def decide(state: State) -> State | None:
             if markers and all(state["markers"].get(name, -math.inf) >= value for name, value in markers.items()):
@@ -217,7 +222,9 @@ class WriteOnlyTable(States):
         self.storage.delete(file.path)
 
     def clear_staged(self, staging_folder: str) -> None:
-        self.storage.delete_folder(f"snapshot/{staging_folder}")  # rows that are part of the table are written anew, elsewhere
+        self.storage.delete_folder(
+            f"snapshot/{staging_folder}"
+        )  # rows that are part of the table are written anew, elsewhere
 
     def _changed(self, rows: pa.Table, change: Change) -> pa.Table:
         match change:

@@ -62,7 +62,9 @@ def test_altered_online(
         with cli.streaming(), Threads(server, 1, "d", [write] * 3, "autocommit = 1"):
             for change in CHANGES:
                 TOOLS[tool](server, "keyed", change)
-            wait_until(lambda: "table_rejoined" in events(cli) and len(cli.context.require_plan().active_tables) == 3, 180)
+            wait_until(
+                lambda: "table_rejoined" in events(cli) and len(cli.context.require_plan().active_tables) == 3, 180
+            )
     except ServerUnavailable as error:
         pytest.skip(str(error))
     cli.catch_up()

@@ -338,5 +338,7 @@ def test_an_object_that_writes_for_long(small: None, tmp_path: Path, clock: Cloc
             beside.clean_up()
             clock.move(86400.0, pipeline.lake)
         logs = table._log, beside._log
-        held.append(sum(len(log.files) + len(log.tombstones) + len(log._dead_rows) + len(log.revived_files) for log in logs))
+        held.append(
+            sum(len(log.files) + len(log.tombstones) + len(log._dead_rows) + len(log.revived_files) for log in logs)
+        )
     assert max(held[150:]) <= max(held[:150]) * 1.1

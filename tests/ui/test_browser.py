@@ -153,7 +153,9 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         stands = TableStanding("shop", "orders", "suspended", "binlog.000007:120", definitions=places, **why)
         table = "shop", "orders"
         done = {table: Compacted(now(), 4.0)}
-        store.write_table_states(name, [stands], sizes={table: sizes}, last_compactions=done, applied_counts={table: (5, 6, 7)})
+        store.write_table_states(
+            name, [stands], sizes={table: sizes}, last_compactions=done, applied_counts={table: (5, 6, 7)}
+        )
         store.record_verification(name, {table: {"equal": True}})
         refusal = {"at": "2026-01-02T03:04:05+00:00", "reason": "the copy stands at binlog.000007:120"}
         store.record_verification(name, {table: {"not_comparable": refusal}})

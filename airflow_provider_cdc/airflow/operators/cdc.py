@@ -127,7 +127,10 @@ class CdcPlanChunksOperator(PipelineOperator):
         """Whether this run has mapped tasks: those must stay what they are when the planner is cleared."""
         ti = context["ti"]
         downstream_ids = sorted(self.get_flat_relative_ids(upstream=False))
-        return bool(downstream_ids) and ti.get_ti_count(ti.dag_id, map_index=0, task_ids=downstream_ids, run_ids=[ti.run_id]) > 0
+        return (
+            bool(downstream_ids)
+            and ti.get_ti_count(ti.dag_id, map_index=0, task_ids=downstream_ids, run_ids=[ti.run_id]) > 0
+        )
 
 
 class CdcSnapshotOperator(CopiesTables, PipelineOperator):
@@ -333,10 +336,19 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
             selection = Selection.from_options(*selection_args, today=day)
             run_context = context_of(self.pipeline, self.log)
             what = {**asdict(selection), "show_values": self.show_values, "repair": self.repair}
-            tables: list[dict[str, Any]] = _attended(self, request_of(run_context.pipeline, verify=what), context)["tables"]
-            events = {table_of(run_context.pipeline, table_verdict["table"]): _verdict(table_verdict) for table_verdict in tables}
+            tables: list[dict[str, Any]] = _attended(self, request_of(run_context.pipeline, verify=what), context)[
+                "tables"
+            ]
+            events = {
+                table_of(run_context.pipeline, table_verdict["table"]): _verdict(table_verdict)
+                for table_verdict in tables
+            }
             emit(self, context, run_context.pipeline, events)
-            self.task_result = {"tables": [{name: table_verdict[name] for name in ("table", "rows", "repaired")} for table_verdict in tables]}
+            self.task_result = {
+                "tables": [
+                    {name: table_verdict[name] for name in ("table", "rows", "repaired")} for table_verdict in tables
+                ]
+            }
             return tables
 
     def on_kill(self) -> None:
@@ -347,9 +359,17 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
 
 def _verdict(table_verdict: Mapping[str, Any]) -> dict[str, Any]:
     """What the asset of a table hears of a comparison that has found no difference, or none any more."""
-    common = {"rows": table_verdict["rows"], "end": table_verdict["at"], "until": datetime.now(UTC).isoformat(timespec="seconds")}
+    common = {
+        "rows": table_verdict["rows"],
+        "end": table_verdict["at"],
+        "until": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     common |= {"copy": table_verdict["copy"]}
-    return {"kind": REPAIR, "repaired": table_verdict["repaired"], **common} if table_verdict["repaired"] else {"kind": VERIFY, **common}
+    return (
+        {"kind": REPAIR, "repaired": table_verdict["repaired"], **common}
+        if table_verdict["repaired"]
+        else {"kind": VERIFY, **common}
+    )
 
 
 def _attended(

@@ -64,7 +64,9 @@ def _seconds(option: str, exclusive_minimum: float | None = None) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= timedelta.max.total_seconds() / 2 or value == exclusive_minimum:
-        raise _refused(option, text, f"a number of seconds{', more than 0' if exclusive_minimum is not None else ', 0 or more'}")
+        raise _refused(
+            option, text, f"a number of seconds{', more than 0' if exclusive_minimum is not None else ', 0 or more'}"
+        )
     return value
 
 

@@ -36,4 +36,6 @@ def pause_or_resume(store: Store, pipeline: str, paused: object, by: str, log: A
         return
     accepted = store.pause_stream(pipeline, by) if pause else store.resume_stream(pipeline, by)
     what = "paused" if pause else "resumed"
-    log.info("the stream is %s, as the task's parameter says" if accepted else "the stream is about to end: not %s", what)
+    log.info(
+        "the stream is %s, as the task's parameter says" if accepted else "the stream is about to end: not %s", what
+    )

@@ -184,7 +184,10 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
     def _supervise(
         self, context: Context, restarts: Restarts, event: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        with task_errors(self.log), self._hooks.notify_on_error(context, self._open_state, lambda: self._killed, self.log):
+        with (
+            task_errors(self.log),
+            self._hooks.notify_on_error(context, self._open_state, lambda: self._killed, self.log),
+        ):
             defers = self._should_defer()
             while True:
                 began = time.monotonic()
@@ -201,10 +204,19 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                         epoch, found_running = self._find_or_start(context, run_context, store)
                         if defers:
                             self._defer(context, run_context, epoch, found_running, restarts)
-                        event = {"epoch": epoch, "found": found_running, "verdict": self._watch_epoch(context, store, run_context, epoch)}
+                        event = {
+                            "epoch": epoch,
+                            "found": found_running,
+                            "verdict": self._watch_epoch(context, store, run_context, epoch),
+                        }
                     continue
                 except Setback as setback:
-                    error, ran_seconds, made_progress, event = setback.error, setback.ran_seconds, setback.made_progress, None
+                    error, ran_seconds, made_progress, event = (
+                        setback.error,
+                        setback.ran_seconds,
+                        setback.made_progress,
+                        None,
+                    )
                 except TransientError as failure:
                     error, ran_seconds, made_progress = failure, time.monotonic() - began, False
                 if self._killed:
@@ -227,7 +239,9 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             )
         return not pod if self.deferrable is None else self.deferrable
 
-    def _count_failure(self, restarts: Restarts, error: TransientError, ran_seconds: float, made_progress: bool) -> Restarts:
+    def _count_failure(
+        self, restarts: Restarts, error: TransientError, ran_seconds: float, made_progress: bool
+    ) -> Restarts:
         """Count one more failure.
 
         :raises TransientError: if there were too many: the try fails.
@@ -246,7 +260,9 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             raise error
         return restarts
 
-    def _wait_before_restart(self, restarts: Restarts, error: TransientError, event: Mapping[str, Any] | None, defers: bool) -> None:
+    def _wait_before_restart(
+        self, restarts: Restarts, error: TransientError, event: Mapping[str, Any] | None, defers: bool
+    ) -> None:
         """Wait before the next start, in the triggerer if that is worth it."""
         until = datetime.now(UTC) + timedelta(seconds=restarts.delay)
         self.log.warning(
@@ -381,7 +397,9 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                 self._take_supervision(context, store, run_context, run)
         return run
 
-    def _defer(self, context: Context, run_context: Work, epoch: int, found_running: bool, restarts: Restarts) -> NoReturn:
+    def _defer(
+        self, context: Context, run_context: Work, epoch: int, found_running: bool, restarts: Restarts
+    ) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
 
         self.defer(

@@ -29,7 +29,9 @@ def apply_changes(run_context: Context, store: Store, run: StreamRow, by: str, l
         return False
     description = f"the pipeline has changed since epoch {run.epoch} began: {', '.join(changed)}"
     if run.log is None:  # somebody has it in a terminal
-        log.warning("%s. It was started by the command line on %s, and keeps its settings until it is", description, run.host)
+        log.warning(
+            "%s. It was started by the command line on %s, and keeps its settings until it is", description, run.host
+        )
         return False
     if RELOADED.issuperset(changed):
         if run.desired_state != "run":

@@ -27,7 +27,13 @@ _PAUSE = 1.0
 
 @contextmanager
 def started(
-    run_context: Context, store: Store, logger: Any, is_killed: Callable[[], bool], *, catch_up: bool, lease: float | None
+    run_context: Context,
+    store: Store,
+    logger: Any,
+    is_killed: Callable[[], bool],
+    *,
+    catch_up: bool,
+    lease: float | None,
 ) -> Iterator[StreamRow | None]:
     """Start a driver and wait for its epoch; ``None`` if another stream was faster.
 
@@ -58,7 +64,12 @@ def started(
 
 
 def _first_epoch(
-    process: subprocess.Popen[bytes], log: Path, run_context: Context, store: Store, logger: Any, is_killed: Callable[[], bool]
+    process: subprocess.Popen[bytes],
+    log: Path,
+    run_context: Context,
+    store: Store,
+    logger: Any,
+    is_killed: Callable[[], bool],
 ) -> StreamRow | None:
     while not is_killed():
         code = process.poll()  # before the look, so that an epoch that ended at once is not missed

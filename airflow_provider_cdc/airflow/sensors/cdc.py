@@ -136,7 +136,9 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             "max_hw": high.to_json(),
         }
 
-    def _emit_snapshot_events(self, context: Context, run_context: Work, store: Store, plan: Plan, table_coverages: list[Coverage]) -> None:
+    def _emit_snapshot_events(
+        self, context: Context, run_context: Work, store: Store, plan: Plan, table_coverages: list[Coverage]
+    ) -> None:
         from airflow_provider_cdc.observe.asset_windows import new_snapshots
         from airflow_provider_cdc.state import now
 

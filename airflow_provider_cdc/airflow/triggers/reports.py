@@ -115,7 +115,9 @@ class DriverLog:
                 if first:
                     self._read_up_to = size
                     return [f"the driver's log {path}:", *tail(path, _FIRST_LINES)]
-                file.seek(self._read_up_to if size >= self._read_up_to else 0)  # it begins anew when it has grown too large
+                file.seek(
+                    self._read_up_to if size >= self._read_up_to else 0
+                )  # it begins anew when it has grown too large
                 skipped = max(0, size - file.tell() - _MOST_BYTES)
                 file.seek(skipped, 1)
                 data = file.read(_MOST_BYTES)

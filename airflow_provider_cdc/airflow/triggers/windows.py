@@ -59,7 +59,9 @@ class CdcTableTrigger(BaseEventTrigger):
         """Look now and then, for ever."""
         from airflow_provider_cdc.sinks.files.layout import LocalFiles
 
-        state_db = Bookkeeping.shared(self.state_conn_id, str(LocalFiles.for_pipeline(self.sink_path, self.pipeline).state_database))
+        state_db = Bookkeeping.shared(
+            self.state_conn_id, str(LocalFiles.for_pipeline(self.sink_path, self.pipeline).state_database)
+        )
         table = self.database, self.table
         last_mark = await self._read_mark(state_db)
         while True:
@@ -100,7 +102,9 @@ class CdcTableTrigger(BaseEventTrigger):
             self.log.warning("could not note up to where %s was told; the next window notes it: %s", self.table, error)
             return
         table = self.database, self.table
-        await state_db.query_or_none(lambda store: store.advance_windows(self.pipeline, WATCHER, {table: mark}, WATCHER))
+        await state_db.query_or_none(
+            lambda store: store.advance_windows(self.pipeline, WATCHER, {table: mark}, WATCHER)
+        )
 
     def _asset_store(self) -> Any:
         """The asset's own store; ``None`` before Airflow 3.3."""

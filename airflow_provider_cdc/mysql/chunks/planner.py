@@ -65,7 +65,9 @@ def make_plan(
     costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(session_costs)]
     timeline = Lineage(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
-    return Plan(pipeline, generation, p0, timeline, patterns, tuple(map(Definitions.from_single, tables)), grouped, tuple(costs))
+    return Plan(
+        pipeline, generation, p0, timeline, patterns, tuple(map(Definitions.from_single, tables)), grouped, tuple(costs)
+    )
 
 
 def make_amendment(
@@ -90,7 +92,9 @@ def make_amendment(
 
     def read() -> TableSchema:
         tables = find_tables(connection, lambda database, table: (database, table) == old.id)
-        return decide_definition(read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps))
+        return decide_definition(
+            read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
+        )
 
     since, definition = _as_of(lambda: p0_now(connection, plan.p0.server)[0].at, read)
     if definition.key_columns != old.key_columns:

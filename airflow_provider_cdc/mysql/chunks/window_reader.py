@@ -68,7 +68,9 @@ class WindowReader:
         self._captured = by_table([definitions])
         self._lookback: LookBack | None = None
         self._prepared: Prepared
-        self._binlog = BinlogReader(open_at, self._captured, timeline, decoders, yield_ddl=True, with_before_images=with_before_images)
+        self._binlog = BinlogReader(
+            open_at, self._captured, timeline, decoders, yield_ddl=True, with_before_images=with_before_images
+        )
 
     def read_window(
         self,

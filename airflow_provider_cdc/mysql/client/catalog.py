@@ -97,7 +97,9 @@ def read_schema(
     indexes, zoned = _unique_indexes(connection, database, table), _zoned(connection, database, table, columns)
     index, key, _ = _key(indexes, columns, zoned)
     columns += _hidden(indexes, columns)
-    left_out = tuple(c.name for c in columns if c.is_hidden or (c.name not in key and not keeps(database, table, c.name)))
+    left_out = tuple(
+        c.name for c in columns if c.is_hidden or (c.name not in key and not keeps(database, table, c.name))
+    )
     copied = [c for c in columns if c.name not in left_out]
     if not copied:
         raise NotReadyError(

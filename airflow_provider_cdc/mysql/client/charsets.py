@@ -99,7 +99,9 @@ _known: dict[tuple[str, str], tuple[Decode, Decode]] = {}
 _made: dict[tuple[str, frozenset[str]], Decoders] = {}
 
 
-def decoders(open_connection: Callable[[], AbstractContextManager[Connection[Any]]], tables: Iterable[TableSchema]) -> Decoders:
+def decoders(
+    open_connection: Callable[[], AbstractContextManager[Connection[Any]]], tables: Iterable[TableSchema]
+) -> Decoders:
     """Decoders of all character sets that tables have.
 
     :param open_connection: opens a connection to the server, or hands out one that is open; called only where a table has a

@@ -54,7 +54,9 @@ def collations_of(connection: Connection[Any], server: str) -> Collations:
 
 
 def _ask(connection: Connection[Any]) -> dict[int, str]:
-    collations = rows(connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL")
+    collations = rows(
+        connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL"
+    )
     if is_mariadb(connection):
         try:  # one name stands for a collation of each of several character sets there
             collations += rows(

@@ -32,7 +32,10 @@ class Throttle:
         self, connection: Connection[Any], limits: Limits, on_pause: Callable[[str | None], None] = lambda _: None
     ) -> None:
         self._connection, self._limits, self._on_pause = connection, limits, on_pause
-        self._row_limiter, self._byte_limiter = RateLimiter(limits.rows_per_second), RateLimiter(limits.bytes_per_second)
+        self._row_limiter, self._byte_limiter = (
+            RateLimiter(limits.rows_per_second),
+            RateLimiter(limits.bytes_per_second),
+        )
         self._last_check = float("-inf")
 
     def wait_for_turn(self, check: Callable[[], None] = lambda: None) -> None:
@@ -57,7 +60,11 @@ class Throttle:
         :param check: see :meth:`wait`.
         """
         check()
-        while (pause := max(self._row_limiter.seconds_to_wait(now := time.monotonic()), self._byte_limiter.seconds_to_wait(now))) > 0:
+        while (
+            pause := max(
+                self._row_limiter.seconds_to_wait(now := time.monotonic()), self._byte_limiter.seconds_to_wait(now)
+            )
+        ) > 0:
             time.sleep(min(pause, LOOK_SECONDS))
             check()
 

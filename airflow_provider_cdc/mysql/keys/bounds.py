@@ -176,8 +176,12 @@ class Bounds:
             for n, (key_range, cut) in enumerate(batch):
                 for side, operator, direction in ((0, "<", " DESC"), (1, ">=", "")):
                     condition = f"{self._range_condition(key_range)} AND {compare(self._table, cut, operator)}"
-                    dives.append(f"({self._lookup_sql(f'{2 * n + side}, {self._canonical}', condition, direction, '1')})")
-            keys = {int(str(no)): self._parse_key(key) for no, *key in rows(self._connection, " UNION ALL ".join(dives))}
+                    dives.append(
+                        f"({self._lookup_sql(f'{2 * n + side}, {self._canonical}', condition, direction, '1')})"
+                    )
+            keys = {
+                int(str(no)): self._parse_key(key) for no, *key in rows(self._connection, " UNION ALL ".join(dives))
+            }
             yield from ((keys.get(2 * n), keys.get(2 * n + 1)) for n in range(len(batch)))
 
     def _estimate_ranges(self, ranges: Sequence[_Range]) -> Iterator[float]:
@@ -185,7 +189,8 @@ class Bounds:
         for start in range(0, len(ranges), _BATCH):
             batch = ranges[start : start + _BATCH]
             selects = (
-                f"SELECT {key_list(self._table)} {self._from_sql} {self._use_index_sql} WHERE {self._range_condition(r)}" for r in batch
+                f"SELECT {key_list(self._table)} {self._from_sql} {self._use_index_sql} WHERE {self._range_condition(r)}"
+                for r in batch
             )
             sql = f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(selects)}"
             plan_rows = [row for row in named(self._connection, sql) if row["select_type"] != "UNION RESULT"]
@@ -197,7 +202,9 @@ class Bounds:
 
     def _lookup_sql(self, wanted: str, condition: str, direction: str, limit: str) -> str:
         order = key_list(self._table, direction)
-        return f"SELECT {wanted} {self._from_sql} {self._force_index_sql} WHERE {condition} ORDER BY {order} LIMIT {limit}"
+        return (
+            f"SELECT {wanted} {self._from_sql} {self._force_index_sql} WHERE {condition} ORDER BY {order} LIMIT {limit}"
+        )
 
     def _parse_key(self, texts: Sequence[str | None]) -> Key:
         key = []

@@ -46,7 +46,11 @@ def owned(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chun
     :param chunks: as in :func:`owners`.
     :param rows: with the key's columns.
     """
-    if table.integer_key_column is None or not pa.types.is_integer(rows.schema.field(table.integer_key_column).type) or not chunks:
+    if (
+        table.integer_key_column is None
+        or not pa.types.is_integer(rows.schema.field(table.integer_key_column).type)
+        or not chunks
+    ):
         return pa.array([i >= 0 for i in owners(connection, table, chunks, keys_of(table, rows))], pa.bool_())
     keys = rows[table.integer_key_column].to_numpy().astype(np.int64, copy=False)
     lowers, uppers = (
@@ -90,7 +94,9 @@ def _ranked(connection: Connection[Any], table: TableSchema, chunks: Sequence[Ch
     for i, chunk in enumerate(chunks):
         bounds.append((chunk.lower, False))
         owner.append(i)
-        if chunk.includes_upper or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper:  # nobody's keys are behind it
+        if (
+            chunk.includes_upper or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper
+        ):  # nobody's keys are behind it
             bounds.append((chunk.upper, chunk.includes_upper))
             owner.append(-1)
     owner_indexes = [-1] * len(keys)

@@ -133,7 +133,9 @@ def _in_order(connection: Connection[Any], table: TableSchema, chunks: Sequence[
         if low is not None and high is not None and (low > high or (low == high and not chunk.includes_upper)):
             raise BadPredicate(f"no value of {column.name} lies in the range")
     chunk_by_ranks = dict(zip(ranked, chunks, strict=True))
-    return [chunk_by_ranks[rank] for rank in sorted(chunk_by_ranks, key=lambda rank: rank[0] if rank[0] is not None else -1)]
+    return [
+        chunk_by_ranks[rank] for rank in sorted(chunk_by_ranks, key=lambda rank: rank[0] if rank[0] is not None else -1)
+    ]
 
 
 def _ranks(connection: Connection[Any], column: Column, values: Sequence[KeyValue]) -> list[int]:

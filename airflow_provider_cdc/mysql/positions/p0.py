@@ -48,7 +48,9 @@ def with_open_xa(
     """
     if not xids:
         return p0
-    lookback = LookBack(p0.at, lambda: binlog_sizes(connection), open_at, by_table(map(Definitions.from_single, tables)))
+    lookback = LookBack(
+        p0.at, lambda: binlog_sizes(connection), open_at, by_table(map(Definitions.from_single, tables))
+    )
     entries = {xid: lookback.offset_entry(xid) for xid in sorted(xids)}
     if missing := [xid for xid, text in entries.items() if text is None and xid in open_xa(connection)]:
         raise TransientError(

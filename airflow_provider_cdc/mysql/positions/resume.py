@@ -90,7 +90,9 @@ def _same_domains(connection: Connection[Any], offset: Offset) -> None:
     """MariaDB says which GTIDs its binlog has up to the position: the same ones as when it was read."""
     text = binlog_gtid_pos(connection, offset.at)
     on_server, read = (MariadbPosition.parse(gtids).newest for gtids in (text, offset.gtid_set))
-    if offset.file_start_time:  # the file is the same: a domain that is missing was taken out by FLUSH ... DELETE_DOMAIN_ID
+    if (
+        offset.file_start_time
+    ):  # the file is the same: a domain that is missing was taken out by FLUSH ... DELETE_DOMAIN_ID
         read = {domain: newest for domain, newest in read.items() if domain in on_server}
     if on_server != read:
         raise OtherHistoryError(
@@ -110,7 +112,10 @@ def _behind_purged(connection: Connection[Any], offset: Offset, oldest: str, ope
         more, already_applied = head.subtract(read.union(already_applied)), already_applied.subtract(head)
         # Of transactions without a GTID nobody can tell, neither now nor when the position was the end of the binlog.
         is_proved = offset.gtid_mode_on and is_numbered(connection) and read.issubset(head) and not more
-        first, gap = replace(first, already_applied=str(already_applied)), f"; purged and never read: {more}" if more else ""
+        first, gap = (
+            replace(first, already_applied=str(already_applied)),
+            f"; purged and never read: {more}" if more else "",
+        )
     if not is_proved:
         raise PurgedError(f"the binlog position {offset.at} is no longer on the server{gap}", _FRESH)
     return with_beginning(first, open_at)

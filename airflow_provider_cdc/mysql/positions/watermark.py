@@ -253,7 +253,9 @@ class _MariaDB(Watermarks):
             self._checkpointed = self._wait_for_checkpoint(end)
             at, xa_committed = self._open_view()
         if force_new and not self._checkpointed.is_exact_at(at) and not self._has_flushed and _flush(self.connection):
-            self._has_flushed = True  # once: behind a new file of a server that is written to, the next transaction helps
+            self._has_flushed = (
+                True  # once: behind a new file of a server that is written to, the next transaction helps
+            )
             self._checkpointed = self._wait_for_checkpoint(end)
             at, xa_committed = self._open_view()
         is_exact = self._checkpointed.is_exact_at(at)
@@ -320,7 +322,9 @@ class _MariaDB(Watermarks):
         """See :meth:`Watermarks.bound`."""
         at, clock = super().high_in_view()
         if self._view_position and at < self._view_position:
-            raise OtherHistoryError(f"the binlog of the server ends at {at}, and had reached {self._view_position} before")
+            raise OtherHistoryError(
+                f"the binlog of the server ends at {at}, and had reached {self._view_position} before"
+            )
         return self._view_position or at, clock
 
     def _count_xa_commits(self) -> str:

@@ -111,7 +111,11 @@ class _Reader:
         """
         self._batch_bytes = batch_bytes
         space = self._columns
-        known = space is not None and schema.equals(space.schema) and (batch_bytes is None or space.allocated_bytes < batch_bytes)
+        known = (
+            space is not None
+            and schema.equals(space.schema)
+            and (batch_bytes is None or space.allocated_bytes < batch_bytes)
+        )
         if known and definitions == self._definitions and nulls == self._nulls:
             return
         if len(definitions) != len(schema):
@@ -139,7 +143,9 @@ class _Reader:
             yield from batches
             batches.clear()
             state[kernel.AT], state[kernel.NUMBER] = self._at, self._packet_number
-            why = kernel.read_rows(self._data, self._end, buffers_of_columns.column_lines, buffers_of_columns.row_capacity, state)
+            why = kernel.read_rows(
+                self._data, self._end, buffers_of_columns.column_lines, buffers_of_columns.row_capacity, state
+            )
             self._at, self._packet_number = int(state[kernel.AT]), int(state[kernel.NUMBER])
             if why == kernel.LARGE:
                 why = self._read_large_row(batches)

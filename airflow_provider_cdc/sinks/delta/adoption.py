@@ -72,7 +72,11 @@ def differences(log: Log, wanted_schema: str, partitions: Sequence[str], nullabl
         obstacles.append(
             f"it is partitioned by {', '.join(parts) or 'nothing'}, and not by {', '.join(partitions) or 'nothing'}"
         )
-    obstacles += [f"it has column {name}, which the source does not have" for name in existing_columns if name not in wanted_columns]
+    obstacles += [
+        f"it has column {name}, which the source does not have"
+        for name in existing_columns
+        if name not in wanted_columns
+    ]
     return obstacles
 
 
@@ -83,7 +87,9 @@ def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) 
     :param protocol: likewise.
     """
     old_metadata = log.metadata
-    old_column_metadata = {column["name"]: column["metadata"] for column in json.loads(old_metadata["schemaString"])["fields"]}
+    old_column_metadata = {
+        column["name"]: column["metadata"] for column in json.loads(old_metadata["schemaString"])["fields"]
+    }
     schema = json.loads(metadata["schemaString"])
     for column in schema["fields"]:
         column["metadata"] = {**old_column_metadata.get(column["name"], {}), **column["metadata"]}

@@ -72,7 +72,9 @@ def altered(log: Log, old_table: TableSchema, row_identity: Keys, options: Optio
     return actions + without_columns(log.domain_metadata, declared.names)
 
 
-def exchanged(log: Log, row_identity: Keys, options: Options, slices: Sequence[DataFile], retained_files: Kept) -> list[dict[str, Any]]:
+def exchanged(
+    log: Log, row_identity: Keys, options: Options, slices: Sequence[DataFile], retained_files: Kept
+) -> list[dict[str, Any]]:
     """Actions that put slices in the place of all rows, and give the table the columns of a definition.
 
     Slices are added as they are, however rows die here. Its change data feed says that all rows are deleted and others
@@ -104,7 +106,11 @@ def exchanged(log: Log, row_identity: Keys, options: Options, slices: Sequence[D
         *([{"protocol": protocol}] if protocol is not log.protocol else []),
         {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
         *without_columns(log.domain_metadata, declared.names),
-        *(file.remove_action(data_change=True) for file in log.files.values() if file.path not in retained_files.unchanged),
+        *(
+            file.remove_action(data_change=True)
+            for file in log.files.values()
+            if file.path not in retained_files.unchanged
+        ),
         *(added(file, row_identity.stats_column, None) for file in (*files.values(), *retained_files.written)),
     ]
 

@@ -98,11 +98,15 @@ def plan(
             stats_column,
             files[0].partition,
         )
-        for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), deletion_vectors=deletion_vectors, purge=purge)
+        for files in chosen(
+            list(log.files.values()), lambda f: rows_of(log.storage, f), deletion_vectors=deletion_vectors, purge=purge
+        )
     ]
 
 
-def chosen(files: Sequence[LiveFile], count_rows_of: Any, *, deletion_vectors: bool = True, purge: bool = False) -> list[list[LiveFile]]:
+def chosen(
+    files: Sequence[LiveFile], count_rows_of: Any, *, deletion_vectors: bool = True, purge: bool = False
+) -> list[list[LiveFile]]:
     """Groups of files that shall become one each.
 
     A row is written again once for each tier that its file rises, and after that only to be rid of dead ones: once in
@@ -179,7 +183,11 @@ def _bins(files: Sequence[LiveFile], max_bytes: int) -> Iterator[list[LiveFile]]
 
 
 def committed(
-    log: Log, results: Sequence[tuple[Compaction, Sequence[DataFile]]], stats_column: str | None, *, data_change: bool = False
+    log: Log,
+    results: Sequence[tuple[Compaction, Sequence[DataFile]]],
+    stats_column: str | None,
+    *,
+    data_change: bool = False,
 ) -> tuple[Written, int]:
     """What is to be committed for compactions that have run, on a version of the table.
 
@@ -192,7 +200,9 @@ def committed(
     for compaction, files in results:
         dead = None if replaced_paths & {path for path, _ in compaction.sources} else _died_since(log, compaction)
         if dead is None or any(dead and not takes_vectors(file.path) for file in files):
-            commit.delete_on_success += [file.path for file in files if file.path not in log.files]  # it may stand already
+            commit.delete_on_success += [
+                file.path for file in files if file.path not in log.files
+            ]  # it may stand already
             continue
         committed_count += 1
         replaced_paths |= {path for path, _ in compaction.sources}
@@ -207,7 +217,8 @@ def committed(
     vectors = write_vectors(log.storage, dead_rows)
     commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
     commit.actions = [
-        added(a["file"], stats_column, vectors.get(a["file"].path), data_change=data_change) if "file" in a else a for a in commit.actions
+        added(a["file"], stats_column, vectors.get(a["file"].path), data_change=data_change) if "file" in a else a
+        for a in commit.actions
     ]
     commit.dead_rows = dead_rows
     return commit, committed_count
@@ -224,6 +235,10 @@ def _died_since(log: Log, compaction: Compaction) -> BitMap | None:
         if not dead_before.issubset(dead_now):
             return None  # rows came back: somebody has restored an older version
         newly_dead = np.asarray((dead_now - dead_before).to_array(), np.int64)
-        dead |= BitMap((start + newly_dead - np.searchsorted(np.asarray(dead_before.to_array(), np.int64), newly_dead)).astype("u4"))
+        dead |= BitMap(
+            (start + newly_dead - np.searchsorted(np.asarray(dead_before.to_array(), np.int64), newly_dead)).astype(
+                "u4"
+            )
+        )
         start += rows_of(log.storage, live_file) - len(dead_before)
     return dead

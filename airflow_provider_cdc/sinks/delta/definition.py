@@ -74,7 +74,12 @@ USUAL = Options()
 def properties_of(options: Options) -> dict[str, str]:
     """Properties of a new table."""
     deletes_property = {} if options.deletes == HARD else {DELETES: options.deletes}
-    return {**_PROPERTIES, **({ENABLED: "true"} if options.deletion_vectors else {}), **options.properties, **deletes_property}
+    return {
+        **_PROPERTIES,
+        **({ENABLED: "true"} if options.deletion_vectors else {}),
+        **options.properties,
+        **deletes_property,
+    }
 
 
 def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str, str], owner: str) -> dict[str, Any]:
@@ -112,7 +117,9 @@ def columns_of(table: TableSchema) -> dict[str, dict[str, str]]:
 def configured(log: Log, options: Options) -> Mapping[str, Any]:
     """A table's metadata with the properties that it is to have now; the very same if it has them."""
     wanted_properties = {**log.configuration, **without_shorter(log.configuration, options.properties)}
-    return log.metadata if wanted_properties == log.configuration else {**log.metadata, "configuration": wanted_properties}
+    return (
+        log.metadata if wanted_properties == log.configuration else {**log.metadata, "configuration": wanted_properties}
+    )
 
 
 _REMEDY = "Something else did that, and what it has written would be lost: use a fresh sink.path"

@@ -59,7 +59,10 @@ class DeltaSink:
 
         :raises NotReadyError: if it cannot be partitioned, or have the properties, that the settings say.
         """
-        deletes, deletion_vectors = self.deletes.mode_of(table), not matches(self.copy_on_write_tables, table.database, table.name)
+        deletes, deletion_vectors = (
+            self.deletes.mode_of(table),
+            not matches(self.copy_on_write_tables, table.database, table.name),
+        )
         partitioning = self._partitioning(table)
         properties = {**self.table_properties.properties_of(*table.id), SOURCE: table.label}
         if has_feed(properties) and (reserved_names := hidden_by_feed(c.name for c in table.sink_columns)):
@@ -79,7 +82,9 @@ class DeltaSink:
             nullable_columns=nullable,
             partitioned_by=partitioning.fields,
         )
-        return DeltaTarget(self._table_storage(table), partitioning.schema, table.key, table.integer_key_column, options)
+        return DeltaTarget(
+            self._table_storage(table), partitioning.schema, table.key, table.integer_key_column, options
+        )
 
     def change_staging(self) -> DeltaStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
@@ -92,10 +97,19 @@ class DeltaSink:
 
     def _partitioning(self, table: TableSchema) -> Partitioning:
         """The first pattern that fits counts."""
-        matching_fields = (parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name))
+        matching_fields = (
+            parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name)
+        )
         partitioning = Partitioning.for_table(table, [Part(*part) for part in next(matching_fields, ())])
-        partitioning = replace(partitioning, row_group_size=Options(properties=self.table_properties.properties_of(*table.id)).row_group_size)
-        return replace(partitioning, schema=with_mark(partitioning.schema)) if self.deletes.mode_of(table) == SOFT else partitioning
+        partitioning = replace(
+            partitioning,
+            row_group_size=Options(properties=self.table_properties.properties_of(*table.id)).row_group_size,
+        )
+        return (
+            replace(partitioning, schema=with_mark(partitioning.schema))
+            if self.deletes.mode_of(table) == SOFT
+            else partitioning
+        )
 
     def _table_storage(self, table: TableSchema) -> Storage:
         return self._storage.subfolder(self._layout.table_folder(table))

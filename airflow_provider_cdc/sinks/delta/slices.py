@@ -41,14 +41,23 @@ class Slices:
             schema, stat = self._partitioning.file_schema, self._row_identity.stats_column
             flagged_rows = (marked(part, self.schema) for part in rows)
             names, group_rows = self._row_identity.key_columns, self._partitioning.row_group_size
-            return write_file(self.storage, name, schema, flagged_rows, stat, ordered_by=names, row_group_size=group_rows)
+            return write_file(
+                self.storage, name, schema, flagged_rows, stat, ordered_by=names, row_group_size=group_rows
+            )
         except BaseException:
             self.storage.delete(name)
             raise
 
     def _stage_partitioned(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
         folder, _, base = name.removesuffix(".parquet").rpartition("/")
-        files = PartitionedFiles(self.storage, folder, base, self._partitioning, self._row_identity.stats_column, self._row_identity.key_columns)
+        files = PartitionedFiles(
+            self.storage,
+            folder,
+            base,
+            self._partitioning,
+            self._row_identity.stats_column,
+            self._row_identity.key_columns,
+        )
         try:
             for portion in gathered(rows):
                 files.add(marked(portion, self.schema))

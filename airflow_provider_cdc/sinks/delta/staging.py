@@ -64,7 +64,12 @@ class DeltaStaging:
         deletes: Deletes = ALL_HARD,
         partitioning_of: Callable[[TableSchema], Partitioning] = lambda table: Partitioning(table.sink_schema),
     ) -> None:
-        self._table_storage, self._keyless_staging, self._deletes, self._partitioning_of = table_storage, keyless_staging, deletes, partitioning_of
+        self._table_storage, self._keyless_staging, self._deletes, self._partitioning_of = (
+            table_storage,
+            keyless_staging,
+            deletes,
+            partitioning_of,
+        )
 
     def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
@@ -84,12 +89,16 @@ class DeltaStaging:
             return self._keyless_staging.read_changes(table, range_names)
         storage, schema = self._table_storage(table), table.sink_schema
         if not self._partitioning_of(table):
-            return self._without_ignored_deletes(table, pa.concat_tables([read_file(storage, _file(name), schema) for name in range_names]))
+            return self._without_ignored_deletes(
+                table, pa.concat_tables([read_file(storage, _file(name), schema) for name in range_names])
+            )
         row_places, files = _heads(storage, table, range_names)
         rows = [read_file(storage, file.path, schema, partition=file.partition) for file in files]
         first = np.cumsum([0, *(file.rows for file in files)])
         order = first[row_places[FILE].to_numpy()] + row_places[ROW].to_numpy()
-        return self._without_ignored_deletes(table, pa.concat_tables([without_rows(schema), *rows]).take(pa.array(order, pa.int64())))
+        return self._without_ignored_deletes(
+            table, pa.concat_tables([without_rows(schema), *rows]).take(pa.array(order, pa.int64()))
+        )
 
     def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same without the values, and with the place of each."""
@@ -99,8 +108,12 @@ class DeltaStaging:
         if self._partitioning_of(table):
             return self._without_ignored_deletes(table, in_files(*_heads(storage, table, range_names)))
         columns = _head_schema(table).names[:-2]
-        files_and_rows = [described(storage, _file(n), table.sink_schema, columns, table.integer_key_column) for n in range_names]
-        return self._without_ignored_deletes(table, placed(pa.concat_tables([rows for _, rows in files_and_rows]), [file for file, _ in files_and_rows]))
+        files_and_rows = [
+            described(storage, _file(n), table.sink_schema, columns, table.integer_key_column) for n in range_names
+        ]
+        return self._without_ignored_deletes(
+            table, placed(pa.concat_tables([rows for _, rows in files_and_rows]), [file for file, _ in files_and_rows])
+        )
 
     def _without_ignored_deletes(self, table: TableSchema, changes: pa.Table) -> pa.Table:
         """Without deletes that are ignored: also not in the place of an earlier change of the same key."""

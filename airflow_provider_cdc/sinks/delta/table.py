@@ -90,7 +90,9 @@ class DeltaTarget(Slices):
         self._log = Log(storage)
         self._checked_metadata: Mapping[str, Any] | None = None
         self._key_index = KeyIndex(options.index_bytes)
-        self._key_hasher = Worder(self._row_identity.identity_columns, schema, is_key=bool(self._row_identity.key_columns))
+        self._key_hasher = Worder(
+            self._row_identity.identity_columns, schema, is_key=bool(self._row_identity.key_columns)
+        )
         self._key_lookup = KeyFiles(storage, self._row_identity, self._key_hasher, self._key_index)
 
     @property
@@ -112,11 +114,15 @@ class DeltaTarget(Slices):
         """
         properties = {**properties_of(self.options), **(configuration or {}), OWNER: pipeline}
         new_metadata = metadata_of(self.schema, self.options, properties, OWNED + pipeline)
-        protocol = with_feed(protocol_for(self._partitioning.table_schema, vectors=self.options.deletion_vectors), properties)
+        protocol = with_feed(
+            protocol_for(self._partitioning.table_schema, vectors=self.options.deletion_vectors), properties
+        )
         for attempt in range(_TRIES):
             if not self.exists():
                 self._log.commit([{"protocol": protocol}, {"metaData": new_metadata}], "CREATE TABLE")
-            elif not self.will_adopt(pipeline) or self._log.commit(adopted(self._log, new_metadata, protocol), "OVERWRITE"):
+            elif not self.will_adopt(pipeline) or self._log.commit(
+                adopted(self._log, new_metadata, protocol), "OVERWRITE"
+            ):
                 break
             else:
                 wait(attempt)
@@ -220,12 +226,19 @@ class DeltaTarget(Slices):
             if _stand(log, markers):
                 return None
             operation = "ADD COLUMNS" if {*old_table.sink_schema.names} <= {*self.schema.names} else "REPLACE COLUMNS"
-            return Edit(definition_actions=altered(log, old_table, self._row_identity, self.options), operation=operation)
+            return Edit(
+                definition_actions=altered(log, old_table, self._row_identity, self.options), operation=operation
+            )
 
         return self.commit_edit(edit, markers, fence)
 
     def overwrite(
-        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, keep_deleted_to: int | None = None
+        self,
+        slices: Sequence[DataFile],
+        markers: Mapping[str, int],
+        fence: Fence,
+        *,
+        keep_deleted_to: int | None = None,
     ) -> bool:
         """Exchange all rows; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
@@ -244,9 +257,15 @@ class DeltaTarget(Slices):
                     )
             retained_files = Kept()
             if keep_deleted_to is not None and self.options.deletes != HARD:
-                retained_files = KeptRows(log, self._key_lookup, self.options.deletes).write_retained_rows(slices, keep_deleted_to)
+                retained_files = KeptRows(log, self._key_lookup, self.options.deletes).write_retained_rows(
+                    slices, keep_deleted_to
+                )
             definition = exchanged(log, self._row_identity, self.options, slices, retained_files)
-            return Edit(definition_actions=definition, delete_on_conflict=[f.path for f in retained_files.written], operation="OVERWRITE")
+            return Edit(
+                definition_actions=definition,
+                delete_on_conflict=[f.path for f in retained_files.written],
+                operation="OVERWRITE",
+            )
 
         return self.commit_edit(edit, markers, fence)
 
@@ -342,7 +361,13 @@ class DeltaTarget(Slices):
         """
         self.load_log()
         self._check_definition()
-        return plan(self._log, self._partitioning, self._row_identity.stats_column, deletion_vectors=self.options.deletion_vectors, purge=purge)
+        return plan(
+            self._log,
+            self._partitioning,
+            self._row_identity.stats_column,
+            deletion_vectors=self.options.deletion_vectors,
+            purge=purge,
+        )
 
     def commit_compactions(self, results: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> int:
         """Put what compactions have written into the place of what they have read.
@@ -431,7 +456,9 @@ class DeltaTarget(Slices):
     def _try_commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
         if edit.definition_actions:
-            is_committed = log.commit([*edit.definition_actions, *(_marker(k, v) for k, v in markers.items())], edit.operation)
+            is_committed = log.commit(
+                [*edit.definition_actions, *(_marker(k, v) for k, v in markers.items())], edit.operation
+            )
             storage.delete(*(() if is_committed else edit.delete_on_conflict))
             return is_committed
         metadata = configured(log, self.options)
@@ -439,7 +466,9 @@ class DeltaTarget(Slices):
             prepared = by_vectors(log, edit, self._row_identity.stats_column, self._partitioning)
         else:
             prepared = by_copies(log, edit, self._row_identity.stats_column, self._partitioning)
-        if self.options.deletion_vectors and not uses_vectors(log.protocol, log.configuration):  # until now merged by copies
+        if self.options.deletion_vectors and not uses_vectors(
+            log.protocol, log.configuration
+        ):  # until now merged by copies
             metadata_actions = switched(log.protocol, metadata, vectors=True)
         else:
             metadata_actions = reconfigured(log.protocol, log.metadata, metadata)

@@ -81,7 +81,9 @@ def check_live(log: Log) -> None:
     :raises TerminalError: if it finds others.
     """
     try:
-        table = DeltaTable(log.storage.uri(), version=log.version, storage_options=log.storage.storage_options() or None)
+        table = DeltaTable(
+            log.storage.uri(), version=log.version, storage_options=log.storage.storage_options() or None
+        )
         delta_rs_paths = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
     except _OF_DELTA_RS as error:
         raise TransientError(
@@ -109,7 +111,9 @@ def sweep(log: Log, retention: float | None = None) -> None:
     :raises TerminalError: if it is not understood for how long the table keeps its files.
     """
     retention = _kept(log) if retention is None else retention
-    live = {*log.files} | {f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.deletion_vector.file_name}
+    live = {*log.files} | {
+        f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.deletion_vector.file_name
+    }
     try:
         unlisted_names = [name for name, _ in log.storage.list("") if name not in live]
         unneeded = [name for name in unlisted_names if name in log.tombstones or _is_ours(name)]
@@ -117,7 +121,10 @@ def sweep(log: Log, retention: float | None = None) -> None:
             return
         now = _time_of(log)
         # Commits that are gone from the log tell nothing: a process that has run for long knows by its own clock.
-        last_expired = max(log.newest_version_before(commits_of(unlisted_names, log.version), now - retention), log.newest_version_older_than(retention))
+        last_expired = max(
+            log.newest_version_before(commits_of(unlisted_names, log.version), now - retention),
+            log.newest_version_older_than(retention),
+        )
         if last_expired >= 0 and any(log.tombstones.get(name, -1) > last_expired for name in unneeded):
             log.date_tombstones(last_expired)
 

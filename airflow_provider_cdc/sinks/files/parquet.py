@@ -128,7 +128,9 @@ class _Span:
             self.high = high if self.high is None else max(high, self.high)
 
 
-def _bounds(spans: Mapping[str, _Span], stats_column: str | None) -> tuple[int | None, int | None, int | None, int | None]:
+def _bounds(
+    spans: Mapping[str, _Span], stats_column: str | None
+) -> tuple[int | None, int | None, int | None, int | None]:
     """What :class:`DataFile` says of a file's values."""
     keys, seqs = (spans.get(name or "", _Span()) for name in (stats_column, SEQ))
     return keys.low, keys.high, seqs.low, seqs.high
@@ -242,7 +244,9 @@ def picked(
             size = groups[group_numbers[0]].total_byte_size
             while hit_groups and (size := size + groups[hit_groups[0]].total_byte_size) <= _ROW_GROUP_BYTES:
                 group_numbers.append(hit_groups.pop(0))
-            candidates = file.reader.read_row_groups(group_numbers, column_indices=indices).select(stored.names).cast(stored)
+            candidates = (
+                file.reader.read_row_groups(group_numbers, column_indices=indices).select(stored.names).cast(stored)
+            )
             numbers = np.concatenate([np.arange(first[n], first[n + 1]) for n in group_numbers])
             low, high = np.searchsorted(row_numbers, [numbers[0], numbers[-1] + 1])
             part = candidates.take(pa.array(np.searchsorted(numbers, row_numbers[low:high])))
@@ -250,7 +254,12 @@ def picked(
 
 
 def _stored(
-    storage: Storage, name: str, file: pq.ParquetFile, wanted_schema: pa.Schema, partition: Partition, may_lack_columns: bool
+    storage: Storage,
+    name: str,
+    file: pq.ParquetFile,
+    wanted_schema: pa.Schema,
+    partition: Partition,
+    may_lack_columns: bool,
 ) -> pa.Schema:
     """The columns that stand in a file, of those that are wanted."""
     file_columns = set(file.schema_arrow.names)
@@ -289,7 +298,9 @@ def read_file(
             table = file.read().select(stored.names).cast(stored)
             return table if stored == schema else _filled(table, table.num_rows, schema, partition)
     wanted_schema = schema if columns is None else pa.schema([schema.field(c) for c in columns])
-    return pa.concat_tables([without_rows(wanted_schema), *row_groups(storage, name, schema, columns, partition, may_lack_columns)])
+    return pa.concat_tables(
+        [without_rows(wanted_schema), *row_groups(storage, name, schema, columns, partition, may_lack_columns)]
+    )
 
 
 def described(
@@ -301,7 +312,9 @@ def described(
     """
     wanted_schema = pa.schema([schema.field(c) for c in columns])
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
-        _stored(storage, name, file, schema, NO_PARTITION, may_lack_columns=False)  # it is to become part of the table as it is
+        _stored(
+            storage, name, file, schema, NO_PARTITION, may_lack_columns=False
+        )  # it is to become part of the table as it is
         indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
         table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
         size = opened.size()

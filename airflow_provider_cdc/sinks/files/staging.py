@@ -27,7 +27,9 @@ class FileStaging:
 
     def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
-        return pa.concat_tables([read_file(self._storage, self._file_path(name), table.sink_schema) for name in range_names])
+        return pa.concat_tables(
+            [read_file(self._storage, self._file_path(name), table.sink_schema) for name in range_names]
+        )
 
     def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same: they have no other form."""

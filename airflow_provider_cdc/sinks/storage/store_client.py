@@ -83,9 +83,13 @@ class Bucket:
         if certificates := client.get("root_certificate"):
             client["root_certificate"] = _content(str(certificates))
         store_class: Any = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}[address.store]
-        credential_options: dict[str, Any] = {} if self.credential_provider is None else {"credential_provider": self.credential_provider}
+        credential_options: dict[str, Any] = (
+            {} if self.credential_provider is None else {"credential_provider": self.credential_provider}
+        )
         with self.translate_errors(f"opening {address.display()}"):
-            self.store = store_class(address.bucket, config=self.config, client_options=client, retry_config=RETRY, **credential_options)
+            self.store = store_class(
+                address.bucket, config=self.config, client_options=client, retry_config=RETRY, **credential_options
+            )
         self._opened_in_pid = os.getpid()
 
     @contextmanager

@@ -78,7 +78,9 @@ class Reading:
                 position=at.position,
             )
 
-        before = partial(look_back, self.server.connect_args(), self.lineage.server, by_table([Definitions.from_single(table)]))
+        before = partial(
+            look_back, self.server.connect_args(), self.lineage.server, by_table([Definitions.from_single(table)])
+        )
         texts = decoders(lambda: contextlib.nullcontext(self.connection), [table])
         return WindowReader(open_at, Definitions.from_single(table), self.lineage, before, texts)
 

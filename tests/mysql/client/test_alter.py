@@ -590,5 +590,8 @@ def test_dates_of_the_old_format(altered: Altered) -> None:
 def test_what_a_server_tells(altered: Altered) -> None:
     """A server's flavour has the collations that a statement can name."""
     assert altered.flavour.mariadb == altered.mariadb
-    assert altered.flavour.charset_by_collation["latin1_bin"] == "latin1" and altered.flavour.max_char_bytes["utf8mb4"] == 4
+    assert (
+        altered.flavour.charset_by_collation["latin1_bin"] == "latin1"
+        and altered.flavour.max_char_bytes["utf8mb4"] == 4
+    )
     assert altered.flavour.default_collations["latin1"] == "latin1_swedish_ci"

@@ -107,7 +107,9 @@ def window(server: MySQLServer, connection: Any, statement: str) -> Any:
 
     texts = decoders(lambda: contextlib.nullcontext(connection), [table])
     look = partial(look_back, server.connect_args(), identity(connection), by_table([Definitions.from_single(table)]))
-    with contextlib.closing(WindowReader(open_at, Definitions.from_single(table), Lineage("", before.file), look, texts)) as log:
+    with contextlib.closing(
+        WindowReader(open_at, Definitions.from_single(table), Lineage("", before.file), look, texts)
+    ) as log:
         return log.read_window(before, binlog_end(connection)).changes
 
 

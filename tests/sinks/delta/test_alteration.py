@@ -464,7 +464,11 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target.clean_up()
     assert target.load_log().checkpoint_version == target.load_log().version
     again = where.table(table)
-    assert values(again, table) == values(target, table) and again.load_log().checkpoint_version and not again.load_log().version < 5
+    assert (
+        values(again, table) == values(target, table)
+        and again.load_log().checkpoint_version
+        and not again.load_log().version < 5
+    )
     assert not again.alter(TABLE, {"ddl": 3}, FENCE)
     further = replace(table, columns=(*table.columns, nullable("m", "int")))
     assert where.table(further).alter(table, {"ddl": 4}, FENCE)

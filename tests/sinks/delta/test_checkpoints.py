@@ -111,7 +111,13 @@ def everything(folder: str) -> set[str]:
 
 def refused(target: DeltaTarget, said: str) -> None:
     """In whatever it is used for."""
-    for use in (target.load_log, target.markers, target.clean_up, lambda: upsert(target, (1, "x", 99, "u")), target.read):
+    for use in (
+        target.load_log,
+        target.markers,
+        target.clean_up,
+        lambda: upsert(target, (1, "x", 99, "u")),
+        target.read,
+    ):
         with pytest.raises(TerminalError, match=said):
             use()
 

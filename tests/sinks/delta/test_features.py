@@ -154,7 +154,9 @@ def test_rows_get_ids_where_row_tracking_is_supported(
     assert used == {*range(20)}
     for n in range(4):
         upsert(target, (n, "y", n + 2, "u"), (100 + n, "z", n + 2, "c"))
-        known = {path: file.action["baseRowId"] for path, file in target.load_log().files.items() if file.dead_row_count}
+        known = {
+            path: file.action["baseRowId"] for path, file in target.load_log().files.items() if file.dead_row_count
+        }
         used |= row_ids(target.load_log())
         assert known.get("snapshot/a.parquet", 0) == 0, "a file that gets another vector keeps its ids"
     for one in target.plan_compactions():
@@ -164,7 +166,11 @@ def test_rows_get_ids_where_row_tracking_is_supported(
     assert json.loads(log.domain_metadata["delta.rowTracking"])["rowIdHighWaterMark"] == max(used)
     DeltaTable(folder_of(target)).create_checkpoint()
     again = fresh(log.storage)
-    assert again.checkpoint_version == log.version and row_ids(again) == row_ids(log) and again.domain_metadata == log.domain_metadata
+    assert (
+        again.checkpoint_version == log.version
+        and row_ids(again) == row_ids(log)
+        and again.domain_metadata == log.domain_metadata
+    )
 
 
 def test_no_row_gets_an_id_otherwise(tmp_path: Path) -> None:
@@ -173,7 +179,10 @@ def test_no_row_gets_an_id_otherwise(tmp_path: Path) -> None:
     add(target, "a", rows((1, "x", 1, "r")))
     add(made(tmp_path / "plain"), "a", rows((1, "x", 1, "r")))
     for found in (target, opened(tmp_path / "plain")):
-        assert not any("baseRowId" in file.action for file in found.load_log().files.values()) and not found.load_log().domain_metadata
+        assert (
+            not any("baseRowId" in file.action for file in found.load_log().files.values())
+            and not found.load_log().domain_metadata
+        )
 
 
 # ---------------------------------------------------------------- clustering

@@ -34,7 +34,13 @@ def state(log: Log) -> dict[str, Any]:
     """What a version holds; maps of a checkpoint may lack what has no value."""
     files = {path: (file.size, file.stats, file.deletion_vector, file.bounds("id")) for path, file in log.files.items()}
     dead = {path: log.dead_rows(file) for path, file in log.files.items()}
-    return {"version": log.version, "files": files, "dead": dead, "markers": log.markers, "removed": {*log.tombstones}} | {
+    return {
+        "version": log.version,
+        "files": files,
+        "dead": dead,
+        "markers": log.markers,
+        "removed": {*log.tombstones},
+    } | {
         "domains": log.domain_metadata,
         "protocol": {k: sorted(v) if isinstance(v, list) else v for k, v in log.protocol.items()},
         "metadata": {k: v for k, v in log.metadata.items() if v},
@@ -375,7 +381,9 @@ def test_bounds(path: str, value: int, exact: bool) -> None:
     file = LiveFile({"path": path, "size": 1, "stats": json.dumps(stats)})
     assert file.bounds("id") == ((1, value) if exact else None)
     assert file.bounds("other") is None
-    assert file.excludes_span("id", (value + 1, value + 2)) == exact and not file.excludes_span("id", (value, value + 2))
+    assert file.excludes_span("id", (value + 1, value + 2)) == exact and not file.excludes_span(
+        "id", (value, value + 2)
+    )
     assert file.excludes_span("id", (-5, 0)) == exact and not file.excludes_span("id", None)
 
 
@@ -413,7 +421,9 @@ def test_files_that_were_gone_and_came_back(tmp_path: Path) -> None:
     log = changed(tmp_path)
     reader = fresh(log.storage)
     file = next(iter(log.files.values()))
-    assert log.commit([file.remove_action(data_change=True)], "DELETE") and log.commit([{"add": file.action}], "RESTORE")
+    assert log.commit([file.remove_action(data_change=True)], "DELETE") and log.commit(
+        [{"add": file.action}], "RESTORE"
+    )
     reader.refresh()
     assert file.path in reader.files and reader.revived_files == {file.path}
 

@@ -346,7 +346,9 @@ def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypat
     partitions_of(target)
     assert read_by_all(target, ["id", "country", "made", "v", SEQ]) == sorted(expected.values(), key=repr)
     assert not [
-        name for name, _ in target.storage.list("changes") if name not in target.load_log().files | target.load_log().tombstones
+        name
+        for name, _ in target.storage.list("changes")
+        if name not in target.load_log().files | target.load_log().tombstones
     ]
 
 
@@ -413,7 +415,10 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     apply(sink, target, "epoch-1/a")
     expected |= {row[0]: (row[1], row[3]) for row in changed}
     check()
-    assert {file.partition["country"] for file in target.load_log().files.values() if file.deletion_vector} == {"DE", None}
+    assert {file.partition["country"] for file in target.load_log().files.values() if file.deletion_vector} == {
+        "DE",
+        None,
+    }
     kept = target.storage.list("changes")
     assert all(name in target.load_log().files for name, _ in kept), "what was written anew is not left behind"
     more: list[Row] = [(90 + n, "a+b", None, 1, 1, "r") for n in range(4)]

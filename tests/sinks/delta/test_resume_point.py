@@ -18,8 +18,13 @@ def test_there_is_one(tmp_path: Path) -> None:
     for number in range(3):
         offset = Offset("a", Position("binlog.000001", 100 + number), "", file_start_time=5, gtid_mode_on=True)
         progress.write(offset, lineage, Fence("f", 1))
-        assert progress.read_with_timeline() == (offset, lineage) and progress.sink_table.read_with_soft_deleted().num_rows == 1
+        assert (
+            progress.read_with_timeline() == (offset, lineage)
+            and progress.sink_table.read_with_soft_deleted().num_rows == 1
+        )
     moved = Offset("b", Position("other.000007", 4), "")
     lineage = lineage.with_segment("b", "other.000007", lineage.seq(offset.at))
     progress.write(moved, lineage, Fence("f", 2))
-    assert progress.read_with_timeline() == (moved, lineage) and progress.sink_table.read_with_soft_deleted().num_rows == 1
+    assert (
+        progress.read_with_timeline() == (moved, lineage) and progress.sink_table.read_with_soft_deleted().num_rows == 1
+    )

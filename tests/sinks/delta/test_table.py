@@ -358,7 +358,9 @@ def test_a_row_is_written_once(tmp_path: Path, vectors: bool) -> None:
     )
     apply(target, changes)
     assert held(target) == held(opened(tmp_path)) == {1: ("c", 11), 3: ("newer", 50), 4: ("y", 14)}
-    assert [f.dead_row_count for p, f in target.load_log().files.items() if p == "changes/one.parquet"] == ([4] if vectors else [])
+    assert [f.dead_row_count for p, f in target.load_log().files.items() if p == "changes/one.parquet"] == (
+        [4] if vectors else []
+    )
     upsert(target, (1, "", 15, "d"), (4, "z", 15, "u"))
     assert held(target) == held(opened(tmp_path)) == {3: ("newer", 50), 4: ("z", 15)}
 
@@ -428,7 +430,9 @@ def test_what_a_try_that_failed_has_left(tmp_path: Path) -> None:
 
     assert target.commit(decide, {}, FENCE) and tries == 2
     assert held(opened(tmp_path)) == {1: ("new", 2), 2: ("b", 1), 9: ("other", 1)}
-    assert vector_files(target) == {f.deletion_vector.file_name for f in target.load_log().files.values() if f.deletion_vector}
+    assert vector_files(target) == {
+        f.deletion_vector.file_name for f in target.load_log().files.values() if f.deletion_vector
+    }
 
 
 def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:

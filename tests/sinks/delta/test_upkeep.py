@@ -27,7 +27,9 @@ def present(folder: Path) -> set[str]:
 
 
 def needed(log: Log) -> set[str]:
-    return {*log.files} | {f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.deletion_vector.file_name}
+    return {*log.files} | {
+        f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.deletion_vector.file_name
+    }
 
 
 def age(folder: Path, hours: float) -> None:

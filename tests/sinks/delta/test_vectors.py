@@ -80,7 +80,9 @@ def test_a_damaged_vector_stops(tmp_path: Path, harm: str) -> None:
         data[-6] ^= 4  # row 3 becomes row 7: nothing else is wrong with it
         path.write_bytes(data)
     else:
-        vector = Vector(vector.storage_type, vector.path_or_inline, vector.size_bytes, vector.cardinality + 1, vector.offset)
+        vector = Vector(
+            vector.storage_type, vector.path_or_inline, vector.size_bytes, vector.cardinality + 1, vector.offset
+        )
     with pytest.raises(TerminalError, match=r"deletion vector at \d+ of .* is missing or damaged") as found:
         read_vector(storage, vector)
     assert str(tmp_path) in str(found.value)

@@ -124,7 +124,9 @@ class Round:
         self.versions.clear()
 
     def compact(self) -> None:
-        self.target.commit_compactions([(one, one.run()) for one in self.target.plan_compactions(purge=self.chance.random() < 0.3)])
+        self.target.commit_compactions(
+            [(one, one.run()) for one in self.target.plan_compactions(purge=self.chance.random() < 0.3)]
+        )
 
     def tidy(self) -> None:
         self.target.clean_up()

@@ -78,7 +78,11 @@ def test_all_that_a_commit_names_is_on_disk_before_it(tmp_path: Path, calls: lis
     upsert(target, (1, "b", 2, "u"))
     commit = calls.index(("link", f"{target.load_log().version:020d}.json"))
     synced = {name for call, name in calls[:commit] if call in ("fsync", "replace")}
-    vectors = {Path(f.deletion_vector.file_name).name for f in target.load_log().files.values() if f.deletion_vector and f.deletion_vector.file_name}
+    vectors = {
+        Path(f.deletion_vector.file_name).name
+        for f in target.load_log().files.values()
+        if f.deletion_vector and f.deletion_vector.file_name
+    }
     assert vectors and vectors <= synced and {Path(name).name for name in target.load_log().files} & synced
     assert calls[commit + 1] == ("fsync", "_delta_log")
 

@@ -360,7 +360,9 @@ def test_a_store_that_lets_several_be_the_first_is_refused(proxy: StoreProxy, st
 
 def test_no_secret_shows(s3: S3) -> None:
     storage = storage_of(s3, "lake")
-    shown = repr(storage) + str(storage) + repr(storage.access) + repr(storage._open_bucket.store) + storage.location("f")
+    shown = (
+        repr(storage) + str(storage) + repr(storage.access) + repr(storage._open_bucket.store) + storage.location("f")
+    )
     assert s3.secret not in shown + storage.uri("f")
     assert pickle.loads(pickle.dumps(storage)) == storage
     assert s3.secret in storage.storage_options().values()  # it is for libraries that need it

@@ -99,7 +99,11 @@ class CountedChanges:
 
 def counted(event: RowsEvent) -> int:
     """Rows of an event by the machine code that only counts them; it needs no character sets."""
-    space, at, end = Space(event.table, UNICODE, count_only=True), len(event.present_columns), len(event.present_columns + event.images)
+    space, at, end = (
+        Space(event.table, UNICODE, count_only=True),
+        len(event.present_columns),
+        len(event.present_columns + event.images),
+    )
     data = np.frombuffer(bytearray(event.present_columns + event.images + bytes(SLACK)), np.uint8)
     state: Any = np.zeros(kernel.STATE, np.int64)
     line, lines, change = space.table_line.reshape(1, -1), space.column_lines, _CHANGES[event.operation]

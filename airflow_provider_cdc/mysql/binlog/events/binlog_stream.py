@@ -204,7 +204,9 @@ class BinlogStream:
                 return 0
             raise self._translate_error(error) from None
         if not got and not self._closed:
-            raise self._translate_error(pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"))
+            raise self._translate_error(
+                pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query")
+            )
         return got
 
     def _receive(self, into: memoryview) -> int:

@@ -61,7 +61,9 @@ class Judge:
         if live and not changed and self._lookup is not None:
             self._check_indirect_writes(event, statement, self._lookup, live)
         followed = {name for name, over_time in self._captured if over_time.changes_at(end)}
-        return sorted((schema for schema in changed if folded(schema.id) not in followed), key=lambda schema: schema.label)
+        return sorted(
+            (schema for schema in changed if folded(schema.id) not in followed), key=lambda schema: schema.label
+        )
 
     def check_truncate(self, event: Event, statement: Statement) -> None:
         """Make sure that what is emptied is not a temporary table that hides the captured one.

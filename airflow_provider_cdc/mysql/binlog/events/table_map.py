@@ -225,7 +225,9 @@ def _compare_layout(column: Column, wire: WireColumn, schema: TableSchema, where
     if wire.type != expected.type:
         type_name = _TYPE_NAMES.get(wire.type, f"type {wire.type}")
         _differs(
-            schema, f"has column {column.name} as {type_name} in the binlog and {column.column_type} in the catalog", where
+            schema,
+            f"has column {column.name} as {type_name} in the binlog and {column.column_type} in the catalog",
+            where,
         )
     if wire != expected:
         text = f"{wire.precision},{wire.scale}" if wire.type == NEWDECIMAL else str(wire.size)

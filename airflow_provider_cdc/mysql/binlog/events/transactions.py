@@ -146,7 +146,9 @@ class OpenTransaction:
         if self.is_xa and self.held_bytes >= _HELD_BYTES:
             fresh = self.rows[self.spilled_events :]
             data = spill([row.images for row in fresh])
-            self.rows[self.spilled_events :] = [replace(row, images=part) for row, part in zip(fresh, data, strict=True)]
+            self.rows[self.spilled_events :] = [
+                replace(row, images=part) for row, part in zip(fresh, data, strict=True)
+            ]
             self.held_bytes, self.spilled_events = 0, len(self.rows)
 
 
@@ -358,7 +360,9 @@ class Assembler:
         known = schema.fingerprint(), schema.retained, bytes(event.body[8:])
         if known not in self.checked_table_maps:
             try:
-                self.checked_table_maps[known] = read_table_map(event.body, at, schema, event.location, self._collations)
+                self.checked_table_maps[known] = read_table_map(
+                    event.body, at, schema, event.location, self._collations
+                )
             except TerminalError:
                 if is_suspended:  # from before the DDL, which has waited for the end of the XA transaction
                     tx.table_maps[table_id] = None

@@ -260,7 +260,9 @@ def _image(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, pre
                 return -ROOM
             target = lines[i, VALUES] + used
             if kind == LONG_DECIMAL:
-                stored_size = read_long_decimal(data, at, lines[i, LIMIT], lines[i, SCALE], lines[i, RULES] & ZEROFILL, target)
+                stored_size = read_long_decimal(
+                    data, at, lines[i, LIMIT], lines[i, SCALE], lines[i, RULES] & ZEROFILL, target
+                )
                 if stored_size < 0:
                     return -DAMAGED
             elif length <= 16:
@@ -422,7 +424,9 @@ def read_images(
                 why = DAMAGED
                 state[COLUMN] = -1
                 break
-            if with_before_images or not _same_key(data, at, start, end, lines, first, count, table[KEYS], before, after):
+            if with_before_images or not _same_key(
+                data, at, start, end, lines, first, count, table[KEYS], before, after
+            ):
                 image_end = _image(data, at, start, lines, first, count, before, row, state)
                 if image_end < 0:
                     why = -image_end
@@ -481,12 +485,22 @@ def read_rows(
     :param state: tells where it ended, for the next call.
     :returns: why it ended.
     """
-    if at < 0 or at > end or end + primitives.SLACK > data.shape[0] or table_number < 0 or table_number >= tables.shape[0]:
+    if (
+        at < 0
+        or at > end
+        or end + primitives.SLACK > data.shape[0]
+        or table_number < 0
+        or table_number >= tables.shape[0]
+    ):
         return DAMAGED
     if present < 0:
-        return read_images(data, at, end, table_number, operation, None, None, with_before_images, seq, commit_us, tables, lines, state)
+        return read_images(
+            data, at, end, table_number, operation, None, None, with_before_images, seq, commit_us, tables, lines, state
+        )
     size = (tables[table_number, COUNT] + 7) >> 3
     after = present + size if operation == UPDATE else present
     if after + size > at:
         return DAMAGED
-    return read_images(data, at, end, table_number, operation, present, after, with_before_images, seq, commit_us, tables, lines, state)
+    return read_images(
+        data, at, end, table_number, operation, present, after, with_before_images, seq, commit_us, tables, lines, state
+    )

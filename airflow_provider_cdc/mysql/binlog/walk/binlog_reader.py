@@ -113,7 +113,9 @@ class BinlogReader:
         """Bytes of rows whose changes have not been taken."""
         return self._walker.held_bytes if self._walker else 0
 
-    def take_changes(self, end: Position | None = None, key_filter: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+    def take_changes(
+        self, end: Position | None = None, key_filter: Only | None = None
+    ) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time: of whole transactions, and of an open one whose end is known.
 
         :param end: where the transaction ends that is open, for servers that do not tell.

@@ -68,7 +68,9 @@ class Space:
             )
             line[kernel.KEY] = column.name in table.schema.key
         self.table_line[kernel.COUNT] = count
-        self.table_line[kernel.KEYS] = 1 + max((i for i, c in enumerate(columns) if c.name in table.schema.key), default=-1)
+        self.table_line[kernel.KEYS] = 1 + max(
+            (i for i, c in enumerate(columns) if c.name in table.schema.key), default=-1
+        )
         self.table_line[kernel.OPEN] = -1
         self._allocate()
         if count_only:
@@ -90,7 +92,11 @@ class Space:
     def has_layout_of(self, table: TableMap) -> bool:
         """Whether rows of another table map of the same table read alike."""
         own_map = self.table_map
-        return (table.schema, table.columns, table.member_bytes) == (own_map.schema, own_map.columns, own_map.member_bytes)
+        return (table.schema, table.columns, table.member_bytes) == (
+            own_map.schema,
+            own_map.columns,
+            own_map.member_bytes,
+        )
 
     def describe_invalid_date(self, column: int, data: Any, at: int) -> str:
         """What is wrong with the date that stands at a place of the data."""

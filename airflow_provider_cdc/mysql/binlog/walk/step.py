@@ -42,4 +42,7 @@ class Step:
         A stretch ends with the transaction that makes it as large as it may be. So if one is open when the stretch has
         that size, it is the last one, and ends where the stretch does.
         """
-        return self.has_open_transaction and self.reached_position - (start.position if start.file == self.file else 0) >= size
+        return (
+            self.has_open_transaction
+            and self.reached_position - (start.position if start.file == self.file else 0) >= size
+        )

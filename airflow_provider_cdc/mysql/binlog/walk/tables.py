@@ -80,7 +80,9 @@ class Tables:
         statements = {int(line[walk_state.ID]): int(line[walk_state.SAID]) for line in self.map_lines}
         if len(self._announced) > _MOST_IDS:
             now = int(self._state[walk_state.STATEMENT])
-            self._announced = {known: announcement for known, announcement in self._announced.items() if statements.get(known) == now}
+            self._announced = {
+                known: announcement for known, announcement in self._announced.items() if statements.get(known) == now
+            }
         lines = max(64, 1 << (2 * len(self._announced) + 2).bit_length())
         self.map_lines = np.full((lines, walk_state.MAP_FIELDS), -1, np.int64)
         for known, (other, its_slot) in self._announced.items():
@@ -120,7 +122,18 @@ class Tables:
         change, with_before_images = _CHANGES[event.operation], state[walk_state.BOTH]
         while True:
             why = row_kernel.read_rows(
-                data, at, end, slot, change, present, with_before_images, seq, commit_us, self.table_lines, self.column_lines, self.row_state
+                data,
+                at,
+                end,
+                slot,
+                change,
+                present,
+                with_before_images,
+                seq,
+                commit_us,
+                self.table_lines,
+                self.column_lines,
+                self.row_state,
             )
             if why == row_kernel.DONE:
                 return

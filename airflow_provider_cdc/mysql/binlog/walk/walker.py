@@ -83,7 +83,11 @@ class Walker:
         self._python_tables: dict[int, tuple[int, TableMap | None]] = {}
         self._failure: TransientError | TornFileError | None = None
         state = self._state
-        state[walk_state.BOTH], state[walk_state.COUNT_ONLY], state[walk_state.NAMED] = with_before_images, count_only, with_gtids
+        state[walk_state.BOTH], state[walk_state.COUNT_ONLY], state[walk_state.NAMED] = (
+            with_before_images,
+            count_only,
+            with_gtids,
+        )
         state[walk_state.BUDGET] = byte_budget
         state[walk_state.MARIADB] = stream.is_mariadb
         state[walk_state.SAFE] = stream.position
@@ -273,7 +277,10 @@ class Walker:
 
     def _assemble_event(self, event: Event) -> Transaction | None:
         assembler, state = self._assembler, self._state
-        open_before, known = assembler.open_transaction, len(assembler.open_transaction.rows) if assembler.open_transaction else 0
+        open_before, known = (
+            assembler.open_transaction,
+            len(assembler.open_transaction.rows) if assembler.open_transaction else 0,
+        )
         transaction = None
         for result in assembler.feed(event):
             if isinstance(result, Reached):
@@ -302,7 +309,15 @@ class Walker:
             return None
         self._finish_transaction(transaction)
         late = open_before is not None and open_before.is_xa and transaction.rows
-        return transaction if late or transaction.xa_prepared or transaction.xa_finished or transaction.emptied_table or transaction.altered_tables else None
+        return (
+            transaction
+            if late
+            or transaction.xa_prepared
+            or transaction.xa_finished
+            or transaction.emptied_table
+            or transaction.altered_tables
+            else None
+        )
 
     def _announce_table_map(self, event: Event, now: OpenTransaction) -> None:
         """Let the machine code know a table map."""
@@ -327,7 +342,9 @@ class Walker:
         seq = self._seq_of(transaction.file) + transaction.position
         if transaction.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.COUNT_ONLY]:
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
-            raise TerminalError(f"an XA PREPARE of what did not begin as XA, at {transaction.file}:{transaction.position}", REPORT)
+            raise TerminalError(
+                f"an XA PREPARE of what did not begin as XA, at {transaction.file}:{transaction.position}", REPORT
+            )
         for space in self._buffers.changed_buffers():
             first, is_gone = int(space.table_line[row_kernel.OPEN_ROW]), bool(space.table_line[row_kernel.TAKEN])
             wrong = state[walk_state.EXPECTED] != transaction.position or not transaction.rows
@@ -354,12 +371,17 @@ class Walker:
         number = int(state[walk_state.TRANSACTION])
         if self._transaction is None or self._transaction_number != number:
             start, commit_us = int(state[walk_state.START]), int(state[walk_state.COMMIT])
-            self._transaction, self._transaction_number = OpenTransaction(self._gtids.open_gtid(), commit_us, stream.file, start), number
+            self._transaction, self._transaction_number = (
+                OpenTransaction(self._gtids.open_gtid(), commit_us, stream.file, start),
+                number,
+            )
         tx = assembler.open_transaction = self._transaction
         tx.has_begun = bool(state[walk_state.BEGUN])
         tx.table_maps = self._buffers.announced_table_maps()
         number = int(state[walk_state.STATEMENT])
-        tx.table_maps |= {table_id: table for table_id, (said_in, table) in self._python_tables.items() if said_in == number}
+        tx.table_maps |= {
+            table_id: table for table_id, (said_in, table) in self._python_tables.items() if said_in == number
+        }
         if tx.is_xa:
             return
         place = f"{stream.file}:{tx.start}"

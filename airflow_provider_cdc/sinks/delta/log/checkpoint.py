@@ -133,7 +133,9 @@ class _Reading:
         if missing := {"protocol", "metaData"} - self._kinds_seen:
             raise self._not_understood(name, f"it lacks {' and '.join(sorted(missing))}")
         if self._declared_add_count is not None and self._add_count != self._declared_add_count:
-            raise self._not_understood(name, f"it has {self._add_count} data files, and says that it has {self._declared_add_count}")
+            raise self._not_understood(
+                name, f"it has {self._add_count} data files, and says that it has {self._declared_add_count}"
+            )
 
     def _note_metadata(self, name: str, metadata: dict[str, Any]) -> None:
         if metadata.get("version") != self.checkpoint.version:
@@ -174,7 +176,9 @@ class _Reading:
         counts = {kind: len(rows) - rows[kind].null_count for kind in rows.column_names}
         if sum(count for kind, count in counts.items() if kind in _KINDS) != len(rows):
             unknown_kinds = sorted(kind for kind, count in counts.items() if count and kind not in _KINDS)
-            raise self._not_understood(name, f"it has rows of an unknown kind ({', '.join(unknown_kinds) or 'without a name'})")
+            raise self._not_understood(
+                name, f"it has rows of an unknown kind ({', '.join(unknown_kinds) or 'without a name'})"
+            )
         for kind in (k for k in _STATE if counts.get(k)):
             for value in rows[kind].filter(pc.is_valid(rows[kind])).to_pylist():
                 yield kind, _plain(value)
@@ -183,7 +187,8 @@ class _Reading:
 
     def _not_understood(self, name: str, problem: str) -> TerminalError:
         return TerminalError(
-            f"the checkpoint {self.storage.location(name)} of the {self.table_name} is not understood: {problem}", _REMEDY
+            f"the checkpoint {self.storage.location(name)} of the {self.table_name} is not understood: {problem}",
+            _REMEDY,
         )
 
 

@@ -60,7 +60,11 @@ class Vector:
 
     def to_json(self) -> dict[str, Any]:
         """The same again."""
-        fields = {"storageType": self.storage_type, "pathOrInlineDv": self.path_or_inline, "sizeInBytes": self.size_bytes}
+        fields = {
+            "storageType": self.storage_type,
+            "pathOrInlineDv": self.path_or_inline,
+            "sizeInBytes": self.size_bytes,
+        }
         offset = {} if self.offset is None else {"offset": self.offset}
         return {**fields, **offset, "cardinality": self.cardinality}
 
@@ -121,7 +125,9 @@ def read_vector(storage: Storage, vector: Vector) -> BitMap:
         if vector.storage_type == "i":
             dead = decode(_from_z85(vector.path_or_inline)[: vector.size_bytes])
         elif vector.file_name is None:
-            raise TerminalError(f"a deletion vector lies outside of {storage.location()}: {vector.path_or_inline}", remedy)
+            raise TerminalError(
+                f"a deletion vector lies outside of {storage.location()}: {vector.path_or_inline}", remedy
+            )
         else:
             location = f"at {vector.offset or 0} of {storage.location(vector.file_name)}"
             dead = decode(_content(storage, vector.file_name, vector.offset or 0, vector.size_bytes))

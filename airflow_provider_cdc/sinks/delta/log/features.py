@@ -186,7 +186,11 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
         raise TerminalError(
             f"the {name} uses {', '.join(sorted(used))}",
             "Something else enabled it, and this version cannot merge into such a table: "
-            + (f"take it out, in Spark by {statements}, or use a fresh sink.path" if statements else "use a fresh sink.path"),
+            + (
+                f"take it out, in Spark by {statements}, or use a fresh sink.path"
+                if statements
+                else "use a fresh sink.path"
+            ),
         )
 
 

@@ -97,7 +97,9 @@ class LiveFile:
         return {"remove": fields}
 
 
-def added(file: DataFile, stats_column: str | None, vector: Vector | None, *, data_change: bool = True) -> dict[str, Any]:
+def added(
+    file: DataFile, stats_column: str | None, vector: Vector | None, *, data_change: bool = True
+) -> dict[str, Any]:
     """Action that adds a new file.
 
     :param stats_column: name of the single integer key column.

@@ -170,7 +170,9 @@ class Log:
             self._refreshed_at = time.time()
             if self.version - self._forgot_at_version >= _FORGET_EVERY:
                 self._forgot_at_version, retention = self.version, file_retention(self.configuration)
-                self.forget_tombstones(-1 if retention is None else self.newest_version_older_than(retention + _REMEMBER))
+                self.forget_tombstones(
+                    -1 if retention is None else self.newest_version_older_than(retention + _REMEMBER)
+                )
         return is_committed
 
     # ------------------------------------------------------------ what was removed, and when
@@ -212,7 +214,11 @@ class Log:
                 return  # cleaned up right now: the next time
             removes = (action.get("remove") for action in self._parse_commit(number, data))
             later |= {path: number for remove in removes if remove for path in _removed_by(remove)}
-        dated_tombstones = {path: later.get(path, version) for path, removed_at in self.tombstones.items() if removed_at == self._undated_checkpoint}
+        dated_tombstones = {
+            path: later.get(path, version)
+            for path, removed_at in self.tombstones.items()
+            if removed_at == self._undated_checkpoint
+        }
         self.tombstones |= dated_tombstones
         self._undated_checkpoint = -1
 
@@ -296,7 +302,9 @@ class Log:
             self._replay(actions_of(self.storage, checkpoint, self.name), checkpoint.version)
             self.version = self.checkpoint_version = self._undated_checkpoint = checkpoint.version
         self._read_new_commits()
-        later_versions = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._list_log())) if int(m[1]) > self.version]
+        later_versions = [
+            int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._list_log())) if int(m[1]) > self.version
+        ]
         if later_versions:  # unless somebody has committed right now
             self._read_new_commits()
             if min(later_versions) > self.version and self._find_checkpoint() != checkpoint:  # cleaned up right now

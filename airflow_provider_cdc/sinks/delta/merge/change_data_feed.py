@@ -96,7 +96,9 @@ class Feed:
                 matched_hashes.append(hashes.select(matched))
             yield rows, DELETE, BEFORE, matched
         removed_keys = _index(Facts.from_parts(matched_hashes, 0)) if matched_hashes else None
-        for rows in self._read_all((file.path, row_numbers, file.partition) for file, row_numbers in added if row_numbers):
+        for rows in self._read_all(
+            (file.path, row_numbers, file.partition) for file, row_numbers in added if row_numbers
+        ):
             yield rows, INSERT, AFTER, self._match_keys(rows, removed_keys)[0]
 
     def _removed_rows(self, edit: Edit) -> Iterator[_Source]:
@@ -144,7 +146,14 @@ class Feed:
 
     def _read_selected(self, source: _Source) -> Iterator[pa.Table]:
         path, row_numbers, partition = source
-        return picked(self._storage, path, self._schema, np.asarray(row_numbers.to_array(), np.int64), partition, may_lack_columns=True)
+        return picked(
+            self._storage,
+            path,
+            self._schema,
+            np.asarray(row_numbers.to_array(), np.int64),
+            partition,
+            may_lack_columns=True,
+        )
 
 
 def said(files: Iterable[DataFile]) -> list[dict[str, Any]]:

@@ -64,7 +64,9 @@ class Edit:
             return None, self
         other_dead = {path: rows for path, rows in self.dead_rows.items() if takes_vectors(path)}
         other_new = [(file, rows) for file, rows in self.added_files if not rows or takes_vectors(file.path)]
-        return Edit(dead_rows=dead, added_files=rewritten_new), Edit(other_dead, self.removed_files, other_new, self.key_hashes)
+        return Edit(dead_rows=dead, added_files=rewritten_new), Edit(
+            other_dead, self.removed_files, other_new, self.key_hashes
+        )
 
 
 @dataclass
@@ -106,7 +108,11 @@ def by_vectors(log: Log, edit: Edit, stats_column: str | None, partitioning: Par
     vectors = write_vectors(log.storage, commit.dead_rows)
     commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
     added_by_path = {file.path: file for file, rows in edit.added_files if len(rows) < file.rows}
-    commit.actions += [log.files[p].vector_action(v, row_counts[p], data_change=True) for p, v in vectors.items() if p not in added_by_path]
+    commit.actions += [
+        log.files[p].vector_action(v, row_counts[p], data_change=True)
+        for p, v in vectors.items()
+        if p not in added_by_path
+    ]
     commit.actions += [added(file, stats_column, vectors.get(path)) for path, file in added_by_path.items()]
     return commit
 
@@ -129,7 +135,9 @@ def by_copies(log: Log, edit: Edit, stats_column: str | None, partitioning: Part
     touched = edit.dead_rows.keys() | edit.removed_files
     small = {partition_of(f): f for f in log.files.values() if f.size < SMALL_FILE and f.path not in touched}
     for partition, (live_sources, added_sources) in by_partition.items():
-        if any(len(rows) < file.rows for file, rows in added_sources) and not any(f.size < SMALL_FILE for f, _ in live_sources):
+        if any(len(rows) < file.rows for file, rows in added_sources) and not any(
+            f.size < SMALL_FILE for f, _ in live_sources
+        ):
             live_sources += [(f, log.dead_rows(f)) for f in [small.get(partition)] if f is not None]
         _written_anew(commit, log.storage, live_sources, added_sources, stats_column, partitioning)
     return commit
@@ -149,7 +157,9 @@ def _written_anew(
     :param live_sources: files of the table.
     :param added_sources: files that are added.
     """
-    small_sources = [(f.path, rows) for f, rows in live_sources if f.size < SMALL_FILE] + [(f.path, rows) for f, rows in added_sources]
+    small_sources = [(f.path, rows) for f, rows in live_sources if f.size < SMALL_FILE] + [
+        (f.path, rows) for f, rows in added_sources
+    ]
     large_sources = [[(f.path, rows)] for f, rows in live_sources if f.size >= SMALL_FILE]
     commit.actions += [file.remove_action(data_change=True) for file, _ in live_sources]
     unchanged: list[DataFile] = []
@@ -159,7 +169,9 @@ def _written_anew(
         commit.delete_on_success += [file.path for file, _ in added_sources]
     partition = (live_sources[0][0] if live_sources else added_sources[0][0]).partition
     written = [
-        file for sources in (*large_sources, small_sources) for file in copied(storage, partitioning, partition, sources, stats_column)
+        file
+        for sources in (*large_sources, small_sources)
+        for file in copied(storage, partitioning, partition, sources, stats_column)
     ]
     commit.delete_on_conflict += [file.path for file in written]
     commit.actions += [added(file, stats_column, None) for file in (*unchanged, *written) if file.rows]
@@ -202,7 +214,9 @@ def copied(
     :param sources: paths, and their dead rows.
     """
     schema = partitioning.file_schema
-    rows = chain.from_iterable(alive(row_groups(storage, path, schema, may_lack_columns=True), dead) for path, dead in sources)
+    rows = chain.from_iterable(
+        alive(row_groups(storage, path, schema, may_lack_columns=True), dead) for path, dead in sources
+    )
     return [
         write_file(
             storage,
@@ -234,7 +248,11 @@ def write_parts(
 
 
 def write_part(
-    storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], stats_column: str | None, row_group_size: int | None = None
+    storage: Storage,
+    schema: pa.Schema,
+    rows: Iterable[pa.Table],
+    stats_column: str | None,
+    row_group_size: int | None = None,
 ) -> DataFile:
     """Write rows as a file of a table without partitions."""
     return write_file(storage, f"{new_part()}.parquet", schema, rows, stats_column, row_group_size=row_group_size)

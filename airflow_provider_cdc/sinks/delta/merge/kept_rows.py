@@ -72,7 +72,9 @@ class KeptRows:
 
         try:
             for part in portions(rows(), LARGE_FILE):
-                retained_files.written += write_parts(self._log.storage, self._row_identity.partitioning, part, self._row_identity.stats_column)[0]
+                retained_files.written += write_parts(
+                    self._log.storage, self._row_identity.partitioning, part, self._row_identity.stats_column
+                )[0]
         except pa.ArrowInvalid as error:
             raise TerminalError(
                 f"rows of the {self._log.name} that the source has deleted cannot have its new columns: {error}",
@@ -88,7 +90,11 @@ class KeptRows:
     def count_marked(self) -> int:
         """How many rows are marked as deleted."""
         files = self._log.files.values()
-        return sum(int(np.count_nonzero(~self._find_retained_rows(file, None, None)[1])) for file in files) if self._soft_deletes else 0
+        return (
+            sum(int(np.count_nonzero(~self._find_retained_rows(file, None, None)[1])) for file in files)
+            if self._soft_deletes
+            else 0
+        )
 
     def count_living(self) -> int:
         """How many rows there are."""
@@ -103,10 +109,15 @@ class KeptRows:
         :param index: of keys whose rows go.
         :param seq: rows with a higher ``_cdc_seq`` go as well.
         """
-        columns, start = list(dict.fromkeys([*self._row_identity.key_columns, SEQ, *([DELETED] if self._soft_deletes else [])])), 0
+        columns, start = (
+            list(dict.fromkeys([*self._row_identity.key_columns, SEQ, *([DELETED] if self._soft_deletes else [])])),
+            0,
+        )
         dead = np.asarray(self._log.dead_rows(file).to_array(), np.int64)
         retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
-        for rows in row_groups(self._log.storage, file.path, self._row_identity.schema, columns, file.partition, may_lack_columns=True):
+        for rows in row_groups(
+            self._log.storage, file.path, self._row_identity.schema, columns, file.partition, may_lack_columns=True
+        ):
             stays = np.ones(rows.num_rows, bool)
             low, high = np.searchsorted(dead, [start, start + rows.num_rows])
             stays[dead[low:high] - start] = False
@@ -114,16 +125,24 @@ class KeptRows:
                 stays &= rows[SEQ].to_numpy() <= seq
             if index is not None:
                 candidates = np.flatnonzero(stays)
-                stays[candidates[index.find_keys(self._key_lookup.key_hasher(rows.take(pa.array(candidates)))).query_index]] = False
+                stays[
+                    candidates[
+                        index.find_keys(self._key_lookup.key_hasher(rows.take(pa.array(candidates)))).query_index
+                    ]
+                ] = False
             retained_numbers.append(np.flatnonzero(stays) + start)
-            unmarked.append(~rows[DELETED].to_numpy()[stays] if self._soft_deletes else np.zeros(len(retained_numbers[-1]), bool))
+            unmarked.append(
+                ~rows[DELETED].to_numpy()[stays] if self._soft_deletes else np.zeros(len(retained_numbers[-1]), bool)
+            )
             start += rows.num_rows
         return np.concatenate(retained_numbers), np.concatenate(unmarked)
 
     def _read_retained_rows(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
         """Rows of a file, all of them marked as deleted if that is marked."""
         start = 0
-        for group in row_groups(self._log.storage, file.path, self._row_identity.schema, None, file.partition, may_lack_columns=True):
+        for group in row_groups(
+            self._log.storage, file.path, self._row_identity.schema, None, file.partition, may_lack_columns=True
+        ):
             low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
             group_numbers, newly_marked = row_numbers[low:high] - start, to_mark[low:high]
             yield group.take(pa.array(group_numbers[~newly_marked]))
@@ -148,10 +167,20 @@ def loss_of(
     reason = cannot_keep(old_schema, old_table.key, new_schema, key_lookup.row_identity.key_columns)
     if reason is None:
         return None
-    comparable = all(n in new_schema.names and holds_all(new_schema.field(n).type, old_schema.field(n).type) for n in old_table.key)
+    comparable = all(
+        n in new_schema.names and holds_all(new_schema.field(n).type, old_schema.field(n).type) for n in old_table.key
+    )
     # By the key that the rows have: no two have the same. Under the new definition it may be NULL.
     old_identity = Keys(key_lookup.row_identity.partitioning, old_table.key if comparable else ())
-    finder = KeptRows(log, replace(key_lookup, row_identity=old_identity, key_hasher=Worder(old_identity.identity_columns, new_schema, is_key=False)), deletes)
+    finder = KeptRows(
+        log,
+        replace(
+            key_lookup,
+            row_identity=old_identity,
+            key_hasher=Worder(old_identity.identity_columns, new_schema, is_key=False),
+        ),
+        deletes,
+    )
     exact = comparable and (slices is not None or deletes == SOFT)
     if not exact:
         rows = finder.count_living()

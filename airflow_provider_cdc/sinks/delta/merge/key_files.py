@@ -80,7 +80,9 @@ class KeyFiles:
             with self.index.batch_lock:
                 for _ in self._index_files(missing):
                     pass
-        self.index.sync_live_files(log.files, lambda path: log.dead_rows(log.files[path]) if path in log.files else BitMap())
+        self.index.sync_live_files(
+            log.files, lambda path: log.dead_rows(log.files[path]) if path in log.files else BitMap()
+        )
         return self.index.find_keys(hashes)
 
     def index_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
@@ -94,7 +96,9 @@ class KeyFiles:
 
     def candidate_files(self, files: Sequence[LiveFile], hashes: Words) -> list[LiveFile]:
         """Files that may have rows with such words: without those of which statistics prove that they have none."""
-        stats_column = self.row_identity.stats_column if self.key_hasher.is_integer_key else None  # hashes, as of BIGINT UNSIGNED, are in no order
+        stats_column = (
+            self.row_identity.stats_column if self.key_hasher.is_integer_key else None
+        )  # hashes, as of BIGINT UNSIGNED, are in no order
         bounds = [file.bounds(stats_column) for file in files] if stats_column else []
         known_numbers = [i for i, file_bounds in enumerate(bounds) if file_bounds is not None]
         if not known_numbers:
@@ -113,7 +117,9 @@ class KeyFiles:
         """
         files = [file for file in log.files.values() if file.path not in self.index]
         files_with_dead_rows = [file for file in files if file.dead_row_count]
-        is_untouched = bool(self.row_identity.key_columns) and all(file.path.startswith(f"{SLICES}/") for file in log.files.values())
+        is_untouched = bool(self.row_identity.key_columns) and all(
+            file.path.startswith(f"{SLICES}/") for file in log.files.values()
+        )
         other_files = [file for file in reversed(files) if not file.dead_row_count] if is_untouched else []
 
         def read(budget: int, should_stop: Callable[[], bool]) -> int:

@@ -72,7 +72,11 @@ class _Segment:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (self.hashes.first, self.hashes.second, self.file_numbers, self.row_numbers) if hasattr(a, "nbytes"))
+        return sum(
+            a.nbytes
+            for a in (self.hashes.first, self.hashes.second, self.file_numbers, self.row_numbers)
+            if hasattr(a, "nbytes")
+        )
 
     @property
     def in_memory(self) -> bool:
@@ -82,7 +86,11 @@ class _Segment:
         return np.arange(len(self.hashes), dtype=np.uint32) if self.row_numbers is None else self.row_numbers
 
     def file_array(self) -> Any:
-        return np.full(len(self.hashes), self.file_numbers, np.uint32) if np.isscalar(self.file_numbers) else self.file_numbers
+        return (
+            np.full(len(self.hashes), self.file_numbers, np.uint32)
+            if np.isscalar(self.file_numbers)
+            else self.file_numbers
+        )
 
 
 class KeyIndex:
@@ -133,12 +141,19 @@ class KeyIndex:
         hashes, row_numbers = file_hashes.hashes, file_hashes.row_numbers
         if not _in_order(hashes):
             order = np.argsort(hashes.first, kind="stable")
-            hashes, row_numbers = hashes.select(order), order.astype(np.uint32) if row_numbers is None else row_numbers[order]
+            hashes, row_numbers = (
+                hashes.select(order),
+                order.astype(np.uint32) if row_numbers is None else row_numbers[order],
+            )
         with self._lock:
             if path in self._file_numbers:  # another thread was faster
                 return
             number, self._next_number = self._next_number, self._next_number + 1
-            self._file_paths[number], self._newest_seqs[number], self._file_numbers[path] = path, file_hashes.newest_seq, number
+            self._file_paths[number], self._newest_seqs[number], self._file_numbers[path] = (
+                path,
+                file_hashes.newest_seq,
+                number,
+            )
             if len(hashes):
                 self._segments = [*self._segments, _Segment(hashes, np.uint32(number), row_numbers)]
 
@@ -170,7 +185,9 @@ class KeyIndex:
             merged = self._merge_segments(to_merge, dead)
             with self._lock:
                 other_segments = [s for s in self._segments if not any(s is m for m in to_merge)]
-                if len(other_segments) + len(to_merge) == len(self._segments):  # else another thread has changed some of them
+                if len(other_segments) + len(to_merge) == len(
+                    self._segments
+                ):  # else another thread has changed some of them
                     self._segments = [*other_segments, merged] if len(merged.hashes) else other_segments
         self._spill_to_disk()
 
@@ -184,20 +201,32 @@ class KeyIndex:
         parts: list[tuple[Any, Any, Any]] = []
         for segment in self._segments:
             segment_hashes = segment.hashes.first
-            low, high = np.searchsorted(sorted_queries.first, [segment_hashes[0], segment_hashes[-1] + (segment_hashes[-1] < _LAST)])
+            low, high = np.searchsorted(
+                sorted_queries.first, [segment_hashes[0], segment_hashes[-1] + (segment_hashes[-1] < _LAST)]
+            )
             high = len(order) if segment_hashes[-1] == _LAST else high
             if low == high:
                 continue
             begin = np.searchsorted(segment_hashes, sorted_queries.first[low:high])
             positions, query_numbers = begin, np.arange(low, high)
-            is_match = np.flatnonzero(segment_hashes[np.minimum(positions, len(segment_hashes) - 1)] == sorted_queries.first[low:high])
+            is_match = np.flatnonzero(
+                segment_hashes[np.minimum(positions, len(segment_hashes) - 1)] == sorted_queries.first[low:high]
+            )
             positions, query_numbers = positions[is_match], query_numbers[is_match]
             while len(positions):  # rows with the same word stand side by side
                 is_full_match = slice(None)
                 if sorted_queries.second is not None:
                     is_full_match = segment.hashes.second[positions] == sorted_queries.second[query_numbers]
-                rows = positions[is_full_match] if segment.row_numbers is None else segment.row_numbers[positions[is_full_match]]
-                files = np.full(len(rows), segment.file_numbers) if np.isscalar(segment.file_numbers) else segment.file_numbers[positions[is_full_match]]
+                rows = (
+                    positions[is_full_match]
+                    if segment.row_numbers is None
+                    else segment.row_numbers[positions[is_full_match]]
+                )
+                files = (
+                    np.full(len(rows), segment.file_numbers)
+                    if np.isscalar(segment.file_numbers)
+                    else segment.file_numbers[positions[is_full_match]]
+                )
                 parts.append((order[query_numbers[is_full_match]], files, rows))
                 next_positions = positions + 1
                 inside = next_positions < len(segment_hashes)
@@ -239,7 +268,11 @@ class KeyIndex:
             dead_rows = dead(self._file_paths[int(number)])
             if dead_rows:
                 is_living[positions] = ~np.isin(rows[positions], np.asarray(dead_rows.to_array(), np.uint32))
-        return segment if is_living.all() else _Segment(segment.hashes.select(is_living), files[is_living], rows[is_living])
+        return (
+            segment
+            if is_living.all()
+            else _Segment(segment.hashes.select(is_living), files[is_living], rows[is_living])
+        )
 
     def _spill_to_disk(self) -> None:
         """Put the largest segments onto disk where memory does not suffice."""
@@ -269,7 +302,11 @@ def _without(segment: _Segment, removed_numbers: Any) -> _Segment | None:
     remaining = np.flatnonzero(~np.isin(segment.file_numbers, removed_numbers))
     if len(remaining) == len(segment.hashes):
         return segment
-    return _Segment(segment.hashes.select(remaining), segment.file_numbers[remaining], segment.row_numbers[remaining]) if len(remaining) else None
+    return (
+        _Segment(segment.hashes.select(remaining), segment.file_numbers[remaining], segment.row_numbers[remaining])
+        if len(remaining)
+        else None
+    )
 
 
 def _on_disk(array: Any) -> Any:

@@ -86,12 +86,16 @@ class Merge:
             case Counted():
                 return self._apply_counts(change)
             case Emptied(seq, truncated_at):
-                edit = self._remove_older_rows(seq) if self._deletes == HARD else self._mark_older_rows(seq, truncated_at)
+                edit = (
+                    self._remove_older_rows(seq) if self._deletes == HARD else self._mark_older_rows(seq, truncated_at)
+                )
                 return edit if edit.removed_files or edit.dead_rows else None
             case Published(slices):
                 return Edit(added_files=self._slice_files(slices))
             case Replaced():
-                return self._overwrite_range(change) if self._deletes == HARD else self._overwrite_keeping_deleted(change)
+                return (
+                    self._overwrite_range(change) if self._deletes == HARD else self._overwrite_keeping_deleted(change)
+                )
 
     def _upsert_rows(self, changes: pa.Table) -> Edit:
         hashes, seqs = self._key_hasher(changes), changes[SEQ].to_numpy()
@@ -153,7 +157,9 @@ class Merge:
                 chosen = first(candidates, queries, remaining)
                 remaining -= np.bincount(queries[chosen], minlength=len(remaining))
                 if len(chosen):
-                    edit.dead_rows[file.path] = edit.dead_rows.get(file.path, BitMap()) | BitMap(rows[chosen].astype(np.uint32))
+                    edit.dead_rows[file.path] = edit.dead_rows.get(file.path, BitMap()) | BitMap(
+                        rows[chosen].astype(np.uint32)
+                    )
             if remaining.any():
                 missing = int(np.flatnonzero(remaining)[0])
                 raise MissingRowsError(net.removed.slice(missing, 1), int(remaining[missing]))
@@ -179,7 +185,9 @@ class Merge:
                 continue
             if bounds is not None and bounds[1] < seq:
                 yield file, None
-            elif rows := BitMap(np.flatnonzero(self._read_column(file, SEQ) < seq).astype(np.uint32)) - self._log.dead_rows(file):
+            elif rows := BitMap(
+                np.flatnonzero(self._read_column(file, SEQ) < seq).astype(np.uint32)
+            ) - self._log.dead_rows(file):
                 yield file, rows
 
     def _overwrite_range(self, change: Replaced) -> Edit:
@@ -207,7 +215,9 @@ class Merge:
             if file_group is not None and file_group == change.chunk_group:
                 yield file, True
                 continue
-            is_other_group = file_group is not None and change.chunk_group is not None and file_group[0] == change.chunk_group[0]
+            is_other_group = (
+                file_group is not None and change.chunk_group is not None and file_group[0] == change.chunk_group[0]
+            )
             if not is_other_group and not file.excludes_span(self._row_identity.stats_column, change.key_span):
                 yield file, False
 
@@ -229,13 +239,19 @@ class Merge:
         names, index = self._row_identity.key_columns, self._key_lookup.index_slices(change.slices)
         for file, only_in_range in self._files_in_range(change):
             keys = self._read_columns(file, names)
-            is_owned = np.ones(keys.num_rows, bool) if only_in_range else change.owns_rows(keys).to_numpy(zero_copy_only=False).copy()
+            is_owned = (
+                np.ones(keys.num_rows, bool)
+                if only_in_range
+                else change.owns_rows(keys).to_numpy(zero_copy_only=False).copy()
+            )
             is_owned[self._log.dead_rows(file).to_array()] = False
             rows = np.flatnonzero(is_owned)
             replaced_rows = rows[np.unique(index.find_keys(self._key_hasher(keys.take(pa.array(rows)))).query_index)]
             if len(replaced_rows):
                 edit.dead_rows[file.path] = BitMap(replaced_rows.astype(np.uint32))
-            if self._deletes == SOFT and (unmarked_rows := self._unmarked_rows(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))):
+            if self._deletes == SOFT and (
+                unmarked_rows := self._unmarked_rows(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))
+            ):
                 rows_to_mark[file.path] = unmarked_rows
         self._rewrite_marked(edit, rows_to_mark, int(time.time() * 1_000_000))
         return edit
@@ -253,7 +269,9 @@ class Merge:
             for path, which in rows.items():
                 start, row_numbers = 0, np.asarray(which.to_array(), np.int64)
                 partition = self._log.files[path].partition
-                for group in row_groups(self._storage, path, self._row_identity.schema, None, partition, may_lack_columns=True):
+                for group in row_groups(
+                    self._storage, path, self._row_identity.schema, None, partition, may_lack_columns=True
+                ):
                     low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
                     yield buried(group.take(pa.array(row_numbers[low:high] - start)), marked_at, seq)
                     start += group.num_rows
@@ -315,7 +333,11 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
     :param names: only these files.
     """
     parts = [
-        next(alive([read_file(log.storage, f.path, schema, partition=f.partition, may_lack_columns=True)], log.dead_rows(f)))
+        next(
+            alive(
+                [read_file(log.storage, f.path, schema, partition=f.partition, may_lack_columns=True)], log.dead_rows(f)
+            )
+        )
         for f in log.files.values()
         if names is None or f.path in names
     ]

@@ -390,7 +390,9 @@ def test_an_alter_that_fails_changes_nothing(log: Log) -> None:
     log.run("ALTER TABLE t ADD UNIQUE (a, b)")
     (item,) = log.walk(tell=True)
     # Tests of replication leave other domains in that position.
-    assert item.altered_tables == {("d", "t")} and item.gtid in log.server.execute("SELECT @@gtid_binlog_pos")[0][0].split(",")
+    assert item.altered_tables == {("d", "t")} and item.gtid in log.server.execute("SELECT @@gtid_binlog_pos")[0][
+        0
+    ].split(",")
     log.stops(r"ALTER TABLE on captured table d\.t")
 
 
