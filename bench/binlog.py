@@ -28,18 +28,18 @@ from pathlib import Path
 from uuid import uuid4
 
 from airflow_provider_cdc.apply.task import StreamJob
-from airflow_provider_cdc.model.definitions import Definitions
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
-from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
+from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.files.layout import Layout
-from airflow_provider_cdc.sinks.storage.open_storage import storage_at
+from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from bench import debezium
 from tests.support.packages import find_mysql
@@ -65,13 +65,17 @@ Stretch = tuple[Position, Position, dict[tuple[str, str], TableSchema], int]
 def own(server: MySQLServer, stretch: Stretch) -> tuple[float, int]:
     """(seconds, changes)."""
     low, high, captured, _ = stretch
-    lineage = Lineage("bench", low.file)
+    lineage = Timeline("bench", low.file)
     stream = BinlogStream(
         server.connect_args(), server_id=77_000_001, replica_uuid=str(uuid4()), file=low.file, position=low.position
     )
     with stream:
-        over_time = {name: Definitions.from_single(table) for name, table in captured.items()}
-        walker, changes, began = Walker(stream, over_time, lambda f: lineage.seq(Position(f, 0))), 0, time.monotonic()
+        over_time = {name: DefinitionHistory.from_single(table) for name, table in captured.items()}
+        walker, changes, began = (
+            BinlogWalker(stream, over_time, lambda f: lineage.seq(Position(f, 0))),
+            0,
+            time.monotonic(),
+        )
         for _ in walker.steps(high):
             if walker.held_bytes >= _FLUSH_BYTES and walker.can_take:
                 changes += sum(batch.num_rows for _, batch in walker.take_changes())
@@ -89,12 +93,12 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
             "bench",
             1,
             start,
-            Lineage(str(uuid), low.file),
+            Timeline(str(uuid), low.file),
             (),
-            tuple(map(Definitions.from_single, captured.values())),
+            tuple(map(DefinitionHistory.from_single, captured.values())),
             (),
         )
-        storage = storage_at(folder)
+        storage = open_storage(folder)
         write_json(storage, Layout("bench").plan, plan.to_json())
         replicas = tuple((77_000_003 + i, str(uuid4())) for i in range(3))
         source, sink = server.connect_args(), DeltaSink(folder, "bench")

@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from airflow_provider_cdc.system.processes import end_session, members
+from airflow_provider_cdc.system.processes import end_session, session_members
 from bench.lake import opened
 from bench.screen import PATIENCE, PAUSE, DemoFailed, Screen, catch_signals, ignore_signals, parser, perform
 from bench.shop import Shop, lag
@@ -129,7 +129,7 @@ class Run:
         self._client.pause(DAG)  # a run that somebody has queued meanwhile would go on with the stream
         self._client.mark(DAG, self._id, STREAM, "success")
         deadline, asked = time.monotonic() + PATIENCE, False
-        while (run := self._stream()).state == "running" or members(run.pid):
+        while (run := self._stream()).state == "running" or session_members(run.pid):
             self.look()
             if run.desired_state == "stop" and not asked:
                 asked = True

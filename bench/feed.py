@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.config.table_properties import FEED
-from airflow_provider_cdc.model.schema import OP, SEQ, TS
-from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.merge.merge import placed
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files.parquet import described, write_file
-from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
+from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
+from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.merge.merge import with_row_places
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.files.parquet import describe_file, write_file
+from airflow_provider_cdc.sinks.protocol import Fence, PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from bench.merge_tables import SCHEMA, batches, rows
 from bench.snapshot import machine
@@ -32,15 +32,15 @@ from bench.snapshot import machine
 _FENCE = Fence("cdc/bench/epoch", 1)
 _SLICE, _PORTION = 130_000, 1_300_000
 _CHANGES = (50, 500, 5_000)
-_ON = {FEED: "true"}
+_ON = {CHANGE_DATA_FEED: "true"}
 #: What is compared: the properties of the table, and whether its snapshot knew of them.
 _ARMS = {"no feed": ({}, True), "feed": (_ON, True), "feed, asked for later": (_ON, False)}
 
 
-def made(folder: Path, size: int, properties: dict[str, str], *, known: bool) -> DeltaTarget:
+def made(folder: Path, size: int, properties: dict[str, str], *, known: bool) -> DeltaSinkTable:
     """A table with so many rows, as a snapshot leaves it."""
-    options = Options(properties=properties)
-    target, chance = DeltaTarget(LocalStorage(folder), SCHEMA, ["id"], "id", options), np.random.default_rng(1)
+    options = DeltaTableOptions(properties=properties)
+    target, chance = DeltaSinkTable(LocalStorage(folder), SCHEMA, ["id"], "id", options), np.random.default_rng(1)
     target.create("bench")
     files, group_rows = [], options.row_group_size if known else None
     for start in range(0, size, _PORTION):
@@ -48,16 +48,16 @@ def made(folder: Path, size: int, properties: dict[str, str], *, known: bool) ->
         for at in range(0, portion.num_rows, _SLICE):
             name, part = f"snapshot/1/0/1/slice-{start + at}.parquet", portion.slice(at, _SLICE)
             files.append(write_file(target.storage, name, SCHEMA, [part], "id", row_group_size=group_rows))
-    target.commit(lambda _: Published(files), {}, _FENCE)
+    target.commit(lambda _: PublishSlices(files), {}, _FENCE)
     return target
 
 
-def apply(target: DeltaTarget, name: str, changed: pa.Table, seq: int) -> None:
+def apply(target: DeltaSinkTable, name: str, changed: pa.Table, seq: int) -> None:
     """A batch, as a stream has it."""
-    newer = changed.set_column(SCHEMA.get_field_index(SEQ), SEQ, pa.array(np.full(len(changed), seq)))
+    newer = changed.set_column(SCHEMA.get_field_index(SEQ_COLUMN), SEQ_COLUMN, pa.array(np.full(len(changed), seq)))
     write_file(target.storage, name, SCHEMA, [newer], "id")
-    file, keys = described(target.storage, name, SCHEMA, ["id", SEQ, OP, TS], "id")
-    assert target.commit(lambda _: Upserted(placed(keys, [file])), {"cdc/bench/stream": seq}, _FENCE)
+    file, keys = describe_file(target.storage, name, SCHEMA, ["id", SEQ_COLUMN, OP_COLUMN, TS_COLUMN], "id")
+    assert target.commit(lambda _: Upsert(with_row_places(keys, [file])), {"cdc/bench/stream": seq}, _FENCE)
 
 
 def compare(folder: Path, size: int, count: int) -> None:

@@ -30,15 +30,15 @@ import pyarrow as pa
 from deltalake import DeltaTable, WriterProperties
 from pyroaring import BitMap
 
-from airflow_provider_cdc.maintenance.task import run_in_threads
-from airflow_provider_cdc.maintenance.upkeep import compact
-from airflow_provider_cdc.model.schema import OP, SEQ, TS
-from airflow_provider_cdc.sinks.delta.merge.edit import Edit
-from airflow_provider_cdc.sinks.delta.merge.merge import placed
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.delta.upkeep import sweep
-from airflow_provider_cdc.sinks.files.parquet import DataFile, described, write_file
-from airflow_provider_cdc.sinks.protocol import Compaction, Upserted
+from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
+from airflow_provider_cdc.maintenance.upkeep import compact_table
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
+from airflow_provider_cdc.sinks.delta.merge.edit import TableEdit
+from airflow_provider_cdc.sinks.delta.merge.merge import with_row_places
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.upkeep import vacuum_files
+from airflow_provider_cdc.sinks.files.parquet import DataFile, describe_file, write_file
+from airflow_provider_cdc.sinks.protocol import Compaction, Upsert
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from bench.merge_scan import READERS, readings
 from bench.merge_tables import FENCE, SCHEMA, batches, made, opened
@@ -53,7 +53,7 @@ _LOOK, _SWEEP, _KEPT = 0.5, 10.0, 15.0
 class Beside:
     """Compaction of a table in a thread, as a stream has it."""
 
-    def __init__(self, target: DeltaTarget) -> None:
+    def __init__(self, target: DeltaSinkTable) -> None:
         self._target, self._over = target, threading.Event()
         self.seconds, self.count, self.bytes = 0.0, 0, 0
         self._thread = threading.Thread(target=self._go)
@@ -62,14 +62,14 @@ class Beside:
         swept = time.monotonic()
         while not self._over.wait(_LOOK):
             began = time.monotonic()
-            self.count += compact(self._target, self._run, self._over.is_set)
+            self.count += compact_table(self._target, self._run, self._over.is_set)
             self.seconds += time.monotonic() - began
             if time.monotonic() - swept > _SWEEP:
-                sweep(self._target.load_log(), _KEPT)
+                vacuum_files(self._target.load_log(), _KEPT)
                 swept = time.monotonic()
 
     def _run(self, work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
-        done = run_in_threads(work)
+        done = run_compactions_in_threads(work)
         self.bytes += sum(file.size for files in done for file in files)
         return done
 
@@ -108,7 +108,7 @@ class Ours:
 def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) -> Ours:
     """Batches of this project, the first one (which makes the index) apart."""
     target, found = opened(folder, vectors=vectors), Ours()
-    columns = ["id", SEQ, OP, TS]
+    columns = ["id", SEQ_COLUMN, OP_COLUMN, TS_COLUMN]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Beside(opened(folder, vectors=vectors)) as beside:
         first = target.load_log().version * 10
@@ -117,10 +117,12 @@ def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) ->
             used += time.thread_time() - made_in  # that of making the batch
             began = time.monotonic()
             name = f"changes/epoch-1/{first + seq}-{changes}.parquet"
-            newer = changed.set_column(SCHEMA.get_field_index(SEQ), SEQ, pa.array(np.full(len(changed), first + seq)))
+            newer = changed.set_column(
+                SCHEMA.get_field_index(SEQ_COLUMN), SEQ_COLUMN, pa.array(np.full(len(changed), first + seq))
+            )
             write_file(target.storage, name, SCHEMA, [newer], "id")
-            file, keys = described(target.storage, name, SCHEMA, columns, "id")
-            change = Upserted(placed(keys, [file]))
+            file, keys = describe_file(target.storage, name, SCHEMA, columns, "id")
+            change = Upsert(with_row_places(keys, [file]))
             assert target.commit(lambda _, change=change: change, {"cdc/bench/stream": first + seq}, FENCE)  # type: ignore[misc]
             found.took.append(time.monotonic() - began)
             found.changed += file.size
@@ -189,10 +191,10 @@ def scanned(folder: Path, fresh: Path, size: int, readers: Sequence[str]) -> lis
     And the fresh one with one dead row in each file: that is the price of a reader's own way to apply vectors.
     """
     steady, one = linked(folder, "steady"), linked(fresh, "one")
-    compact(opened(folder, vectors=True), run_in_threads, purge=True)
+    compact_table(opened(folder, vectors=True), run_compactions_in_threads, purge=True)
     target = opened(one, vectors=True)
     dead = {path: BitMap([0]) for path in target.load_log().files}
-    target.commit_edit(lambda _: Edit(dead_rows=dead), {}, FENCE)
+    target.commit_edit(lambda _: TableEdit(dead_rows=dead), {}, FENCE)
     tables = {fresh: size, one: size - len(dead), steady: size, folder: size}
     lines = []
     for reader in readers:
@@ -212,7 +214,7 @@ def line(name: str, size: int, changes: int, took: list[float]) -> float:
     return middle
 
 
-def told(size: int, count: int, found: Ours, joined: float, target: DeltaTarget) -> str:
+def told(size: int, count: int, found: Ours, joined: float, target: DeltaSinkTable) -> str:
     """What else there is to say of batches of this project.
 
     :param joined: seconds that it took to put the files of the snapshot together, before the first batch.
@@ -248,7 +250,7 @@ def main() -> None:
                 made(folder, size, vectors=True)
                 fresh = linked(folder, "fresh")
                 began = time.monotonic()
-                compact(opened(folder, vectors=True), run_in_threads)
+                compact_table(opened(folder, vectors=True), run_compactions_in_threads)
                 joined = time.monotonic() - began
                 found = ours(folder, size, 5000, count, vectors=True)
                 middle = line("this project", size, 5000, found.took)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.model.schema import OP, SEQ, TS
-from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
+from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile, write_file
-from airflow_provider_cdc.sinks.protocol import Fence, Published
+from airflow_provider_cdc.sinks.protocol import Fence, PublishSlices
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 
 _TEXTS = 5
@@ -24,9 +24,9 @@ SCHEMA = pa.schema(
         *((f"n{i}", pa.int32()) for i in range(8)),
         *((f"t{i}", pa.string()) for i in range(_TEXTS)),
         ("amount", pa.decimal128(12, 2)),
-        (SEQ, pa.int64()),
-        (OP, pa.string()),
-        (TS, pa.timestamp("us", tz="UTC")),
+        (SEQ_COLUMN, pa.int64()),
+        (OP_COLUMN, pa.string()),
+        (TS_COLUMN, pa.timestamp("us", tz="UTC")),
     ]
 )
 FENCE = Fence("cdc/bench/epoch", 1)
@@ -47,17 +47,17 @@ def rows(keys: Any, seq: int, chance: np.random.Generator) -> pa.Table:
     columns += [
         pa.array(np.full(count, seq)),
         pa.array(["u"] * count),
-        pa.array(np.full(count, seq), SCHEMA.field(TS).type),
+        pa.array(np.full(count, seq), SCHEMA.field(TS_COLUMN).type),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
-def opened(folder: Path, *, vectors: bool) -> DeltaTarget:
+def opened(folder: Path, *, vectors: bool) -> DeltaSinkTable:
     """The table in a folder."""
-    return DeltaTarget(LocalStorage(folder), SCHEMA, ["id"], "id", Options(vectors))
+    return DeltaSinkTable(LocalStorage(folder), SCHEMA, ["id"], "id", DeltaTableOptions(vectors))
 
 
-def made(folder: Path, size: int, *, vectors: bool) -> DeltaTarget:
+def made(folder: Path, size: int, *, vectors: bool) -> DeltaSinkTable:
     """A table with so many rows, as a snapshot leaves it. Beside their keys, the rows repeat after a million."""
     target = opened(folder, vectors=vectors)
     target.create("bench")
@@ -73,7 +73,7 @@ def made(folder: Path, size: int, *, vectors: bool) -> DeltaTarget:
 
     with ThreadPoolExecutor(2) as pool:
         files = list(pool.map(write, begins))
-    target.commit(lambda _: Published(files), {}, FENCE)
+    target.commit(lambda _: PublishSlices(files), {}, FENCE)
     return target
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 from bench.lake import Lake, same_for_others
 from bench.screen import DemoFailed, Screen
 from tests.support.oracle import check_ledger, compare_all
@@ -76,9 +76,9 @@ class Shop:
         offset = self.sink.resume_point().read()
         return offset is not None and end <= offset.at
 
-    def store(self) -> Store:
+    def store(self) -> StateDatabase:
         """The bookkeeping."""
-        return Store.open(
+        return StateDatabase.open(
             f"sqlite:///{LocalFiles.for_pipeline(self.lake.path, self.pipeline).state_database}", migrate=False
         )
 

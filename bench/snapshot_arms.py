@@ -46,15 +46,15 @@ def own_in_threads(chunk_rows: int) -> Iterator[Arm]:
 
 @contextlib.contextmanager
 def own_on_spark(chunk_rows: int) -> Iterator[Arm]:
-    from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
+    from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
     from airflow_provider_cdc.snapshot.run import run_snapshot
-    from airflow_provider_cdc.spark.session import start
+    from airflow_provider_cdc.spark.session import start_session
 
-    spark = start("bench", "local[2]")
+    spark = start_session("bench", "local[2]")
 
     def run(database: str, folder: Path) -> None:
         with _pipeline(database, folder, chunk_rows).opened() as (context, store):
-            run_snapshot(context, store, context.ensure_plan(store), run_on_spark(spark, print))
+            run_snapshot(context, store, context.ensure_plan(store), spark_runner(spark, print))
 
     try:
         yield run
@@ -80,10 +80,10 @@ def connectorx() -> Iterator[Arm]:
 
 @contextlib.contextmanager
 def spark_jdbc() -> Iterator[Arm]:
-    from airflow_provider_cdc.spark.session import start
+    from airflow_provider_cdc.spark.session import start_session
 
     server = Source()
-    spark = start("bench", "local[2]", {"spark.driver.extraClassPath": str(debezium.driver())})
+    spark = start_session("bench", "local[2]", {"spark.driver.extraClassPath": str(debezium.driver())})
 
     def run(database: str, folder: Path) -> None:
         with contextlib.closing(server.connect(database=database)) as connection, connection.cursor() as cursor:

@@ -23,14 +23,14 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from airflow_provider_cdc.model.schema import OP, SEQ, TS
-from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.merge.merge import placed
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files.parquet import described, write_file
-from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
+from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.merge.merge import with_row_places
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.files.parquet import describe_file, write_file
+from airflow_provider_cdc.sinks.protocol import Fence, PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
-from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting, text_of
+from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, format_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage
 from bench.merge_tables import SCHEMA, batches, rows
 from bench.snapshot import machine
@@ -44,8 +44,8 @@ _UNTIL_KNOWN = 50
 _FENCE, _SLICE = Fence("cdc/bench/epoch", 1), 130_000
 
 
-def opened(storage: Storage) -> DeltaTarget:
-    return DeltaTarget(storage, SCHEMA, ["id"], "id", Options(True))
+def opened(storage: Storage) -> DeltaSinkTable:
+    return DeltaSinkTable(storage, SCHEMA, ["id"], "id", DeltaTableOptions(True))
 
 
 def make(storage: Storage, size: int) -> None:
@@ -55,7 +55,7 @@ def make(storage: Storage, size: int) -> None:
     for start in range(0, size, _SLICE):
         portion = rows(np.arange(start, min(start + _SLICE, size)), 1, chance)
         files.append(write_file(storage, f"snapshot/1/0/1/slice-{start}.parquet", SCHEMA, [portion], "id"))
-    target.commit(lambda _: Published(files), {}, _FENCE)
+    target.commit(lambda _: PublishSlices(files), {}, _FENCE)
 
 
 def apply(
@@ -68,19 +68,21 @@ def apply(
     target, took = opened(storage), []
     first = target.load_log().version * 10
     for seq, changed in batches(size, changes, count + 1):
-        newer = changed.set_column(SCHEMA.get_field_index(SEQ), SEQ, pa.array(np.full(len(changed), first + seq)))
+        newer = changed.set_column(
+            SCHEMA.get_field_index(SEQ_COLUMN), SEQ_COLUMN, pa.array(np.full(len(changed), first + seq))
+        )
         began = time.monotonic()
         name = f"changes/epoch-1/{first + seq}-{changes}.parquet"
         write_file(storage, name, SCHEMA, [newer], "id")
-        file, keys = described(storage, name, SCHEMA, ["id", SEQ, OP, TS], "id")
-        assert commit(target, Upserted(placed(keys, [file])), first + seq)
+        file, keys = describe_file(storage, name, SCHEMA, ["id", SEQ_COLUMN, OP_COLUMN, TS_COLUMN], "id")
+        assert commit(target, Upsert(with_row_places(keys, [file])), first + seq)
         took.append(time.monotonic() - began)
         if len(took) > 1:
             after()
     return took[1:]
 
 
-def commit(target: DeltaTarget, change: Upserted, seq: int) -> bool:
+def commit(target: DeltaSinkTable, change: Upsert, seq: int) -> bool:
     return target.commit(lambda _: change, {"cdc/bench/stream": seq}, _FENCE)
 
 
@@ -102,7 +104,7 @@ def asked(proxy: StoreProxy, storage: Storage, size: int, changes: int) -> tuple
         )
         before, seen = now, len(proxy.requests)
 
-    with counting(Traffic()) as counts:
+    with count_requests_in(RequestCounts()) as counts:
         apply(storage, size, changes, _UNTIL_KNOWN, take)
     return found[-1]
 
@@ -134,7 +136,7 @@ def main() -> None:
                     more = f"{(written(storage) - before) // (count + 1):,} bytes written", ""
                 else:
                     counts, seen = asked(proxy, object_storage(proxy.place, "table"), size, changes)
-                    more = text_of(counts), str(in_a_row(seen))
+                    more = format_counts(counts), str(in_a_row(seen))
                 table.add_row(f"{changes:,}", where, *numbers, *more)
     console.print(table)
 

@@ -96,8 +96,8 @@ def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) 
 
 def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> Iterator[float]:
     """Seconds that the commit of a batch of changes all over the table takes, without reading the binlog."""
-    from airflow_provider_cdc.apply.task import together
-    from airflow_provider_cdc.stream.run import begin
+    from airflow_provider_cdc.apply.task import merge_manifests
+    from airflow_provider_cdc.stream.run import begin_epoch
 
     for _ in range(rounds):
         some = random.sample(keys, CHANGED)
@@ -107,10 +107,10 @@ def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> I
                 year = f"1900 + {random.randrange(100)}"
                 cursor.execute(f"UPDATE customer SET c_birth_year = {year} WHERE c_customer_sk IN ({listed})")
         with cli.opened() as (context, store):
-            epoch = begin(context, store, catch_up=True)
+            epoch = begin_epoch(context, store, catch_up=True)
             with contextlib.closing(epoch.job.make_planner()) as planner:
                 (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
-            manifest = together([epoch.job.stage_range(epoch.section_start, end, "0")])
+            manifest = merge_manifests([epoch.job.stage_range(epoch.section_start, end, "0")])
             began = time.monotonic()
             assert epoch.applier.apply(manifest).changes > 0.9 * CHANGED  # some had that year already
             yield time.monotonic() - began

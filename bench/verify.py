@@ -35,46 +35,46 @@ _KEY, _NAMES = "c_customer_sk", [name for name, _, _ in CUSTOMER.columns]
 
 
 def _verify(cli: Cli) -> None:
-    from airflow_provider_cdc.verify.run import verify
+    from airflow_provider_cdc.verify.run import verify_tables
 
-    (found,) = verify(cli.context)
+    (found,) = verify_tables(cli.context)
     assert found.is_equal, found
 
 
 def _told(cli: Cli) -> Any:
-    from airflow_provider_cdc.verify.task import Told
+    from airflow_provider_cdc.verify.task import RowHasher
 
     (table,) = cli.context.require_plan().tables
-    return Told(tuple(c.name for c in table.copied_columns), table.key, (1, 2))
+    return RowHasher(tuple(c.name for c in table.copied_columns), table.key, (1, 2))
 
 
 def _source(cli: Cli) -> None:
-    from airflow_provider_cdc.config.load_limits import Limits
-    from airflow_provider_cdc.verify.source_scan import Source
-    from airflow_provider_cdc.verify.task import Gathering
+    from airflow_provider_cdc.config.load_limits import LoadLimits
+    from airflow_provider_cdc.verify.source_scan import TableSource
+    from airflow_provider_cdc.verify.task import RowCollector
 
     context, told = cli.context, _told(cli)
     plan = context.require_plan()
     lineage = context.resume_state(plan)[1]
-    source = Source(context, plan.tables[0], plan.definitions_for(lineage)[0], lineage, Limits())
-    source.read_chunks(plan.chunks, lambda: Gathering(told))
+    source = TableSource(context, plan.tables[0], plan.definitions_for(lineage)[0], lineage, LoadLimits())
+    source.read_chunks(plan.chunks, lambda: RowCollector(told))
 
 
 def _sink(cli: Cli) -> None:
-    from airflow_provider_cdc.verify.task import Scan, run_in_threads, shares
+    from airflow_provider_cdc.verify.task import SinkScan, run_scans_in_threads, split_evenly
     from tests.support.delta import delta_table
 
     context, told = cli.context, _told(cli)
     files, _ = delta_table(context, context.require_plan().tables[0]).plan_scan()
-    run_in_threads([Scan(share, told) for share in shares(files, 32)])
+    run_scans_in_threads([SinkScan(share, told) for share in split_evenly(files, 32)])
 
 
 def _by_mysql(expression: str) -> Callable[[Cli], None]:
     """Checksums of chunks, over two connections."""
 
     def run(cli: Cli) -> None:
-        from airflow_provider_cdc.mysql.client.key_sql import in_chunk, table_name
-        from airflow_provider_cdc.mysql.client.session import connect, rows
+        from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, table_name
+        from airflow_provider_cdc.mysql.client.session import connect, query_rows
 
         context = cli.context
         plan = context.require_plan()
@@ -83,8 +83,8 @@ def _by_mysql(expression: str) -> Callable[[Cli], None]:
         def read(worker: int) -> None:
             with contextlib.closing(connect(context.connect_args)) as connection:
                 for chunk in plan.chunks[worker::2]:
-                    condition = in_chunk(table, chunk)
-                    rows(connection, f"SELECT COUNT(*), {expression} FROM {table_name(table)} WHERE {condition}")
+                    condition = chunk_condition(table, chunk)
+                    query_rows(connection, f"SELECT COUNT(*), {expression} FROM {table_name(table)} WHERE {condition}")
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(read, range(2)))

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from airflow_provider_cdc import Pipeline, Sink, Source, __version__
 from airflow_provider_cdc.config import Snapshot
-from airflow_provider_cdc.observe.status import status
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.observe.status import read_status
+from airflow_provider_cdc.runtime.run_context import RunContext
 from tests import ROOT
 from tests.support import harness
 from tests.support.servers import MySQLServer
@@ -84,7 +84,7 @@ def make(folder: Path) -> None:
         harness.run(file, only="stream")
         for sql in AFTER:
             server.execute(sql)
-        said = status(Context.for_pipeline(found))
+        said = read_status(RunContext.for_pipeline(found))
         shutil.copytree(Path(work) / "lake", folder / "lake", ignore=shutil.ignore_patterns("logs", "*.lock"))
         for log in (folder / "lake").rglob("_delta_log/*.json"):  # Delta notes where a table was made, and never looks
             log.write_text(log.read_text().replace(work, "/somewhere"))

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from airflow.sdk import Asset, AssetAlias, AssetWatcher
 
-from airflow_provider_cdc.airflow.operators.base import PipelineLike, pipeline_of, plain
-from airflow_provider_cdc.config.store_address import StoreAddress, folder_of
+from airflow_provider_cdc.airflow.operators.base import PipelineLike, load_pipeline, to_plain
+from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def cdc_asset(pipeline: PipelineLike, table: str, *, watch: bool | None = None, 
     :param min_seconds: seconds between two such events.
     :raises NotReadyError: if the pipeline is not usable, or does not copy the table.
     """
-    pipeline_config = pipeline_of(plain(pipeline))
-    database, name = table_of(pipeline_config, table)
+    pipeline_config = load_pipeline(to_plain(pipeline))
+    database, name = parse_table_label(pipeline_config, table)
     watchers = []
     if pipeline_config.stream.mode != "catch_up" if watch is None else watch:
         from airflow_provider_cdc.airflow.triggers.windows import CdcTableTrigger
@@ -52,7 +52,7 @@ def cdc_asset(pipeline: PipelineLike, table: str, *, watch: bool | None = None, 
             min_seconds=min_seconds,
         )
         watchers = [AssetWatcher(name=f"cdc {pipeline_config.name} {table}", trigger=trigger)]
-    return Asset(uri=uri_of(pipeline_config, database, name), watchers=watchers)
+    return Asset(uri=table_uri(pipeline_config, database, name), watchers=watchers)
 
 
 def cdc_assets(pipeline: PipelineLike) -> AssetAlias:
@@ -60,23 +60,23 @@ def cdc_assets(pipeline: PipelineLike) -> AssetAlias:
 
     :param pipeline: as of :func:`cdc_asset`.
     """
-    return alias_of(pipeline_of(plain(pipeline)).name)
+    return pipeline_alias(load_pipeline(to_plain(pipeline)).name)
 
 
-def alias_of(name: str) -> AssetAlias:
+def pipeline_alias(name: str) -> AssetAlias:
     """The alias of a pipeline, by its name."""
     return AssetAlias(f"cdc:{name}")
 
 
-def uri_of(pipeline: Pipeline, database: str, table: str) -> str:
+def table_uri(pipeline: Pipeline, database: str, table: str) -> str:
     """URI of a table's copy. It has ASCII characters only: Airflow on MySQL takes no others."""
     folder, path = pipeline.sink.table_paths.path_of(database, table), pipeline.sink.path
     if (address := StoreAddress.parse(path)) is not None:
         return address.uri(folder)
-    return "file://" + quote(f"{(folder_of(path) or '').rstrip('/')}/{folder}", safe="/=")
+    return "file://" + quote(f"{(local_folder_of(path) or '').rstrip('/')}/{folder}", safe="/=")
 
 
-def table_of(pipeline: Pipeline, label: str) -> tuple[str, str]:
+def parse_table_label(pipeline: Pipeline, label: str) -> tuple[str, str]:
     """Database and name of a captured table. Names may have dots in them.
 
     :raises NotReadyError: if the pipeline does not copy it.
@@ -92,7 +92,7 @@ def table_of(pipeline: Pipeline, label: str) -> tuple[str, str]:
     )
 
 
-def declare(operator: Any, enabled: bool) -> None:
+def declare_outlets(operator: Any, enabled: bool) -> None:
     """Let a task emit, and let Airflow know that when it reads the DAG.
 
     :param operator: with ``pipeline`` and ``outlets``.
@@ -101,15 +101,17 @@ def declare(operator: Any, enabled: bool) -> None:
     operator.assets = enabled
     name = operator.pipeline.get("name") if isinstance(operator.pipeline, Mapping) else None
     if enabled and isinstance(name, str) and "{{" not in name:
-        operator.outlets = [*operator.outlets, alias_of(name)]
+        operator.outlets = [*operator.outlets, pipeline_alias(name)]
 
 
-def in_partition(context: Context) -> bool:
+def is_partition_run(context: Context) -> bool:
     """Whether the task's run is one for a partition: Airflow gives its key to all that it emits (3.2 and newer)."""
     return getattr(context["dag_run"], "partition_key", None) is not None
 
 
-def emit(operator: Any, context: Context, pipeline: Pipeline, events: Mapping[tuple[str, str], Any]) -> None:
+def emit_asset_events(
+    operator: Any, context: Context, pipeline: Pipeline, events: Mapping[tuple[str, str], Any]
+) -> None:
     """Have Airflow emit events of tables when the task has succeeded, if :func:`declare` was told so.
 
     In a run for a partition only changes are told: anything else would say too early that the partition is complete.
@@ -119,11 +121,11 @@ def emit(operator: Any, context: Context, pipeline: Pipeline, events: Mapping[tu
     """
     if not operator.assets:
         return
-    alias = alias_of(pipeline.name)
+    alias = pipeline_alias(pipeline.name)
     if alias not in operator.outlets:
         operator.outlets = [*operator.outlets, alias]
     for table, extra in events.items():
-        if in_partition(context) and extra["kind"] != CHANGES:
+        if is_partition_run(context) and extra["kind"] != CHANGES:
             continue
         event_extra = {"pipeline": pipeline.name, "table": ".".join(table)}
-        context["outlet_events"][alias].add(Asset(uri=uri_of(pipeline, *table)), extra={**event_extra, **extra})
+        context["outlet_events"][alias].add(Asset(uri=table_uri(pipeline, *table)), extra={**event_extra, **extra})

@@ -11,19 +11,19 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow_provider_cdc.airflow.operators.base import context_of
-from airflow_provider_cdc.config.store_address import StoreAddress, folder_of
+from airflow_provider_cdc.airflow.operators.base import make_run_context
+from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.model.plan import Plan
     from airflow_provider_cdc.model.schema import TableSchema
-    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.runtime.run_context import RunContext
 
 #: Name of the facet of a run.
-FACET = "cdc"
+FACET_NAME = "cdc"
 
 
-class CopiesTables:
+class OpenLineageMixin:
     """What OpenLineage hears of a task that reads tables of the source and writes their copies."""
 
     #: Whether it writes the copies; otherwise it reads them as well.
@@ -48,47 +48,47 @@ class CopiesTables:
     def _facets(self, task_result: Mapping[str, Any]) -> Any:
         from airflow.providers.openlineage.extractors import OperatorLineage
 
-        run_context = context_of(self.pipeline, self.log)
+        run_context = make_run_context(self.pipeline, self.log)
         plan = run_context.load_plan()
         if plan is None:
             return OperatorLineage()
         tables = [plan.tables[index] for index in sorted(self.table_indexes(plan))]
         sources, copies = (
-            [_source(run_context, table) for table in tables],
-            [_copy(run_context, table) for table in tables],
+            [_source_dataset(run_context, table) for table in tables],
+            [_copy_dataset(run_context, table) for table in tables],
         )
         offset = run_context.resume_state(plan)[0]
         position = {"file": offset.at.file, "position": offset.at.position, "gtid_set": offset.gtid_set}
-        facet = _facet()(
+        facet = _run_facet_class()(
             pipeline=plan.pipeline, generation=plan.generation, position=position, result=dict(task_result)
         )
         inputs, outputs = (sources, copies) if self.writes_copies else ([*sources, *copies], [])
-        return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={FACET: facet})
+        return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={FACET_NAME: facet})
 
 
-def place_of(pipeline: Any, table: tuple[str, str]) -> tuple[str, str]:
+def copy_dataset_name(pipeline: Any, table: tuple[str, str]) -> tuple[str, str]:
     """Namespace and name of a copy, as OpenLineage names files."""
     folder, path = pipeline.sink.table_paths.of(*table), pipeline.sink.path
     if (address := StoreAddress.parse(path)) is None:
-        return "file", f"{(folder_of(path) or '').rstrip('/')}/{folder}"
+        return "file", f"{(local_folder_of(path) or '').rstrip('/')}/{folder}"
     store_url = urlsplit(address.display())
     return f"{store_url.scheme}://{store_url.netloc}", f"{address.root}/{folder}".lstrip("/")
 
 
-def source_of(run_context: Context, table: TableSchema) -> tuple[str, str]:
+def source_dataset_name(run_context: RunContext, table: TableSchema) -> tuple[str, str]:
     """Namespace and name of a table of the source, as OpenLineage names those of MySQL."""
     return f"mysql://{run_context.connect_args['host']}:{run_context.connect_args['port']}", table.label
 
 
-def _source(run_context: Context, table: TableSchema) -> Any:
+def _source_dataset(run_context: RunContext, table: TableSchema) -> Any:
     from airflow.providers.common.compat.openlineage.facet import Dataset
 
-    namespace, name = source_of(run_context, table)
+    namespace, name = source_dataset_name(run_context, table)
     columns = ((column.name, column.column_type) for column in table.copied_columns)
-    return Dataset(namespace=namespace, name=name, facets={"schema": _schema(columns)})
+    return Dataset(namespace=namespace, name=name, facets={"schema": _schema_facet(columns)})
 
 
-def _copy(run_context: Context, table: TableSchema) -> Any:
+def _copy_dataset(run_context: RunContext, table: TableSchema) -> Any:
     from airflow.providers.common.compat.openlineage.facet import (
         ColumnLineageDatasetFacet,
         Dataset,
@@ -96,7 +96,7 @@ def _copy(run_context: Context, table: TableSchema) -> Any:
         InputField,
     )
 
-    namespace, name = source_of(run_context, table)
+    namespace, name = source_dataset_name(run_context, table)
     identity_transformation = {"transformationDescription": "", "transformationType": "IDENTITY"}
     fields = {
         column.name: Fields(
@@ -105,19 +105,19 @@ def _copy(run_context: Context, table: TableSchema) -> Any:
         for column in table.copied_columns
     }
     columns = ((field.name, str(field.type)) for field in table.sink_schema)
-    facets = {"schema": _schema(columns), "columnLineage": ColumnLineageDatasetFacet(fields=fields)}
-    place, folder = place_of(run_context.pipeline, table.id)
+    facets = {"schema": _schema_facet(columns), "columnLineage": ColumnLineageDatasetFacet(fields=fields)}
+    place, folder = copy_dataset_name(run_context.pipeline, table.id)
     return Dataset(namespace=place, name=folder, facets=facets)
 
 
-def _schema(columns: Iterable[tuple[str, str]]) -> Any:
+def _schema_facet(columns: Iterable[tuple[str, str]]) -> Any:
     from airflow.providers.common.compat.openlineage.facet import SchemaDatasetFacet, SchemaDatasetFacetFields
 
     return SchemaDatasetFacet(fields=[SchemaDatasetFacetFields(name=name, type=kind) for name, kind in columns])
 
 
 @cache
-def _facet() -> type[Any]:
+def _run_facet_class() -> type[Any]:
     """The facet of a run. Its base is there only with OpenLineage."""
     import attrs
     from airflow.providers.common.compat.openlineage.facet import RunFacet

@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow.sdk import TaskGroup
 
-from airflow_provider_cdc.airflow.operators.alerts import Hook
-from airflow_provider_cdc.airflow.operators.base import PipelineLike, names_file, plain
+from airflow_provider_cdc.airflow.operators.alerts import AlertHook
+from airflow_provider_cdc.airflow.operators.base import PipelineLike, is_file_name, to_plain
 from airflow_provider_cdc.airflow.operators.cdc import (
     CdcPlanChunksOperator,
     CdcPreflightOperator,
@@ -24,7 +24,7 @@ from airflow_provider_cdc.airflow.sensors.cdc import CdcSnapshotSensor
 MAP_INDEX_TEMPLATE = "{{ task.group['label'] }}"
 
 #: Arguments of the tasks that the group has under a name of its own.
-_ELSEWHERE = {
+_GROUP_ARGUMENTS = {
     "max_active_tis_per_dag": "max_active_groups",
     "pipeline": "pipeline",
     **{
@@ -60,11 +60,11 @@ def cdc_pipeline(
     sensor_args: Mapping[str, Any] | None = None,
     stream_args: Mapping[str, Any] | None = None,
     verify_args: Mapping[str, Any] | None = None,
-    on_suspended: Hook = None,
-    on_lag: Hook = None,
-    on_purge_risk: Hook = None,
-    on_failed: Hook = None,
-    on_recovered: Hook = None,
+    on_suspended: AlertHook = None,
+    on_lag: AlertHook = None,
+    on_purge_risk: AlertHook = None,
+    on_failed: AlertHook = None,
+    on_recovered: AlertHook = None,
 ) -> TaskGroup:
     """A whole pipeline: preflight, plan, snapshot (one mapped task per chunk group), sensor, stream.
 
@@ -93,7 +93,7 @@ def cdc_pipeline(
     :param on_suspended: as of :class:`~airflow_provider_cdc.airflow.operators.stream.CdcStreamOperator`, and so are
         the others.
     """
-    args = _Arguments(
+    args = _TaskArguments(
         preflight=preflight_args,
         plan=plan_args,
         snapshot=snapshot_args,
@@ -110,7 +110,7 @@ def cdc_pipeline(
         )
         snapshot_base = {
             "task_id": "snapshot",
-            "pipeline": plain(pipeline),
+            "pipeline": to_plain(pipeline),
             "max_active_tis_per_dag": max_active_groups,
         }
         task_args = args.for_task("snapshot", **snapshot_base, group=None)
@@ -140,7 +140,7 @@ def cdc_pipeline(
     return group
 
 
-class _Arguments:
+class _TaskArguments:
     """What a DAG's author gives to the tasks of the group.
 
     :param task_args: arguments by the name of the task, without ``_args``.
@@ -162,7 +162,7 @@ class _Arguments:
         task_args = self._args_by_task[name] or {}
         for key in task_args:
             if key in group_args:
-                remedy = f"give {_ELSEWHERE[key]} of cdc_pipeline" if key in _ELSEWHERE else "leave it out"
+                remedy = f"give {_GROUP_ARGUMENTS[key]} of cdc_pipeline" if key in _GROUP_ARGUMENTS else "leave it out"
                 raise TypeError(f"{name}_args has {key}, which cdc_pipeline sets itself: {remedy}")
         return {**group_args, **task_args}
 
@@ -176,9 +176,9 @@ class _Arguments:
 
 
 def _group_id(pipeline: PipelineLike) -> str:
-    value = plain(pipeline)
+    value = to_plain(pipeline)
     if isinstance(value, str):
-        name = PurePath(value).stem if names_file(value) else "cdc"
+        name = PurePath(value).stem if is_file_name(value) else "cdc"
     else:
         name = str(value.get("name", "cdc"))
     return re.sub(r"[^\w-]", "_", name)

@@ -15,39 +15,39 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.chunk_groups.groups import Coverage
-from airflow_provider_cdc.model.changes import after, last_changes
-from airflow_provider_cdc.model.errors import REPORT, NotFollowedError, TerminalError
-from airflow_provider_cdc.model.multiset import MissingRowsError, net
-from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.chunk_groups.groups import SnapshotCoverage
+from airflow_provider_cdc.model.changes import changes_after, last_changes
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, NotFollowedError, TerminalError
+from airflow_provider_cdc.model.multiset import MissingRowsError, net_change
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.keys.ownership import uncovered
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.mysql.keys.ownership import changes_after_snapshot
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import (
     Change,
-    Counted,
-    Decide,
-    Emptied,
+    DecideChange,
     Fence,
     Markers,
-    Measured,
+    Measurable,
+    MultisetChange,
     ResumePoint,
     SinkTable,
-    Upserted,
+    Truncate,
+    Upsert,
 )
-from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
-from airflow_provider_cdc.sinks.table_errors import of_table
+from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.system.failpoints import failpoint
 
 #: Tables that are committed at the same time, where a commit is mostly waiting.
-_AT_ONCE = 8
+_COMMIT_THREADS = 8
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedBatch:
     """What a batch did.
 
     :param changes: changes that were read (before the reduction to the last one of each key).
@@ -64,7 +64,7 @@ class Applied:
         return float(np.percentile(self.lags_ms, q)) if self.changes else None
 
 
-class _Done(NamedTuple):
+class _AppliedTable(NamedTuple):
     """What was applied to a table: when its changes were committed in the source (microseconds), and what they are."""
 
     table: int
@@ -77,7 +77,7 @@ def epoch_fence(pipeline: str, epoch: int) -> Fence:
     return Fence(f"cdc/{pipeline}/epoch", epoch)
 
 
-def end_fence(pipeline: str, epoch: int) -> Fence:
+def ended_epoch_fence(pipeline: str, epoch: int) -> Fence:
     """What an epoch that has ended writes into the resume point: it commits nothing any more."""
     return Fence(f"cdc/{pipeline}/ended", epoch)
 
@@ -96,7 +96,7 @@ def stream_marker(pipeline: str) -> str:
 
 
 @contextmanager
-def found_rows(table: TableSchema, timeline: Lineage) -> Iterator[None]:
+def explain_missing_rows(table: TableSchema, timeline: Timeline) -> Iterator[None]:
     """Say of rows that are to be deleted and are not there what that means.
 
     :raises TerminalError: in place of :class:`MissingRowsError`.
@@ -104,13 +104,13 @@ def found_rows(table: TableSchema, timeline: Lineage) -> Iterator[None]:
     try:
         yield
     except MissingRowsError as error:
-        at = timeline.position(error.row[SEQ][0].as_py())
+        at = timeline.position(error.row[SEQ_COLUMN][0].as_py())
         raise TerminalError.for_table(
             f"table {table.label}, which has no usable key: of the rows that were deleted or updated up to {at}, "
             f"{error.count} with the same values are not in its copy, so the copy is not what the source was",
             table.label,
             place=str(at),
-            first=f"Find out what else writes to the copy; if nothing does, {REPORT}",
+            first=f"Find out what else writes to the copy; if nothing does, {REPORT_REMEDY}",
         ) from None
 
 
@@ -130,10 +130,10 @@ class Applier:
 
     def __init__(
         self,
-        context: Context,
+        context: RunContext,
         plan: Plan,
         tables: Sequence[SinkTable],
-        coverage: Sequence[Coverage],
+        coverage: Sequence[SnapshotCoverage],
         resume_point: ResumePoint,
         epoch: int,
         on_table_commit: Callable[[int], None] = lambda _: None,
@@ -156,7 +156,7 @@ class Applier:
     @property
     def index_bytes(self) -> tuple[int, int] | None:
         """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
-        sizes = [table.index_bytes_used for table in self.tables if isinstance(table, Measured)]
+        sizes = [table.index_bytes_used for table in self.tables if isinstance(table, Measurable)]
         return (sum(memory for memory, _ in sizes), sum(disk for _, disk in sizes)) if sizes else None
 
     def check_fence(self) -> None:
@@ -168,7 +168,7 @@ class Applier:
 
     def raise_end_fence(self) -> None:
         """Say in the sink that nothing is committed under this epoch any more."""
-        self._resume_point.raise_fence(end_fence(self._plan.pipeline, self.fence.value))
+        self._resume_point.raise_fence(ended_epoch_fence(self._plan.pipeline, self.fence.value))
 
     def use_plan(self, plan: Plan) -> None:
         """Go on without a table that was suspended.
@@ -184,7 +184,7 @@ class Applier:
         """
         self._plan = plan
         self.tables.append(table)
-        self.set_coverage([*self._coverage, Coverage((), (), 0)])
+        self.set_coverage([*self._coverage, SnapshotCoverage((), (), 0)])
 
     def replace_table(self, plan: Plan, index: int, table: SinkTable) -> None:
         """Go on with a table that has another definition.
@@ -200,7 +200,7 @@ class Applier:
         newest = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
         return newest <= self.timeline.seq(self._offset.at)
 
-    def set_coverage(self, coverage: Sequence[Coverage]) -> None:
+    def set_coverage(self, coverage: Sequence[SnapshotCoverage]) -> None:
         """Take note of what the snapshot holds, after a chunk group was read again."""
         self._coverage = coverage
 
@@ -274,7 +274,7 @@ class Applier:
             f"Point the connection at server {self._offset.server} once more and run again, or start with a fresh sink"
         )
 
-    def apply(self, manifest: dict[str, Any]) -> Applied:
+    def apply(self, manifest: dict[str, Any]) -> AppliedBatch:
         """Apply one batch: every table, then the resume point. A batch that was applied before changes nothing.
 
         :param manifest: what :meth:`StreamJob.stage` returned.
@@ -286,7 +286,7 @@ class Applier:
                 f"a batch begins at {start.at}, but the sink stands at {self._offset.at}",
                 "Run the stream again: it starts from the sink's own resume point",
             )
-        applied: list[_Done] = []
+        applied: list[_AppliedTable] = []
         if self._offset.at < end.at:
             end_seq = self.timeline.seq(end.at)
             applied = self._apply_tables(manifest["tables"], end, end_seq)
@@ -302,9 +302,9 @@ class Applier:
         operations: dict[int, Counter[str]] = {}
         for table_applied in applied:
             operations.setdefault(table_applied.table, Counter()).update(table_applied.operations)
-        return Applied(len(lags), lags, operations)
+        return AppliedBatch(len(lags), lags, operations)
 
-    def _apply_tables(self, entries: Sequence[dict[str, Any]], end: Offset, end_seq: int) -> list[_Done]:
+    def _apply_tables(self, entries: Sequence[dict[str, Any]], end: Offset, end_seq: int) -> list[_AppliedTable]:
         """Apply a batch to all of its tables.
 
         Requests to an object store are slow, and many can be made at a time: there the tables are committed at the same
@@ -315,14 +315,14 @@ class Applier:
             return []
         if suspended := {entry["table"] for entry in entries} - {*self._plan.active_tables}:
             labels = ", ".join(sorted(self._plan.tables[index].label for index in suspended))
-            raise TerminalError(f"a batch up to {end.at} has changes of {labels}, which are suspended", REPORT)
+            raise TerminalError(f"a batch up to {end.at} has changes of {labels}, which are suspended", REPORT_REMEDY)
         if not self._context.storage.is_remote:
             self._record_batch_end(end, end_seq)
             return [done for table_entries in tables for done in self._apply_entries(table_entries, end_seq)]
-        with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
-            recorded = pool.submit(carried(self._record_batch_end), end, end_seq)
+        with ThreadPoolExecutor(_COMMIT_THREADS, "table") as pool:
+            recorded = pool.submit(with_current_counts(self._record_batch_end), end, end_seq)
             commits = [
-                pool.submit(carried(self._apply_entries), table_entries, end_seq, recorded.result)
+                pool.submit(with_current_counts(self._apply_entries), table_entries, end_seq, recorded.result)
                 for table_entries in tables
             ]
         return [done for one in commits for done in one.result()]
@@ -336,7 +336,7 @@ class Applier:
 
     def _apply_entries(
         self, entries: Sequence[dict[str, Any]], end_seq: int, wait_until_recorded: Callable[[], None] = lambda: None
-    ) -> list[_Done]:
+    ) -> list[_AppliedTable]:
         """Apply what a batch has for one table.
 
         :param wait_until_recorded: returns when something may be committed.
@@ -346,12 +346,12 @@ class Applier:
             changes = self._staging.read_for_apply(self._plan.tables[entry["table"]], entry["staged"])
             wait_until_recorded()
             # Where a TRUNCATE of the same table follows, the table is not at the end of the batch yet.
-            reached = end_seq if number == len(entries) else pc.max(changes[SEQ]).as_py() or 0
-            emptied = None if entry["emptied"] is None else Emptied(entry["emptied"], entry["emptied_at"])
-            with of_table(self._plan.tables[entry["table"]]):
+            reached = end_seq if number == len(entries) else pc.max(changes[SEQ_COLUMN]).as_py() or 0
+            emptied = None if entry["emptied"] is None else Truncate(entry["emptied"], entry["emptied_at"])
+            with name_table_in_errors(self._plan.tables[entry["table"]]):
                 self._apply_table(entry["table"], changes, reached, emptied)
-            counted = {one["values"]: one["counts"] for one in pc.value_counts(changes[OP]).to_pylist()}
-            done.append(_Done(entry["table"], changes[TS].cast(pa.int64()).to_numpy(), counted))
+            counted = {one["values"]: one["counts"] for one in pc.value_counts(changes[OP_COLUMN]).to_pylist()}
+            done.append(_AppliedTable(entry["table"], changes[TS_COLUMN].cast(pa.int64()).to_numpy(), counted))
         return done
 
     def _remove_staged(self, manifest: dict[str, Any]) -> None:
@@ -361,7 +361,7 @@ class Applier:
             clean = self._staging.discard_applied if name in used else self._staging.discard
             clean(self._plan.tables[index], [name])
 
-    def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: Emptied | None) -> None:
+    def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: Truncate | None) -> None:
         table, coverage = self._plan.tables[index], self._coverage[index]
         if not table.key:
             self._apply_keyless(index, changes, end_seq, emptied.seq if emptied else None)
@@ -372,16 +372,16 @@ class Applier:
         start = self._plan.start_seq(index)
         newest = max([start, *coverage.high_watermarks])
 
-        def decide(markers: Markers) -> Upserted | None:
+        def decide(markers: Markers) -> Upsert | None:
             marker = markers.get(self._marker)
-            unapplied = changes if marker is None else after(changes, marker)
+            unapplied = changes if marker is None else changes_after(changes, marker)
             final_changes = last_changes(unapplied, table.key)
             if marker is None or marker < newest:  # still in handover; afterwards no key is looked up
                 with closing(connect(self._context.connect_args)) as connection:
-                    final_changes = uncovered(
+                    final_changes = changes_after_snapshot(
                         connection, table, coverage.chunks, coverage.high_watermarks, start, final_changes
                     )
-            return Upserted(final_changes) if final_changes.num_rows else None
+            return Upsert(final_changes) if final_changes.num_rows else None
 
         self._commit_table(index, decide, end_seq)
 
@@ -390,16 +390,16 @@ class Applier:
         table = self._plan.tables[index]
         covered = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
 
-        def decide(markers: Markers) -> Counted | None:
+        def decide(markers: Markers) -> MultisetChange | None:
             applied_seq = max(covered, markers.get(self._marker) or 0)
             since = emptied if emptied is not None and emptied > applied_seq else 0
-            change = net(after(changes, applied_seq), [c.name for c in table.copied_columns])
-            return Counted(change, since) if change or since else None
+            change = net_change(changes_after(changes, applied_seq), [c.name for c in table.copied_columns])
+            return MultisetChange(change, since) if change or since else None
 
-        with found_rows(table, self.timeline):
+        with explain_missing_rows(table, self.timeline):
             self._commit_table(index, decide, end_seq)
 
-    def _commit_table(self, index: int, decide: Decide, reached: int) -> None:
+    def _commit_table(self, index: int, decide: DecideChange, reached: int) -> None:
         """One commit, which says how far the table is then; nothing if it is so far already."""
         target = self.tables[index]
 

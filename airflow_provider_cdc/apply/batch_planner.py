@@ -11,21 +11,21 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.definitions import CapturedTables
 from airflow_provider_cdc.model.errors import OtherHistoryError, TransientError
-from airflow_provider_cdc.model.gtid import kind_of
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.gtid import gtid_class_of
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import entry, parse_entry
+from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry, parse_xa_entry
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
-from airflow_provider_cdc.mysql.client.identity import binlog_end, identity, is_numbered, same_server
-from airflow_provider_cdc.mysql.client.indirect_writes import look_up
-from airflow_provider_cdc.mysql.positions.binlog_files import are_renamed
+from airflow_provider_cdc.mysql.client.identity import binlog_end, check_same_server, is_gtid_mode_on, server_identity
+from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
+from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed
 
 #: Seconds between two looks whether there are changes.
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class BatchPlanner:
@@ -46,8 +46,8 @@ class BatchPlanner:
         self,
         connection: Connection[Any],
         open_at: Callable[[Position], BinlogStream],
-        captured: Captured,
-        timeline: Lineage,
+        captured: CapturedTables,
+        timeline: Timeline,
         *,
         stop_at_ddl: bool = False,
     ) -> None:
@@ -59,7 +59,7 @@ class BatchPlanner:
             count_only=True,
             yield_ddl=stop_at_ddl,
             # What leads to a suspended table is of no concern, until it was read again.
-            indirect_writes=lambda: look_up(
+            indirect_writes=lambda: query_indirect_writes(
                 connection, [name for name, definitions in captured.items() if not definitions.is_suspended]
             ),
         )
@@ -75,7 +75,7 @@ class BatchPlanner:
         while binlog_end(self._connection) == start.at:
             if (left := until - time.monotonic()) <= 0:
                 return False
-            time.sleep(min(_LOOK_SECONDS, left))
+            time.sleep(min(_POLL_SECONDS, left))
         return True
 
     def find_batch_end(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
@@ -84,10 +84,10 @@ class BatchPlanner:
         :param max_bytes: bytes of binlog after which the batch ends with the next transaction.
         :param max_rows: changed rows of captured tables after which it does so, too.
         """
-        same_server(identity(self._connection), start.server)
-        gtids_on = is_numbered(self._connection)  # looked at before the end: what comes behind that has GTIDs then
+        check_same_server(server_identity(self._connection), start.server)
+        gtids_on = is_gtid_mode_on(self._connection)  # looked at before the end: what comes behind that has GTIDs then
         target = binlog_end(self._connection)
-        if target.file != start.at.file and are_renamed(self._connection, start.at):
+        if target.file != start.at.file and are_files_renamed(self._connection, start.at):
             raise TransientError(
                 f"the binlog files of the server have another name now, such as {target.file}, and were read up to "
                 f"{start.at}",
@@ -114,7 +114,7 @@ class BatchPlanner:
         :param gtids_on: whether all that is behind the target has GTIDs.
         :returns: the end; or where a DDL begins that has to be followed.
         """
-        kind: Any = kind_of(start.server)
+        kind: Any = gtid_class_of(start.server)
         gtids, applied_gtids, at, size, rows = (
             kind.parse(start.gtid_set),
             kind.parse(start.already_applied),
@@ -122,7 +122,7 @@ class BatchPlanner:
             0,
             0,
         )
-        open_xa = {parse_entry(text)[0]: text for text in start.open_xa}
+        open_xa = {parse_xa_entry(text)[0]: text for text in start.open_xa}
         while at < target and size < max_bytes and rows < max_rows:
             # The budget in the present file; behind its end it is looked at again.
             end = min(target, Position(at.file, at.position + max_bytes - size))
@@ -142,7 +142,7 @@ class BatchPlanner:
                         )
                     gtids = gtids.union(new_gtids)
                 if step.transaction is not None:
-                    follow_xa(step.transaction, open_xa)
+                    track_xa(step.transaction, open_xa)
                 if applied_gtids:
                     applied_gtids = applied_gtids.without(step.gtids)
         # Of an offset without it, the file's beginning is not taken for granted either.
@@ -186,13 +186,13 @@ class BatchPlanner:
         self._connection.close()
 
 
-def follow_xa(transaction: Transaction, open_xa: dict[str, str]) -> None:
+def track_xa(transaction: Transaction, open_xa: dict[str, str]) -> None:
     """Keep a list of open XA transactions up to date: entries by name.
 
     One that ends and is not in the list was prepared before the list was begun: who reads its rows looks back.
     """
     if transaction.xa_prepared is not None:
         start = Position(transaction.file, transaction.start_position) if transaction.prepared_rows else None
-        open_xa[transaction.xa_prepared] = entry(transaction.xa_prepared, start)
+        open_xa[transaction.xa_prepared] = format_xa_entry(transaction.xa_prepared, start)
     if transaction.xa_finished is not None:
         open_xa.pop(transaction.xa_finished, None)

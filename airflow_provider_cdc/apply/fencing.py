@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from airflow_provider_cdc.apply.applier import end_fence, epoch_fence
+from airflow_provider_cdc.apply.applier import ended_epoch_fence, epoch_fence
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.sinks.protocol import Fence, Fenced, Markers, ResumePoint
+from airflow_provider_cdc.sinks.protocol import Fence, Fenceable, Markers, ResumePoint
 
 
 def claim_epoch(pipeline: str, resume_point: ResumePoint, fence: Fence) -> bool:
@@ -25,13 +25,13 @@ def claim_epoch(pipeline: str, resume_point: ResumePoint, fence: Fence) -> bool:
         raise TransientError(f"another process has begun epoch {fence.value} of {pipeline}", "Run again")
     # Not earlier: what an older epoch writes from here on it cannot write under its own fence. It numbered the one
     # before this, and that one had shut out all before it, or knew that they were over.
-    return resume_point.markers().get(end_fence(pipeline, 0).name) == fence.value - 1
+    return resume_point.markers().get(ended_epoch_fence(pipeline, 0).name) == fence.value - 1
 
 
 def raise_fences(
     pipeline: str,
     fence: Fence,
-    tables: Mapping[int, Fenced],
+    tables: Mapping[int, Fenceable],
     known_markers: Mapping[int, Markers],
     *,
     older_epochs_ended: bool,

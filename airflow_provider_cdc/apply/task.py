@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.config.deletes import ALL_HARD, HARD, IGNORE, SOFT, Deletes
-from airflow_provider_cdc.ddl.indirect_writes import Detours
-from airflow_provider_cdc.model.definitions import Captured, by_table
+from airflow_provider_cdc.config.deletes import ALL_HARD, HARD, IGNORE, SOFT, DeletePolicy
+from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
+from airflow_provider_cdc.model.definitions import CapturedTables, histories_by_table
 from airflow_provider_cdc.model.errors import OtherServerError, PurgedError, TerminalError, TransientError
-from airflow_provider_cdc.model.gtid import kind_of
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.gtid import gtid_class_of
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.schema import SEQ, TableSchema
+from airflow_provider_cdc.model.schema import SEQ_COLUMN, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
-from airflow_provider_cdc.mysql.client.charsets import decoders
-from airflow_provider_cdc.mysql.client.indirect_writes import look_up
+from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows, parse_xa_entry, read_prepared_rows
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
+from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.sinks.files.layout import Layout, read_plan
-from airflow_provider_cdc.sinks.protocol import ChangeWriter, Sink, Staging
-from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting, summed
+from airflow_provider_cdc.sinks.protocol import ChangeStaging, ChangeWriter, Sink
+from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, sum_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
-from airflow_provider_cdc.sinks.table_errors import of_table
+from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: Bytes of rows in the binlog that are held as changes before they are written.
 _FLUSH_BYTES = 16 << 20
 #: The plan of the epoch that this process has worked for last.
-_PLANS: dict[tuple[str, str, int, int], Plan] = {}
+_PLAN_CACHE: dict[tuple[str, str, int, int], Plan] = {}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class StreamJob:
     connect_args: dict[str, Any]
     planner_replica: tuple[int, str]
     reader_replicas: tuple[tuple[int, str], ...]
-    timeline: Lineage
+    timeline: Timeline
     sink: Sink
     storage: Storage
     pipeline: str
@@ -76,7 +76,7 @@ class StreamJob:
     max_batch_rows: int
     zero_dates: str = "error"
     min_range_bytes: int = 16 << 20
-    deletes: Deletes = ALL_HARD
+    deletes: DeletePolicy = ALL_HARD
     section: int = 0
     follows_ddl: bool = False
     only_table: int | None = None
@@ -87,13 +87,13 @@ class StreamJob:
         key = (self.storage.location(), self.pipeline, self.epoch, self.section)
         if self.plan_file is not None:
             plan = Plan.from_json(read_json(self.storage, self.plan_file))
-        elif key in _PLANS:
-            plan = _PLANS[key]
+        elif key in _PLAN_CACHE:
+            plan = _PLAN_CACHE[key]
         else:
             stored = read_plan(self.storage, Layout(self.pipeline))
             assert stored is not None  # no phase begins without one
-            _PLANS.clear()
-            _PLANS[key] = plan = stored
+            _PLAN_CACHE.clear()
+            _PLAN_CACHE[key] = plan = stored
         # Where the deleted row is kept as the delete's old image has it, that must have all of it.
         return plan.with_zero_dates(self.zero_dates).with_full_before_images(
             lambda table: self.deletes.mode_of(table) == SOFT
@@ -122,13 +122,13 @@ class StreamJob:
             stop_at_ddl=self.follows_ddl,
         )
 
-    def _captured_tables(self, plan: Plan) -> Captured:
+    def _captured_tables(self, plan: Plan) -> CapturedTables:
         definitions = plan.definitions_for(self.timeline)
-        return by_table(definitions if self.only_table is None else [definitions[self.only_table]])
+        return histories_by_table(definitions if self.only_table is None else [definitions[self.only_table]])
 
     def make_counted_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
         """The same, and the requests to an object store that this took."""
-        with counting(Traffic()) as requests:
+        with count_requests_in(RequestCounts()) as requests:
             return self.make_planner(), requests.to_json()
 
     def find_range_ends(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
@@ -136,7 +136,7 @@ class StreamJob:
 
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
-        with moved():
+        with retry_in_next_epoch():
             return planner.find_range_ends(
                 start, self.max_batch_bytes, self.max_batch_rows, len(self.reader_replicas), self.min_range_bytes
             )
@@ -163,19 +163,19 @@ class StreamJob:
         :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
-        with moved(), counting(Traffic()) as requests:
+        with retry_in_next_epoch(), count_requests_in(RequestCounts()) as requests:
             manifest = self._stage_range(start, end, attempt, reader_index)
-        return {**manifest, "asked": summed([*earlier_requests, requests.to_json()])}
+        return {**manifest, "asked": sum_counts([*earlier_requests, requests.to_json()])}
 
     def _stage_range(self, start: Offset, end: Offset, attempt: str, reader_index: int) -> dict[str, Any]:
         # Compiled: not for drivers, as in slices.py.
         from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-        from airflow_provider_cdc.mysql.positions.lookback import look_back
+        from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
 
         failpoint("batch.before_read")
         plan = self.load_plan()
         name = f"epoch-{self.epoch}/{self.timeline.seq(start.at)}-{attempt}"
-        outputs = _Outputs(self.sink.change_staging(), plan, name, self.deletes)
+        outputs = _RangeOutputs(self.sink.change_staging(), plan, name, self.deletes)
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # What the sink holds already, since the server before this one had committed it earlier.
@@ -186,7 +186,7 @@ class StreamJob:
             )
             for table, batch in changes:
                 if table.fingerprint() != tables[table.id].newest.fingerprint():
-                    at = self.timeline.position(batch[SEQ][0].as_py())
+                    at = self.timeline.position(batch[SEQ_COLUMN][0].as_py())
                     raise TerminalError.for_table(
                         f"rows of {table.label} at {at} are of the definition before an ALTER: an XA transaction was "
                         "prepared before it",
@@ -194,7 +194,7 @@ class StreamJob:
                         place=str(at),
                     )
                 unapplied = (
-                    batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(applied_seqs, pa.int64()))))
+                    batch.filter(pc.invert(pc.is_in(batch[SEQ_COLUMN], pa.array(applied_seqs, pa.int64()))))
                     if applied_seqs
                     else batch
                 )
@@ -206,14 +206,16 @@ class StreamJob:
 
         tables = self._captured_tables(plan)
         newest_definitions = [definitions.newest for definitions in tables.values() if not definitions.is_suspended]
-        text_decoders = decoders(lambda: closing(connect(self.connect_args)), newest_definitions)
+        text_decoders = load_decoders(lambda: closing(connect(self.connect_args)), newest_definitions)
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
-        ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_entry(text)[1] is None)
-        lookback = look_back(self.connect_args, start.server, tables, start.at)
-        prepared = Prepared(read_prepared(ending, open_at, tables), lookback.prepared_rows, tables)
-        applied_gtids = kind_of(start.server).parse(start.already_applied)
+        ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_xa_entry(text)[1] is None)
+        lookback = make_xa_lookback(self.connect_args, start.server, tables, start.at)
+        prepared = PreparedXaRows(read_prepared_rows(ending, open_at, tables), lookback.prepared_rows, tables)
+        applied_gtids = gtid_class_of(start.server).parse(start.already_applied)
         # What leads to captured tables the planner has looked up, which has walked here before.
-        indirect_writes = Detours if self.plan_file is None else partial(_looked_up, self.connect_args, tables)
+        indirect_writes = (
+            IndirectWrites if self.plan_file is None else partial(_find_indirect_writes, self.connect_args, tables)
+        )
         binlog = BinlogReader(
             open_at,
             tables,
@@ -248,13 +250,13 @@ class StreamJob:
         return {"start": start.to_json(), "end": end.to_json(), **outputs.manifest()}
 
 
-def _looked_up(connect_args: dict[str, Any], tables: Captured) -> Detours | None:
+def _find_indirect_writes(connect_args: dict[str, Any], tables: CapturedTables) -> IndirectWrites | None:
     with closing(connect(connect_args)) as connection:
-        return look_up(connection, tables)
+        return query_indirect_writes(connection, tables)
 
 
 @contextmanager
-def moved() -> Iterator[None]:
+def retry_in_next_epoch() -> Iterator[None]:
     """What is a matter for the next epoch: it may be able to go on at another server, or behind purged files."""
     try:
         yield
@@ -266,7 +268,7 @@ def moved() -> Iterator[None]:
         ) from None
 
 
-def together(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def merge_manifests(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One manifest for those of the pieces of a batch.
 
     :raises TerminalError: if they do not lie one behind the other.
@@ -297,11 +299,11 @@ def together(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "end": end,
         "tables": [entry for i in sorted(tables) for entry in tables[i]],
         "staged": [name for manifest in manifests for name in manifest["staged"]],
-        "asked": summed(manifest["asked"] for manifest in manifests),
+        "asked": sum_counts(manifest["asked"] for manifest in manifests),
     }
 
 
-class _Output:
+class _TableOutput:
     """What a piece has of one table.
 
     :param truncated: ``_cdc_seq`` and time of the TRUNCATE after which it comes, if there is one.
@@ -324,18 +326,18 @@ class _Output:
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
         self.rows += changes.num_rows
-        with of_table(self._table):
+        with name_table_in_errors(self._table):
             self._writer.add(changes)
 
     def empty(self, truncated: tuple[int, int]) -> None:
         """The table is empty here: what came before does not count any more."""
-        with of_table(self._table):
+        with name_table_in_errors(self._table):
             self._writer.truncate()
         self.rows, self.truncated = 0, truncated
 
     def close(self) -> None:
         """Write what is left."""
-        with of_table(self._table):
+        with name_table_in_errors(self._table):
             self._writer.close()
 
     def manifest(self, index: int) -> dict[str, Any]:
@@ -351,19 +353,19 @@ class _Output:
         }
 
 
-class _Outputs:
+class _RangeOutputs:
     """What a piece has of each table that has changes in it.
 
     :param name: makes what this attempt at the piece stages differ from everything else.
     :param deletes: what becomes of rows that are deleted in the source.
     """
 
-    def __init__(self, staging: Staging, plan: Plan, name: str, deletes: Deletes) -> None:
+    def __init__(self, staging: ChangeStaging, plan: Plan, name: str, deletes: DeletePolicy) -> None:
         self._staging, self._plan, self._name, self._deletes = staging, plan, name, deletes
         self._indexes = {t.id: i for i, t in enumerate(plan.tables)}
-        self._outputs: dict[int, list[_Output]] = {}
+        self._outputs: dict[int, list[_TableOutput]] = {}
 
-    def for_table(self, table: TableSchema) -> _Output:
+    def for_table(self, table: TableSchema) -> _TableOutput:
         """That of one table."""
         index = self._indexes[table.id]
         return self._outputs[index][-1] if index in self._outputs else self._open_output(index)
@@ -382,13 +384,13 @@ class _Outputs:
 
     def _open_output(
         self, index: int, truncated: tuple[int, int] | None = None, *, keeps_rows: bool = False
-    ) -> _Output:
+    ) -> _TableOutput:
         earlier_outputs = self._outputs.setdefault(index, [])
         name = f"{self._name}-{index}" + (f"-{len(earlier_outputs)}" if earlier_outputs else "")
         table = self._plan.tables[index]
-        with of_table(table):
+        with name_table_in_errors(table):
             writer = self._staging.open_writer(table, name)
-        earlier_outputs.append(_Output(table, name, writer, truncated, keeps_rows=keeps_rows))
+        earlier_outputs.append(_TableOutput(table, name, writer, truncated, keeps_rows=keeps_rows))
         return earlier_outputs[-1]
 
     def close(self) -> None:

@@ -9,23 +9,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
-from airflow_provider_cdc.model.plan import Chunk, Plan, slices
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.files.notes import Notes
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.plan import Chunk, Plan, cut_into_slices
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.files.notes import AttemptSignals
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.protocol import Fence, Markers, Published, SinkTable
-from airflow_provider_cdc.sinks.storage.storage import read_json, read_whole_json, write_json, write_json_once
+from airflow_provider_cdc.sinks.protocol import Fence, Markers, PublishSlices, SinkTable
+from airflow_provider_cdc.sinks.storage.storage import read_json, read_json_if_intact, write_json, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import ChunkResult, Store
+    from airflow_provider_cdc.state import ChunkResult, StateDatabase
 
 #: Names of manifests: that of an attempt in the group's folder, and that of a slice.
-_ATTEMPT, _SLICE = re.compile(r"attempt-(\d+)\.json"), re.compile(r"/slice-\d+\.json$")
+_ATTEMPT_NAME, _SLICE_NAME = re.compile(r"attempt-(\d+)\.json"), re.compile(r"/slice-\d+\.json$")
 
 #: Revisions of one table in one snapshot: a fence holds the snapshot's generation and the table's revision.
-_REVISIONS = 1_000_000
+_MAX_REVISIONS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TaskRequest:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class SnapshotCoverage:
     """What the snapshot of one table holds, as the winning attempts' manifests say.
 
     :param chunks: chunks of the table in key order.
@@ -64,14 +64,14 @@ def generation_fence(plan: Plan, table: int, revision: int | None = None) -> Fen
     :raises TerminalError: where the number would be one of the next snapshot.
     """
     revision = plan.revision_of(table) if revision is None else revision
-    if revision >= _REVISIONS:
+    if revision >= _MAX_REVISIONS:
         label = plan.tables[table].label
         raise TerminalError(
             f"table {label} was read again {revision:,} times, and there is no number for the next time",
             "Copy it again: start with a fresh sink.path (or remove the old one)",
             table=label,
         )
-    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * _REVISIONS + revision)
+    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * _MAX_REVISIONS + revision)
 
 
 def group_marker(plan: Plan, group: int) -> str:
@@ -79,13 +79,13 @@ def group_marker(plan: Plan, group: int) -> str:
     return f"cdc/{plan.pipeline}/{plan.generation}/group/{group}"
 
 
-def targets(context: Context, plan: Plan) -> list[SinkTable]:
+def open_sink_tables(context: RunContext, plan: Plan) -> list[SinkTable]:
     """Tables of the sink, in the plan's order."""
     sink = context.sink
     return [sink.table(table) for table in plan.tables]
 
 
-def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[Coverage] | None:
+def read_coverage(context: RunContext, plan: Plan, tables: Sequence[SinkTable]) -> list[SnapshotCoverage] | None:
     """What the snapshot holds, a table each; ``None`` if it is not complete.
 
     :raises TerminalError: if the manifest of a published attempt is missing.
@@ -98,10 +98,10 @@ def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[
     files: list[set[tuple[int, str, int]]] = [set() for _ in tables]
     for group, attempts in published.items():
         for attempt, table_indexes in attempts.items():
-            for manifest in Group(context, plan, group).read_manifest(attempt):
+            for manifest in ChunkGroup(context, plan, group).read_manifest(attempt):
                 if manifest["table"] in table_indexes:
                     rows[manifest["table"]] += manifest["file"]["rows"]
-                    segment = numbering(plan, manifest)
+                    segment = entry_timeline(plan, manifest)
                     files[manifest["table"]] |= {
                         (segment.first_ordinal, *binlog_files) for binlog_files in manifest.get("binlogs", {}).items()
                     }
@@ -111,7 +111,9 @@ def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[
     for planned in plan.chunks:
         chunks[planned.table].append(planned)
     return [
-        Coverage(tuple(table_chunks), tuple(marks[c.number] for c in table_chunks), count, frozenset(binlog_files))
+        SnapshotCoverage(
+            tuple(table_chunks), tuple(marks[c.number] for c in table_chunks), count, frozenset(binlog_files)
+        )
         for table_chunks, count, binlog_files in zip(chunks, rows, files, strict=True)
     ]
 
@@ -120,7 +122,7 @@ def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dic
     """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
     published: dict[int, dict[int, set[int]]] = {}
     for index in plan.active_tables:
-        attempts = published_in(plan, index, tables[index])
+        attempts = published_attempts_in(plan, index, tables[index])
         if attempts is None:
             return None
         for group, attempt in attempts.items():
@@ -128,7 +130,7 @@ def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dic
     return published
 
 
-def published_in(plan: Plan, index: int, sink_table: SinkTable) -> dict[int, int] | None:
+def published_attempts_in(plan: Plan, index: int, sink_table: SinkTable) -> dict[int, int] | None:
     """The attempt of each of its groups that is published in a table; ``None`` if one lacks, or the table does.
 
     :param index: index of the table, and ``sink_table``: its copy.
@@ -141,18 +143,18 @@ def published_in(plan: Plan, index: int, sink_table: SinkTable) -> dict[int, int
     return published if len(published) == len(attempts) else None
 
 
-def numbering(plan: Plan, entry: Mapping[str, Any]) -> Lineage:
+def entry_timeline(plan: Plan, entry: Mapping[str, Any]) -> Timeline:
     """The segment whose server the positions of a manifest's entry are of, and which numbers them."""
-    return Lineage.from_json(entry["lineage"]) if "lineage" in entry else plan.timeline.newest_segment
+    return Timeline.from_json(entry["lineage"]) if "lineage" in entry else plan.timeline.newest_segment
 
 
-def since_of(plan: Plan, entry: Mapping[str, Any]) -> Offset:
+def entry_resume_point(plan: Plan, entry: Mapping[str, Any]) -> Offset:
     """The resume point before the file of a manifest's entry was read: what it lacks stands behind it."""
     return Offset.from_json(entry["since"]) if "since" in entry else plan.p0
 
 
 @dataclass(frozen=True)
-class Totals:
+class GroupTotals:
     """What attempts of a group hold.
 
     :param entries: entries of the manifests.
@@ -175,14 +177,14 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Group:
+class ChunkGroup:
     """One chunk group of a plan, as the sink has it.
 
     :param number: its number.
     :param open_tables: sink tables of all tables of the plan, if the caller has them open.
     """
 
-    context: Context
+    context: RunContext
     plan: Plan
     number: int
     open_tables: Sequence[SinkTable] = ()
@@ -195,7 +197,7 @@ class Group:
     @cached_property
     def slices(self) -> list[tuple[Chunk, ...]]:
         """Its chunks by the file that they share."""
-        return slices(self.chunks)
+        return cut_into_slices(self.chunks)
 
     @cached_property
     def tables(self) -> dict[int, SinkTable]:
@@ -234,7 +236,7 @@ class Group:
         """Attempts that have a manifest."""
         folder = self.context.layout.group_folder(self.plan.generation, self.number)
         for name, _ in self.context.storage.list(folder):
-            if match := _ATTEMPT.fullmatch(name.removeprefix(f"{folder}/")):
+            if match := _ATTEMPT_NAME.fullmatch(name.removeprefix(f"{folder}/")):
                 yield int(match[1])
 
     def _attempt_files(self) -> Iterator[tuple[int, str]]:
@@ -279,24 +281,24 @@ class Group:
         for index in sorted({entry["table"] for entry in entries}):
             files = [DataFile(**entry["file"]) for entry in entries if entry["table"] == index]
 
-            def decide(markers: Markers, files: list[DataFile] = files) -> Published | None:
-                return Published(files) if markers.get(self.marker) is None else None
+            def decide(markers: Markers, files: list[DataFile] = files) -> PublishSlices | None:
+                return PublishSlices(files) if markers.get(self.marker) is None else None
 
             failpoint("group.before_commit")
             self.tables[index].commit(decide, {self.marker: attempt}, generation_fence(self.plan, index))
             failpoint("group.after_commit")
 
-    def signals(self, attempt: int) -> Notes:
+    def signals(self, attempt: int) -> AttemptSignals:
         """The notes between driver and readers of an attempt."""
         layout = self.context.layout
-        return Notes(self.context.storage, layout.signals_folder(self.plan.generation, self.number, attempt))
+        return AttemptSignals(self.context.storage, layout.signals_folder(self.plan.generation, self.number, attempt))
 
     def is_finished_for(self, request: TaskRequest) -> bool | None:
         """Whether the group was finished for this request already, rather than for an earlier one of the same task.
 
         :returns: ``None`` if it was never finished for the task.
         """
-        record = read_whole_json(self.context.storage, self._request_file(request))
+        record = read_json_if_intact(self.context.storage, self._request_file(request))
         return None if record is None else record["request"] == request.number
 
     def record_finished(self, request: TaskRequest | None) -> None:
@@ -317,7 +319,7 @@ class Group:
         return sorted(
             (attempt, name)
             for attempt, name in self._attempt_files()
-            if attempt > above_attempt and _SLICE.search(name)
+            if attempt > above_attempt and _SLICE_NAME.search(name)
         )
 
     def read_finished_slices(self, above_attempt: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
@@ -327,7 +329,7 @@ class Group:
         """
         by_number: dict[int, tuple[int, dict[str, Any]]] = {}
         for attempt, name in self.list_finished_slices(above_attempt):
-            manifest = read_whole_json(self.context.storage, name)
+            manifest = read_json_if_intact(self.context.storage, name)
             no = manifest["slice"] if manifest and self._is_valid_slice(manifest) else None
             if no is not None and attempt >= by_number.get(no, (0, {}))[0]:
                 by_number[no] = attempt, manifest
@@ -336,7 +338,7 @@ class Group:
     def _is_valid_slice(self, manifest: Mapping[str, Any]) -> bool:
         """Whether a slice is what its manifest says, and that is what the plan asks for."""
         chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
-        begin, seq = since_of(self.plan, manifest).at, numbering(self.plan, manifest).seq
+        begin, seq = entry_resume_point(self.plan, manifest).at, entry_timeline(self.plan, manifest).seq
         return (
             [c["no"] for c in manifest["chunks"]] == [c.no for c in chunks]
             and manifest["fingerprint"] == table.fingerprint()
@@ -349,7 +351,7 @@ class Group:
             and self.tables[manifest["table"]].is_staged(DataFile(**manifest["file"]))
         )
 
-    def read_totals(self, attempts: Mapping[int, int]) -> Totals:
+    def read_totals(self, attempts: Mapping[int, int]) -> GroupTotals:
         """What attempts hold.
 
         :param attempts: the attempt of each table, such as :meth:`markers`.
@@ -360,26 +362,26 @@ class Group:
             for entry in self.read_manifest(attempt)
             if attempts.get(entry["table"]) == attempt
         ]
-        chunks = tuple(row for attempt, entry in listed for row in chunk_rows(attempt, entry))
+        chunks = tuple(row for attempt, entry in listed for row in chunk_entries(attempt, entry))
         marks = [
-            (numbering(self.plan, entry).seq(position), position)
+            (entry_timeline(self.plan, entry).seq(position), position)
             for _, entry in listed
             for chunk in entry["chunks"]
             for position in watermarks_of(chunk)
         ]
         (_, low), (_, high) = (pick(marks, default=(0, self.plan.p0.at)) for pick in (min, max))
-        return Totals(
+        return GroupTotals(
             tuple(entry for _, entry in listed), chunks, sum(entry["file"]["rows"] for _, entry in listed), low, high
         )
 
-    def mirror_published(self, state_database: Store, expected_attempt: int) -> None:
+    def mirror_published(self, state_database: StateDatabase, expected_attempt: int) -> None:
         """Bring the bookkeeping up to what the sink says of a published group.
 
         :param expected_attempt: attempt that the caller has read in the bookkeeping.
         """
         plan, published = self.plan, self.published_by_table()
         totals, attempt = self.read_totals(published), max(published.values())
-        state_database.record_published_chunks(plan.pipeline, plan.generation, results(totals.chunks))
+        state_database.record_published_chunks(plan.pipeline, plan.generation, to_chunk_results(totals.chunks))
         failpoint("books.after_chunks")
         low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
         state_database.record_published_group(
@@ -392,7 +394,7 @@ def watermarks_of(chunk: Mapping[str, Any]) -> tuple[Position, Position]:
     return Position.from_json(chunk["lw"]), Position.from_json(chunk["hw"])
 
 
-def chunk_rows(attempt: int, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def chunk_entries(attempt: int, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Chunks of a file with their share of its bytes.
 
     :param attempt: the attempt that they count for.
@@ -401,7 +403,7 @@ def chunk_rows(attempt: int, manifest: Mapping[str, Any]) -> list[dict[str, Any]
     return [{**c, "attempt": attempt, "bytes": size * c["rows"] // rows} for c in manifest["chunks"]]
 
 
-def results(chunks: Sequence[Mapping[str, Any]]) -> list[ChunkResult]:
+def to_chunk_results(chunks: Sequence[Mapping[str, Any]]) -> list[ChunkResult]:
     """Chunks as the bookkeeping takes them."""
     names = ("no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
     return [cast("ChunkResult", tuple(c[name] for name in names)) for c in chunks]

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.offset import Lineage, Offset
-from airflow_provider_cdc.model.staged_read import FIRST_READING
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, open_to_end
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.model.offset import Offset, Timeline
+from airflow_provider_cdc.model.staged_read import FIRST_READ_NUMBER
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, open_stream_to_end
+from airflow_provider_cdc.runtime.run_context import RunContext
 
 
-def job_of(
-    group: Group,
+def make_snapshot_job(
+    group: ChunkGroup,
     attempt: int,
     slice_numbers: Sequence[int],
     resume_point: Offset,
-    timeline: Lineage,
+    timeline: Timeline,
     resnapshot_number: int = 0,
 ) -> SnapshotJob:
     """The job that reads slices of a group.
@@ -31,7 +31,7 @@ def job_of(
     context = group.context
     return SnapshotJob(
         connect_args=dict(context.connect_args),
-        replica_ids=replicas(context, group.number, attempt, len(slice_numbers)),
+        replica_ids=replica_ids(context, group.number, attempt, len(slice_numbers)),
         sink=context.sink,
         storage=context.storage,
         layout=context.layout,
@@ -47,16 +47,18 @@ def job_of(
     )
 
 
-def replicas(context: Context, group: int, attempt: int, slice_count: int) -> tuple[tuple[tuple[int, str], ...], ...]:
+def replica_ids(
+    context: RunContext, group: int, attempt: int, slice_count: int
+) -> tuple[tuple[tuple[int, str], ...], ...]:
     """Replication server id and uuid of each copy of each worker of an attempt."""
     parallelism = context.pipeline.snapshot.parallelism
-    if group < FIRST_READING:
-        workers = slots.workers(group, attempt, parallelism)
+    if group < FIRST_READ_NUMBER:
+        workers = slots.chunk_worker_slots(group, attempt, parallelism)
     else:
-        workers = slots.reading_workers(group - FIRST_READING, parallelism)
+        workers = slots.resnapshot_worker_slots(group - FIRST_READ_NUMBER, parallelism)
     return tuple(tuple(map(context.pipeline.replica_ids, copies)) for copies in workers[: max(1, slice_count)])
 
 
-def opener(context: Context, group: int, attempt: int) -> OpenAt:
+def binlog_opener(context: RunContext, group: int, attempt: int) -> OpenStreamAt:
     """Opens the binlog before the workers of an attempt do, as one of them."""
-    return partial(open_to_end, context.connect_args, *replicas(context, group, attempt, 1)[0][0])
+    return partial(open_stream_to_end, context.connect_args, *replica_ids(context, group, attempt, 1)[0][0])

@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.chunk_groups.task import Runner, SnapshotJob
-from airflow_provider_cdc.model.errors import CdcError, pack
-from airflow_provider_cdc.spark.session import spark_errors, told_of_waiting
+from airflow_provider_cdc.chunk_groups.task import JobRunner, SnapshotJob
+from airflow_provider_cdc.model.errors import CdcError, embed_error
+from airflow_provider_cdc.spark.session import translate_spark_errors, warn_while_waiting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def run_on_spark(spark: SparkSession, report_line: Callable[[str], None]) -> Runner:
+def spark_runner(spark: SparkSession, report_line: Callable[[str], None]) -> JobRunner:
     """Runner that makes one Spark job of a group, one task a worker.
 
     :param report_line: gets a line if Spark waits for executors.
@@ -34,11 +34,11 @@ def run_on_spark(spark: SparkSession, report_line: Callable[[str], None]) -> Run
                             yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
                     except CdcError as error:
                         # Spark reports a Python traceback; the error's own words travel inside of it.
-                        raise RuntimeError(pack(error)) from None
+                        raise RuntimeError(embed_error(error)) from None
 
         workers = len(job.replica_ids)
         frame = spark.range(0, workers, 1, workers).mapInArrow(task, "manifest string")
-        with spark_errors(), told_of_waiting(spark, report_line):
+        with translate_spark_errors(), warn_while_waiting(spark, report_line):
             return [json.loads(row["manifest"]) for row in frame.collect()]
 
     return run

@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.config.load_limits import Limits
-from airflow_provider_cdc.model.definitions import by_table
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
-from airflow_provider_cdc.model.plan import Chunk, Plan, slices
+from airflow_provider_cdc.config.load_limits import LoadLimits
+from airflow_provider_cdc.model.definitions import histories_by_table
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.plan import Chunk, Plan, cut_into_slices
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.client.catalog import same_definition
-from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.catalog import check_same_definition
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.client.throttle import Throttle
-from airflow_provider_cdc.mysql.positions.binlog_files import with_beginning
-from airflow_provider_cdc.mysql.positions.watermark import watermarks
+from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
+from airflow_provider_cdc.mysql.positions.watermark import make_watermarks
 from airflow_provider_cdc.sinks.files.layout import Layout
-from airflow_provider_cdc.sinks.files.notes import Notes
+from airflow_provider_cdc.sinks.files.notes import AttemptSignals
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Sink
-from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting
+from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 
@@ -75,9 +75,9 @@ class SnapshotJob:
     group: int
     attempt: int
     slice_numbers: tuple[int, ...]
-    limits: Limits
+    limits: LoadLimits
     zero_dates: str
-    timeline: Lineage
+    timeline: Timeline
     resume_point: Offset
     resnapshot_number: int
 
@@ -89,21 +89,21 @@ class SnapshotJob:
         :returns: the manifests of the finished slices, each with ``request_counts``: the requests to an object store since the
             one before.
         """
-        with counting(Traffic()) as request_counts:
-            reader = _Worker(self, worker, task_copy)
+        with count_requests_in(RequestCounts()) as request_counts:
+            reader = _SliceReader(self, worker, task_copy)
         with closing(reader):
             for no in self.slice_numbers[worker :: len(self.replica_ids)]:
-                with counting(request_counts):
+                with count_requests_in(request_counts):
                     manifest = reader.read_slice(no)
                 yield manifest | {"asked": request_counts.to_json()}
-                request_counts = Traffic()
+                request_counts = RequestCounts()
 
     def manifest_name(self, table: TableSchema, number: int) -> str:
         """Name of the manifest of a slice, which is there when the slice is finished."""
         return self.layout.slice_manifest(table, self.generation, self.group, self.attempt, number)
 
 
-class _Worker:
+class _SliceReader:
     """Reads slices with one connection and one replication server id, with which only one stream of binlog may be open.
 
     :param job: the job; ``worker`` and ``task_copy`` as in :meth:`SnapshotJob.read`.
@@ -111,21 +111,21 @@ class _Worker:
 
     def __init__(self, job: SnapshotJob, worker: int, task_copy: int) -> None:
         # Compiled, and so 100 MB of memory, which the driver does not need.
-        from airflow_provider_cdc.mysql.chunks.keyless import pieces
+        from airflow_provider_cdc.mysql.chunks.keyless import read_parts
 
-        self._read_chunk_parts = pieces
+        self._read_chunk_parts = read_parts
         layout, storage = job.layout, job.storage
         copies = job.replica_ids[worker]
         self._job, self._replica_id = job, copies[task_copy % len(copies)]
         group_plan = read_json(storage, layout.group_plan(job.generation, job.group))
         self._plan = Plan.from_json(group_plan).with_zero_dates(job.zero_dates)
-        self._slices = slices(self._plan.chunks)
-        notes = Notes(storage, layout.signals_folder(job.generation, job.group, job.attempt))
+        self._slices = cut_into_slices(self._plan.chunks)
+        notes = AttemptSignals(storage, layout.signals_folder(job.generation, job.group, job.attempt))
         self._raise_if_stopped = notes.raise_if_stopped
         self._connection = connect(job.connect_args)
         limits = job.limits.per_reader(len(job.replica_ids))
         self._throttle = Throttle(self._connection, limits, lambda why: notes.set_pause_reason(worker, why))
-        self._watermarks = watermarks(self._connection, job.timeline.server)
+        self._watermarks = make_watermarks(self._connection, job.timeline.server)
         self._window_reader: WindowReader | None = None
         self._file_begin_times: dict[str, int] = {}
 
@@ -153,7 +153,7 @@ class _Worker:
         file = target.stage(place, self._read_chunks(table, chunks, chunk_entries))
         try:
             failpoint("file.after_write")
-            same_definition(self._connection, table, Position.from_json(chunk_entries[-1]["hw"]))
+            check_same_definition(self._connection, table, Position.from_json(chunk_entries[-1]["hw"]))
             manifest = self._build_manifest(table, no, file, chunk_entries) | {"began": round(started, 3)}
         except BaseException:
             target.discard_staged(file)
@@ -228,15 +228,17 @@ class _Worker:
 
     def _window_reader_for(self, index: int) -> WindowReader:
         from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
-        from airflow_provider_cdc.mysql.positions.lookback import look_back
+        from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
 
         table = self._plan.tables[index]
         if self._window_reader is None or self._window_reader.table is not table:
             self._close_window_reader()
             lineage = self._job.timeline
             definitions = self._plan.definitions_for(lineage)[index]
-            texts = decoders(lambda: nullcontext(self._connection), [table])
-            find_definition = partial(look_back, self._job.connect_args, lineage.server, by_table([definitions]))
+            texts = load_decoders(lambda: nullcontext(self._connection), [table])
+            find_definition = partial(
+                make_xa_lookback, self._job.connect_args, lineage.server, histories_by_table([definitions])
+            )
             self._window_reader = WindowReader(self._open_binlog, definitions, lineage, find_definition, texts)
         return self._window_reader
 
@@ -249,12 +251,12 @@ class _Worker:
         if file not in self._file_begin_times:
             self._close_window_reader()
             offset = Offset(self._job.timeline.server, Position(file, 0), "")
-            self._file_begin_times[file] = with_beginning(offset, self._open_binlog).file_start_time
+            self._file_begin_times[file] = with_file_start_time(offset, self._open_binlog).file_start_time
         return self._file_begin_times[file]
 
 
 #: Runs a job on all of its workers and returns the manifests of the finished files.
-Runner = Callable[[SnapshotJob], list[dict[str, Any]]]
+JobRunner = Callable[[SnapshotJob], list[dict[str, Any]]]
 
 
 def run_in_threads(job: SnapshotJob) -> list[dict[str, Any]]:

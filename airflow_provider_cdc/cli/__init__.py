@@ -13,18 +13,18 @@ import click
 
 from airflow_provider_cdc.cli import base, control, inspect, run, uninstall  # noqa: F401  # they register commands
 from airflow_provider_cdc.cli.base import cli
-from airflow_provider_cdc.model.errors import REPORT, CdcError
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError
 
 
 def main() -> None:
     """Entry point: errors become one line and an exit code."""
-    from airflow_provider_cdc.config.connections import scrub
+    from airflow_provider_cdc.config.connections import scrub_secrets
 
     try:
         code = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except CdcError as error:
-        click.echo(scrub(f"error: {error}".replace("\n", " "), base.secrets), err=True)
+        click.echo(scrub_secrets(f"error: {error}".replace("\n", " "), base.known_secrets), err=True)
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
@@ -36,7 +36,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except Exception as error:
         if os.environ.get("CDC_DEBUG"):
-            click.echo(scrub(traceback.format_exc(), base.secrets), err=True)
-        text = f"error: unexpected {type(error).__name__}: {error}. Set CDC_DEBUG=1 to see where, and {REPORT}"
-        click.echo(scrub(text.replace("\n", " "), base.secrets), err=True)
+            click.echo(scrub_secrets(traceback.format_exc(), base.known_secrets), err=True)
+        text = f"error: unexpected {type(error).__name__}: {error}. Set CDC_DEBUG=1 to see where, and {REPORT_REMEDY}"
+        click.echo(scrub_secrets(text.replace("\n", " "), base.known_secrets), err=True)
         sys.exit(1)

@@ -13,15 +13,15 @@ from airflow_provider_cdc import __version__
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_cdc.runtime.run_context import Context
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.runtime.run_context import RunContext
+    from airflow_provider_cdc.state import StateDatabase
 
-FILE = click.option(
+FILE_OPTION = click.option(
     "-f", "--file", "path", required=True, type=click.Path(exists=True, dir_okay=False), help="Pipeline file (YAML)."
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 #: Passwords that no line may show.
-secrets: list[str] = []
+known_secrets: list[str] = []
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,37 +31,37 @@ def cli() -> None:
 
 
 @contextmanager
-def opened(path: str, quiet: bool = False) -> Iterator[Context]:
+def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
     """The pipeline of a file, with its connections; ``quiet``: without progress."""
     from airflow_provider_cdc.config import Pipeline
-    from airflow_provider_cdc.config.connections import resolve, strip_environment
-    from airflow_provider_cdc.observe.progress_bar import reporter
-    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.config.connections import remove_airflow_variables, resolve_connection
+    from airflow_provider_cdc.observe.progress_bar import make_reporter
+    from airflow_provider_cdc.runtime.run_context import RunContext
 
     pipeline = Pipeline.load(path)
     for conn_id in (pipeline.source.conn_id, pipeline.sink.conn_id, pipeline.state.conn_id):
         if conn_id:
-            secrets.extend(resolve(conn_id).secrets)
-    context = Context.for_pipeline(pipeline)
-    strip_environment()  # before anything is started: the preflight already asks Java for its version
+            known_secrets.extend(resolve_connection(conn_id).secrets)
+    context = RunContext.for_pipeline(pipeline)
+    remove_airflow_variables()  # before anything is started: the preflight already asks Java for its version
     if quiet:
         yield context
         return
-    with reporter() as shown_reporter:
+    with make_reporter() as shown_reporter:
         context.reporter = shown_reporter
         yield context
 
 
 @contextmanager
-def working(
+def open_for_run(
     path: str, need_snapshot: bool = False, allow_stream: bool = False
-) -> Iterator[tuple[Context, Store, SparkSession]]:
+) -> Iterator[tuple[RunContext, StateDatabase, SparkSession]]:
     """Preflight, bookkeeping and Spark for the commands that change something; ``allow_stream``: while a stream may run."""
-    from airflow_provider_cdc.preflight.run import require
-    from airflow_provider_cdc.spark.session import start
+    from airflow_provider_cdc.preflight.run import require_preflight
+    from airflow_provider_cdc.spark.session import start_session
 
-    with opened(path) as context:
-        for result in require(context):
+    with open_context(path) as context:
+        for result in require_preflight(context):
             context.reporter.line(f"{result.level}: {result}")
         if need_snapshot:
             context.require_plan()
@@ -69,7 +69,7 @@ def working(
         try:
             if not allow_stream:
                 context.liveness.refuse_if_running(store, context.pipeline.name)
-            spark = start(context.pipeline.name, *context.spark_config)
+            spark = start_session(context.pipeline.name, *context.spark_config)
             try:
                 yield context, store, spark
             finally:

@@ -8,63 +8,63 @@ from typing import TYPE_CHECKING
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE, cli, opened
+from airflow_provider_cdc.cli.base import FILE_OPTION, cli, open_context
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.runtime.run_context import Context
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.runtime.run_context import RunContext
+    from airflow_provider_cdc.state import StateDatabase
 
-BY = click.option("--by", metavar="NAME", help="Who wants it; by default the user of the operating system.")
-TABLE = click.option("--table", required=True, help="The table, as database.table.")
+BY_OPTION = click.option("--by", metavar="NAME", help="Who wants it; by default the user of the operating system.")
+TABLE_OPTION = click.option("--table", required=True, help="The table, as database.table.")
 
 
 @contextmanager
-def asking(path: str, by: str | None) -> Iterator[tuple[Context, Store, str]]:
+def open_for_request(path: str, by: str | None) -> Iterator[tuple[RunContext, StateDatabase, str]]:
     """The pipeline of a file that was planned, its bookkeeping, and who asks."""
-    from airflow_provider_cdc.stream.control import whoever
+    from airflow_provider_cdc.stream.control import os_user
 
-    with opened(path) as context:
+    with open_context(path) as context:
         context.require_plan()
         with closing(context.open_state_database()) as store:
-            yield context, store, by or whoever()
+            yield context, store, by or os_user()
 
 
-def _epoch(context: Context, store: Store) -> str:
+def _epoch_text(context: RunContext, store: StateDatabase) -> str:
     run = store.newest_epoch(context.pipeline.name)
     return f"epoch {run.epoch if run else 0}"
 
 
 @cli.command()
-@FILE
-@BY
+@FILE_OPTION
+@BY_OPTION
 def stop(path: str, by: str | None) -> None:
     """Ask the running stream to end at a transaction boundary."""
-    with asking(path, by) as (context, store, name):
+    with open_for_request(path, by) as (context, store, name):
         accepted = store.stop_stream(context.pipeline.name, name)
-        click.echo(f"{_epoch(context, store)} was asked to stop" if accepted else "no stream is running")
+        click.echo(f"{_epoch_text(context, store)} was asked to stop" if accepted else "no stream is running")
 
 
 @cli.command()
-@FILE
-@BY
+@FILE_OPTION
+@BY_OPTION
 def pause(path: str, by: str | None) -> None:
     """Let the running stream read nothing until it is resumed."""
-    with asking(path, by) as (context, store, name):
+    with open_for_request(path, by) as (context, store, name):
         accepted = store.pause_stream(context.pipeline.name, name)
-        click.echo(f"{_epoch(context, store)} was asked to pause" if accepted else "no stream is running")
+        click.echo(f"{_epoch_text(context, store)} was asked to pause" if accepted else "no stream is running")
 
 
 @cli.command()
-@FILE
+@FILE_OPTION
 @click.option("--table", help="A suspended table that is to go on, as database.table; by default the paused stream.")
-@BY
+@BY_OPTION
 def resume(path: str, table: str | None, by: str | None) -> None:
     """Let a paused stream go on, or a suspended table: it is read again."""
-    from airflow_provider_cdc.stream.control import ask
+    from airflow_provider_cdc.stream.control import request_and_wait
 
-    with asking(path, by) as (context, store, name):
+    with open_for_request(path, by) as (context, store, name):
         if table is not None:
-            click.echo(ask(context, store, "reread", table, name))
+            click.echo(request_and_wait(context, store, "reread", table, name))
             return
         accepted = store.resume_stream(context.pipeline.name, name)
         run, is_alive = context.liveness.wait_until_known(store, context.pipeline.name)
@@ -73,24 +73,24 @@ def resume(path: str, table: str | None, by: str | None) -> None:
 
 
 @cli.command()
-@FILE
-@TABLE
-@BY
+@FILE_OPTION
+@TABLE_OPTION
+@BY_OPTION
 def suspend(path: str, table: str, by: str | None) -> None:
     """Let the running stream go on without a table, until that is resumed."""
-    from airflow_provider_cdc.stream.control import ask
+    from airflow_provider_cdc.stream.control import request_and_wait
 
-    with asking(path, by) as (context, store, name):
-        click.echo(ask(context, store, "suspend", table, name))
+    with open_for_request(path, by) as (context, store, name):
+        click.echo(request_and_wait(context, store, "suspend", table, name))
 
 
 @cli.command()
-@FILE
+@FILE_OPTION
 def reload(path: str) -> None:
     """Let the running stream copy the tables that the file names now."""
-    from airflow_provider_cdc.resnapshot.reload import reload as take_in
+    from airflow_provider_cdc.resnapshot.reload import reload_tables as take_in
 
-    with opened(path) as context:
+    with open_context(path) as context:
         store = context.open_state_database()
         try:
             changes = take_in(context, store)

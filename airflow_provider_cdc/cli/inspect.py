@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE, JSON, cli, opened
-from airflow_provider_cdc.model.errors import REPORT, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, cli, open_context
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, NotReadyError, TerminalError, TransientError
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.model.plan import Plan
-    from airflow_provider_cdc.runtime.run_context import Context
-    from airflow_provider_cdc.snapshot.binlog_guard import Forecast
+    from airflow_provider_cdc.runtime.run_context import RunContext
+    from airflow_provider_cdc.snapshot.binlog_guard import SnapshotForecast
 
 
 @cli.command()
-@FILE
-@JSON
+@FILE_OPTION
+@JSON_OPTION
 def check(path: str, as_json: bool) -> None:
     """Check server, grants, tables, sink and runtime; write nothing."""
-    from airflow_provider_cdc.preflight.run import preflight
+    from airflow_provider_cdc.preflight.run import run_preflight
 
-    with opened(path) as context:
-        findings = preflight(context)
+    with open_context(path) as context:
+        findings = run_preflight(context)
         if as_json:
             click.echo(json.dumps([f.to_json() for f in findings], indent=2))
         else:
@@ -40,22 +40,22 @@ def check(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@FILE
-@JSON
+@FILE_OPTION
+@JSON_OPTION
 def plan(path: str, as_json: bool) -> None:
     """Show the chunk plan and what it would cost; write nothing."""
-    from airflow_provider_cdc.model.start_mode import SNAPSHOT, start_text
+    from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
     from airflow_provider_cdc.mysql.client.session import connect
-    from airflow_provider_cdc.preflight.run import require
-    from airflow_provider_cdc.snapshot.binlog_guard import forecast
+    from airflow_provider_cdc.preflight.run import require_preflight
+    from airflow_provider_cdc.snapshot.binlog_guard import forecast_snapshot
 
-    with opened(path) as context:
-        for result in require(context, spark=False):
+    with open_context(path) as context:
+        for result in require_preflight(context, spark=False):
             context.reporter.line(f"{result.level}: {result}")
         recorded_plan = context.load_plan()
         shown_plan = recorded_plan or context.new_plan(1)
         with closing(connect(context.connect_args)) as connection:
-            snapshot_forecast = forecast(context, connection, [t.id for t in shown_plan.tables], None)
+            snapshot_forecast = forecast_snapshot(context, connection, [t.id for t in shown_plan.tables], None)
         if as_json:
             click.echo(
                 json.dumps(_plan_json(context, shown_plan, recorded_plan is not None, snapshot_forecast), indent=2)
@@ -76,7 +76,7 @@ def plan(path: str, as_json: bool) -> None:
             click.echo(f"  {table.label}: {how}" + (costs[index] if costs else ""))
         if shown_plan.start != SNAPSHOT:
             click.echo(
-                f"no snapshot: the stream begins at P0, which is {start_text(shown_plan.start)}; no rows are read"
+                f"no snapshot: the stream begins at P0, which is {format_start(shown_plan.start)}; no rows are read"
             )
             return
         click.echo(f"a snapshot of {snapshot_forecast}")
@@ -86,8 +86,8 @@ def plan(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@FILE
-@JSON
+@FILE_OPTION
+@JSON_OPTION
 @click.option("--show-values", is_flag=True, help="Show what differs: keys or, for tables without one, whole rows.")
 @click.option("--tables", multiple=True, metavar="PATTERN", help="Only tables database.table that match; repeatable.")
 @click.option("--sample", metavar="1/N", help="Only one table in N, another one each day: all in N days.")
@@ -97,13 +97,13 @@ def plan(path: str, as_json: bool) -> None:
 @click.option("--repair", is_flag=True, help="Read the rows again that differ, and compare once more.")
 def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: Any) -> None:
     """Compare source and sink; exit with 1 on a difference, with 4 if only some tables cannot be compared now."""
-    from airflow_provider_cdc.config.selection import Selection
-    from airflow_provider_cdc.driver.main import compared
+    from airflow_provider_cdc.config.selection import TableSelection
+    from airflow_provider_cdc.driver.main import run_verification
     from airflow_provider_cdc.verify.report import check_equal
 
-    selection = Selection.from_options(**chosen, today=datetime.now(UTC).toordinal())
-    with opened(path, quiet=as_json) as context:
-        verdicts = compared(context, show_values=show_values, selection=selection, repair=repair)
+    selection = TableSelection.from_options(**chosen, today=datetime.now(UTC).toordinal())
+    with open_context(path, quiet=as_json) as context:
+        verdicts = run_verification(context, show_values=show_values, selection=selection, repair=repair)
         if as_json:
             click.echo(json.dumps([v.to_json(show_values=show_values) for v in verdicts], indent=2))
         check_equal(verdicts, repair="--repair", show_values="--show-values" * (not show_values), repaired=repair)
@@ -114,17 +114,17 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
 
 
 @cli.command()
-@FILE
-@JSON
+@FILE_OPTION
+@JSON_OPTION
 @click.option("--table", required=True, help="The table, as database.table.")
 @click.option(
     "--key", "keys", required=True, multiple=True, help="A value of the key, in its order, or COLUMN=VALUE; repeatable."
 )
 def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None:
     """Say why a row is as it is, with its values; exit with 1 if source and copy differ."""
-    from airflow_provider_cdc.explain.run import explain as look
+    from airflow_provider_cdc.explain.run import explain_row as look
 
-    with opened(path, quiet=as_json) as context:
+    with open_context(path, quiet=as_json) as context:
         explanation = look(context, table, keys)
         if as_json:
             click.echo(json.dumps(explanation.to_json(), indent=2))
@@ -134,20 +134,20 @@ def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None
         if explanation.equal is False:
             raise TerminalError(
                 f"source and copy of a row of {table} differ",
-                f"Read it again: airflow-cdc resnapshot --table {table} --where-key CONDITION; and {REPORT}",
+                f"Read it again: airflow-cdc resnapshot --table {table} --where-key CONDITION; and {REPORT_REMEDY}",
                 table=table,
             )
 
 
 @cli.command()
-@FILE
-@JSON
+@FILE_OPTION
+@JSON_OPTION
 def status(path: str, as_json: bool) -> None:
     """Show phases, chunks, rates, lag and offset."""
-    from airflow_provider_cdc.observe.status import status as look
+    from airflow_provider_cdc.observe.status import read_status as look
     from airflow_provider_cdc.observe.status_text import status_lines
 
-    with opened(path) as context:
+    with open_context(path) as context:
         report = look(context)
         if as_json:
             click.echo(json.dumps(report, indent=2))
@@ -157,33 +157,33 @@ def status(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@FILE
+@FILE_OPTION
 @click.option("--all", "every", is_flag=True, help="All pipelines of the same bookkeeping database.")
 @click.option("--output", type=click.Path(dir_okay=False), help="Write to a file, in one step, instead.")
 @click.option("--listen", metavar="HOST:PORT", help="Answer GET /metrics there until it is ended, instead.")
 def metrics(path: str, every: bool, output: str | None, listen: str | None) -> None:
     """Print the numbers of the pipeline as Prometheus reads them; only the bookkeeping is asked."""
     from airflow_provider_cdc.observe.metric_names import prometheus_text
-    from airflow_provider_cdc.observe.metrics import measure, serve, write_file
+    from airflow_provider_cdc.observe.metrics import measure_pipeline, serve_metrics, write_atomically
 
     if output and listen:
         raise click.UsageError("--output and --listen exclude each other")
-    with opened(path) as context:
+    with open_context(path) as context:
 
         def render() -> str:
             with closing(context.open_state_database(migrate=False)) as store:
                 names = store.pipeline_names() if every else [context.pipeline.name]
-                return prometheus_text(measurement for name in names for measurement in measure(store, name))
+                return prometheus_text(measurement for name in names for measurement in measure_pipeline(store, name))
 
         if listen:
-            serve(listen, render, context.reporter.line)
+            serve_metrics(listen, render, context.reporter.line)
         elif output:
-            write_file(render(), Path(output))
+            write_atomically(render(), Path(output))
         else:
             click.echo(render(), nl=False)
 
 
-def _plan_json(context: Context, plan: Plan, written: bool, snapshot_forecast: Forecast) -> dict[str, Any]:
+def _plan_json(context: RunContext, plan: Plan, written: bool, snapshot_forecast: SnapshotForecast) -> dict[str, Any]:
     return {
         "pipeline": plan.pipeline,
         "generation": plan.generation,

@@ -10,98 +10,98 @@ from typing import TYPE_CHECKING
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE, JSON, cli, opened, working
+from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, cli, open_context, open_for_run
 from airflow_provider_cdc.model.errors import CdcError, TransientError, UnexpectedError
-from airflow_provider_cdc.model.supervision import Restarts
+from airflow_provider_cdc.model.supervision import RestartHistory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_cdc.runtime.run_context import Context
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.runtime.run_context import RunContext
+    from airflow_provider_cdc.state import StateDatabase
 
 #: For how long a stream without progress is started again, as in Airflow.
 _RESTART_SECONDS = 86_400.0
-CATCH_UP = click.option("--catch-up", is_flag=True, help="End at the position that the source has now.")
+CATCH_UP_OPTION = click.option("--catch-up", is_flag=True, help="End at the position that the source has now.")
 
 
 @cli.command()
-@FILE
+@FILE_OPTION
 def snapshot(path: str) -> None:
     """Start or resume the snapshot."""
-    with working(path) as (context, store, spark):
-        _snapshot(context, store, spark)
+    with open_for_run(path) as (context, store, spark):
+        _run_snapshot(context, store, spark)
 
 
 @cli.command()
-@FILE
-@CATCH_UP
+@FILE_OPTION
+@CATCH_UP_OPTION
 def stream(path: str, catch_up: bool) -> None:
     """Follow the binlog from where the last run ended."""
-    with working(path, need_snapshot=True) as (context, store, spark):
-        _stream(context, store, spark, catch_up)
+    with open_for_run(path, need_snapshot=True) as (context, store, spark):
+        _run_stream(context, store, spark, catch_up)
 
 
 @cli.command()
-@FILE
-@CATCH_UP
+@FILE_OPTION
+@CATCH_UP_OPTION
 def run(path: str, catch_up: bool) -> None:
     """Run all phases in order: preflight, plan, snapshot, stream."""
-    with working(path) as (context, store, spark):
-        _snapshot(context, store, spark)
-        _stream(context, store, spark, catch_up)
+    with open_for_run(path) as (context, store, spark):
+        _run_snapshot(context, store, spark)
+        _run_stream(context, store, spark, catch_up)
 
 
 @cli.command()
-@FILE
-@JSON
+@FILE_OPTION
+@JSON_OPTION
 @click.option("--purge", is_flag=True, help="Write all files anew that have dead rows, and join all small ones.")
 def maintain(path: str, as_json: bool, purge: bool) -> None:
     """Compact the sink's tables and delete old files; a stream may run."""
-    from airflow_provider_cdc.driver.main import kept_up
+    from airflow_provider_cdc.driver.main import run_maintenance
 
-    with opened(path, quiet=as_json) as context:
-        report = kept_up(context, purge=purge)
+    with open_context(path, quiet=as_json) as context:
+        report = run_maintenance(context, purge=purge)
         if as_json:
             click.echo(json.dumps(report, indent=2))
 
 
 @cli.command()
-@FILE
+@FILE_OPTION
 @click.option("--table", required=True, help="The table, as database.table.")
 @click.option("--where-key", metavar="CONDITION", help="Only rows whose keys are so, as in: id >= 100 AND id < 200.")
 def resnapshot(path: str, table: str, where_key: str | None) -> None:
     """Read a table again, beside the stream or without one; a suspended one goes on then."""
-    from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
-    from airflow_provider_cdc.resnapshot.key_ranges import read_again
+    from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
+    from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
 
-    with working(path, need_snapshot=True, allow_stream=True) as (context, store, spark):
-        read_again(context, store, table, where_key, run_on_spark(spark, context.reporter.line))
+    with open_for_run(path, need_snapshot=True, allow_stream=True) as (context, store, spark):
+        run_resnapshot(context, store, table, where_key, spark_runner(spark, context.reporter.line))
 
 
-def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
-    from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
-    from airflow_provider_cdc.observe.observer import observed
-    from airflow_provider_cdc.resnapshot.purged_binlog import planned
+def _run_snapshot(context: RunContext, store: StateDatabase, spark: SparkSession) -> None:
+    from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
+    from airflow_provider_cdc.observe.observer import snapshot_observer
+    from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
     from airflow_provider_cdc.snapshot.progress import table_totals
     from airflow_provider_cdc.snapshot.run import run_snapshot
 
-    plan = planned(context, store)
-    run_snapshot(context, store, plan, run_on_spark(spark, context.reporter.line), observed)
+    plan = replan_if_purged(context, store)
+    run_snapshot(context, store, plan, spark_runner(spark, context.reporter.line), snapshot_observer)
     for totals in table_totals(context, context.refresh_plan(plan)):
         context.reporter.line(str(totals))
 
 
-def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool) -> None:
+def _run_stream(context: RunContext, store: StateDatabase, spark: SparkSession, catch_up: bool) -> None:
     """Follow the binlog; a stream without an end starts again after a failure that may pass, as in Airflow."""
-    from airflow_provider_cdc.driver.main import follow
+    from airflow_provider_cdc.driver.main import run_stream_epoch
 
     catch_up = catch_up or context.pipeline.stream.mode == "catch_up"
-    restarts, stop = Restarts(), threading.Event()
+    restarts, stop = RestartHistory(), threading.Event()
     while not stop.is_set():
         started_at, before = time.monotonic(), _newest_epoch(context, store)
         try:
-            follow(context, store, spark, catch_up=catch_up, stop=stop)
+            run_stream_epoch(context, store, spark, catch_up=catch_up, stop=stop)
             return
         except UnexpectedError:  # Spark itself may be gone
             raise
@@ -115,7 +115,7 @@ def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool)
         restarts = restarts.after_delay()
 
 
-def _newest_epoch(context: Context, store: Store, *, with_batches: bool = False) -> int:
+def _newest_epoch(context: RunContext, store: StateDatabase, *, with_batches: bool = False) -> int:
     """Number of the newest epoch; zero if there is none, if it is to have applied a batch and has not, or in an outage
     of the bookkeeping.
     """

@@ -7,37 +7,37 @@ from typing import TYPE_CHECKING
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE, cli, opened
+from airflow_provider_cdc.cli.base import FILE_OPTION, cli, open_context
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.maintenance.uninstall import Belongings
+    from airflow_provider_cdc.maintenance.uninstall import PipelineData
 
 
 @cli.command()
-@FILE
+@FILE_OPTION
 @click.option("--tables", is_flag=True, help="Delete the copies as well.")
 @click.option("--yes", is_flag=True, help="Do it. Without, it is only said what would be deleted.")
 def forget(path: str, tables: bool, yes: bool) -> None:
     """Uninstall the pipeline: delete its state, and its copies if that is wanted."""
-    from airflow_provider_cdc.maintenance.uninstall import belongings, bookkeeping
-    from airflow_provider_cdc.maintenance.uninstall import forget as delete
+    from airflow_provider_cdc.maintenance.uninstall import delete_pipeline as delete
+    from airflow_provider_cdc.maintenance.uninstall import find_pipeline_data, open_state_database
 
-    with opened(path) as context:
-        store = bookkeeping(context)
+    with open_context(path) as context:
+        store = open_state_database(context)
         with nullcontext() if store is None else closing(store):
-            data = belongings(context, store)
+            data = find_pipeline_data(context, store)
             if not (data.row_counts or data.internal_folders):
                 click.echo(f"nothing is left of {context.pipeline.name} at {context.storage.location()}")
                 return
-            _show(data, context.pipeline.name, tables=tables, yes=yes)
+            _show_data(data, context.pipeline.name, tables=tables, yes=yes)
             if not yes:
                 raise NotReadyError("nothing was deleted", "Run this again with --yes to delete it")
             delete(context, store, data, delete_tables=tables)
         click.echo(f"{context.pipeline.name} is forgotten")
 
 
-def _show(data: Belongings, name: str, *, tables: bool, yes: bool) -> None:
+def _show_data(data: PipelineData, name: str, *, tables: bool, yes: bool) -> None:
     click.echo(f"of {name} {'is' if yes else 'would be'} deleted:")
     for folder in [*data.internal_folders, *(data.table_folders if tables else ())]:
         what = f"table {folder.table}, " if folder.table else ""

@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 from airflow_provider_cdc.config.spark_conf import check_master
-from airflow_provider_cdc.config.store_access import secrets_of
-from airflow_provider_cdc.config.tls import FLAGS, PATHS, Tls, postgres_risk, postgres_settings
+from airflow_provider_cdc.config.store_access import secrets_in_extra
+from airflow_provider_cdc.config.tls import (
+    FLAG_SETTINGS,
+    PATH_SETTINGS,
+    TlsSettings,
+    postgres_tls_risk,
+    postgres_tls_settings,
+)
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
@@ -29,12 +35,12 @@ if TYPE_CHECKING:
 MYSQL_TYPES = ("mysql", "mariadb", "cdc_mysql")
 
 # Settings of Airflow's own MySQL hook that the project decides for itself; a connection may be shared with other tasks.
-_IGNORED = ("charset", "client", "cursor", "local_infile", "use_unicode")
-_MYSQL_EXTRA = ("ssl_mode", *PATHS, "ssl_key_password", *FLAGS, "ssl", "unix_socket")
+_IGNORED_MYSQL_EXTRA = ("charset", "client", "cursor", "local_infile", "use_unicode")
+_MYSQL_EXTRA = ("ssl_mode", *PATH_SETTINGS, "ssl_key_password", *FLAG_SETTINGS, "ssl", "unix_socket")
 _POSTGRES_TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "require_auth", "channel_binding", "gssencmode")
 _POSTGRES_EXTRA = (*_POSTGRES_TLS, "connect_timeout", "application_name", "options")
 #: The first libpq that knows the system's authorities and require_auth.
-_LIBPQ = 160000
+_MIN_LIBPQ = 160000
 _POSTGRES_DRIVERS = ("psycopg", "psycopg2")
 # Types under which Airflow keeps a Spark master: of a form filled in, or the scheme of an address.
 _SPARK_TYPES = ("spark", "yarn", "k8s", "local")
@@ -42,11 +48,11 @@ _SPARK_TYPES = ("spark", "yarn", "k8s", "local")
 _SPARK_IGNORED = ("rest-scheme", "rest-port")
 _SPARK_EXTRA = ("queue", "namespace", "deploy-mode", "spark-binary", *_SPARK_IGNORED)
 # Connections, variables, settings (database address and keys among them), the context of the task, start-up messages.
-_OF_AIRFLOW = re.compile(r"_*AIRFLOW_(?!(?:HOME|CDC_STATE_DIR)$)")
+_AIRFLOW_VARIABLE = re.compile(r"_*AIRFLOW_(?!(?:HOME|CDC_STATE_DIR)$)")
 
 
 @dataclass(frozen=True)
-class Connection:
+class ResolvedConnection:
     """A resolved connection. Its ``repr`` shows no secret.
 
     :param conn_id: the id it was resolved from.
@@ -71,7 +77,7 @@ class Connection:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Every text of the connection that :func:`scrub` must take out."""
-        values = [self.password, self.extra.get("ssl_key_password"), *secrets_of(self.extra)]
+        values = [self.password, self.extra.get("ssl_key_password"), *secrets_in_extra(self.extra)]
         if isinstance(ssl := self.extra.get("ssl"), Mapping):
             values.append(ssl.get("password"))
         return tuple(str(secret) for secret in values if secret)
@@ -81,7 +87,7 @@ class Connection:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Connection:
+    def from_json(cls, value: Mapping[str, Any]) -> ResolvedConnection:
         """Make a connection of plain values: :meth:`to_json`'s, or those of Airflow's JSON form and its ``conn_id``.
 
         :raises ValueError, TypeError, LookupError: if it is none; the message may hold a secret.
@@ -93,31 +99,31 @@ class Connection:
         if not isinstance(extra, dict) or not all(v is None or isinstance(v, str) for v in texts.values()):
             raise TypeError
         port = int(value["port"]) if value.get("port") not in (None, "") else None
-        return cls(value["conn_id"], _conn_type(value["conn_type"]), port=port, extra=extra, **texts)
+        return cls(value["conn_id"], _normalize_conn_type(value["conn_type"]), port=port, extra=extra, **texts)
 
 
-def variable(conn_id: str) -> str:
+def env_variable_name(conn_id: str) -> str:
     """Name of the environment variable that holds a connection."""
     return f"AIRFLOW_CONN_{conn_id.upper()}"
 
 
-def resolve(conn_id: str) -> Connection:
+def resolve_connection(conn_id: str) -> ResolvedConnection:
     """Read a connection from the environment, as Airflow does.
 
     :param conn_id: id of the connection.
     :raises NotReadyError: if the variable is missing or cannot be understood.
     """
-    name = variable(conn_id)
+    name = env_variable_name(conn_id)
     text = os.environ.get(name, "").strip()
     if not text:
         raise NotReadyError(
             f"connection {conn_id} is not defined",
             f"Set the environment variable {name}, for example to mysql://user:password@host:3306/",
         )
-    return _parse(conn_id, text, f"the value of {name}")
+    return _parse_connection(conn_id, text, f"the value of {name}")
 
 
-def resolve_file(path: str) -> Connection:
+def read_connection_file(path: str) -> ResolvedConnection:
     """Read a connection from a file that holds what else is in the environment, such as a mounted secret.
 
     :param path: path of the file; it is also the connection's id.
@@ -130,14 +136,14 @@ def resolve_file(path: str) -> Connection:
             f"connection file {path} cannot be read ({type(error).__name__})",
             "It must contain a URI such as mysql://user:password@host:3306/, and exist on every host",
         ) from None
-    return _parse(path, text, "its content")
+    return _parse_connection(path, text, "its content")
 
 
-def _parse(conn_id: str, text: str, what: str) -> Connection:
+def _parse_connection(conn_id: str, text: str, what: str) -> ResolvedConnection:
     try:
         if text.startswith("{"):
-            return Connection.from_json({**json.loads(text), "conn_id": conn_id})
-        return _from_uri(conn_id, text)
+            return ResolvedConnection.from_json({**json.loads(text), "conn_id": conn_id})
+        return _parse_uri(conn_id, text)
     except (ValueError, TypeError, LookupError):
         # Not chained and not quoted: the text holds the password.
         raise NotReadyError(
@@ -146,14 +152,14 @@ def _parse(conn_id: str, text: str, what: str) -> Connection:
         ) from None
 
 
-def _conn_type(value: str) -> str:
+def _normalize_conn_type(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]*", value):
         raise ValueError
     kind = value.lower().replace("-", "_")
     return "postgres" if kind == "postgresql" else kind
 
 
-def _from_uri(conn_id: str, text: str) -> Connection:
+def _parse_uri(conn_id: str, text: str) -> ResolvedConnection:
     # The scheme of a URL may hold no underscore, but Airflow reads cdc_mysql:// and cdc-mysql:// alike.
     kind, separator, rest = text.partition("://")
     if not separator:
@@ -174,9 +180,9 @@ def _from_uri(conn_id: str, text: str) -> Connection:
         raise TypeError
     # Not parts.hostname, which turns the name into lower case: the "host" of SQLite is a path.
     host = re.sub(r":\d*$", "", parts.netloc.rpartition("@")[2]).strip("[]")
-    return Connection(
+    return ResolvedConnection(
         conn_id,
-        _conn_type(kind),
+        _normalize_conn_type(kind),
         host=(protocol + unquote(host)) if host else None,
         login=unquote(parts.username) if parts.username is not None else None,
         password=unquote(parts.password) if parts.password is not None else None,
@@ -193,8 +199,8 @@ def _json_or_text(value: str) -> Any:
         return value
 
 
-def mysql_args(conn: Connection) -> dict[str, Any]:
-    """Keyword arguments of :class:`~airflow_provider_cdc.mysql.client.verified_connection.GuardedConnection`.
+def mysql_connect_args(conn: ResolvedConnection) -> dict[str, Any]:
+    """Keyword arguments of :class:`~airflow_provider_cdc.mysql.client.verified_connection.VerifiedConnection`.
 
     Extras: ``unix_socket``, ``ssl_mode`` and the others of :mod:`airflow_provider_cdc.config.tls`. ``charset``,
     ``cursor`` and the like, which Airflow's MySQL hook knows, are passed over; anything else is refused.
@@ -219,31 +225,31 @@ def mysql_args(conn: Connection) -> dict[str, Any]:
     return args | _mysql_extra(conn)
 
 
-def _mysql_extra(conn: Connection) -> dict[str, str]:
+def _mysql_extra(conn: ResolvedConnection) -> dict[str, str]:
     """The socket, and all that is demanded of the server, said by ``ssl_mode``."""
-    _refuse_unknown(conn, (*_MYSQL_EXTRA, *_IGNORED))
+    _refuse_unknown(conn, (*_MYSQL_EXTRA, *_IGNORED_MYSQL_EXTRA))
     socket = {"unix_socket": str(conn.extra["unix_socket"])} if conn.extra.get("unix_socket") else {}
     return {
         **socket,
-        **Tls.from_settings(f"connection {conn.conn_id}", {**conn.extra, "host": conn.host}).as_settings(),
+        **TlsSettings.from_settings(f"connection {conn.conn_id}", {**conn.extra, "host": conn.host}).as_settings(),
     }
 
 
-def unsafe(args_or_url: Mapping[str, Any] | URL) -> str | None:
+def connection_risk(args_or_url: Mapping[str, Any] | URL) -> str | None:
     """What is unsafe about a connection to a server; ``None`` for nothing.
 
     :param args_or_url: arguments that :func:`mysql_args` has made, or an address that :func:`database_url` has.
     """
     if isinstance(args_or_url, Mapping):
-        return Tls.from_settings("the connection", args_or_url).risk
+        return TlsSettings.from_settings("the connection", args_or_url).risk
     if args_or_url.get_backend_name() == "postgresql":
-        return postgres_risk(args_or_url.host, args_or_url.query)
+        return postgres_tls_risk(args_or_url.host, args_or_url.query)
     if args_or_url.get_backend_name() == "sqlite":
         return None
-    return Tls.from_settings("the connection", {**args_or_url.query, "host": args_or_url.host}).risk
+    return TlsSettings.from_settings("the connection", {**args_or_url.query, "host": args_or_url.host}).risk
 
 
-def _refuse_unknown(conn: Connection, known: Iterable[str]) -> None:
+def _refuse_unknown(conn: ResolvedConnection, known: Iterable[str]) -> None:
     """Refuse what would be ignored: it may be what makes the connection safe."""
     known = tuple(known)
     for key in conn.extra:
@@ -253,7 +259,7 @@ def _refuse_unknown(conn: Connection, known: Iterable[str]) -> None:
             )
 
 
-def database_url(conn: Connection) -> URL:
+def database_url(conn: ResolvedConnection) -> URL:
     """SQLAlchemy URL of the bookkeeping database.
 
     :param conn: connection of type sqlite (the path as host or schema), postgres, mysql or mariadb.
@@ -287,14 +293,14 @@ def database_url(conn: Connection) -> URL:
     return URL.create(drivername, conn.login, conn.password, conn.host or "127.0.0.1", port, conn.schema, query)
 
 
-def _postgres_extra(conn: Connection, driver: str) -> dict[str, str]:
+def _postgres_extra(conn: ResolvedConnection, driver: str) -> dict[str, str]:
     _refuse_unknown(conn, _POSTGRES_EXTRA)
     parameters = {key: str(value) for key, value in conn.extra.items() if value not in (None, "")}
-    query = postgres_settings(f"connection {conn.conn_id}", conn.host, parameters)
+    query = postgres_tls_settings(f"connection {conn.conn_id}", conn.host, parameters)
     if "require_auth" in query or query.get("sslrootcert") == "system":
         pq: Any = importlib.import_module("psycopg.pq" if driver == "psycopg" else "psycopg2.extensions")
         version = pq.version() if driver == "psycopg" else pq.libpq_version()
-        if version < _LIBPQ:
+        if version < _MIN_LIBPQ:
             raise NotReadyError(
                 f"connection {conn.conn_id}: libpq {version // 10000} knows neither the system's authorities nor "
                 "require_auth",
@@ -303,7 +309,7 @@ def _postgres_extra(conn: Connection, driver: str) -> dict[str, str]:
     return query
 
 
-def spark_settings(conn: Connection) -> tuple[str, dict[str, str]]:
+def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]]:
     """Master and settings of a Spark connection, read as the hook of Airflow's Spark provider reads it.
 
     Extras: ``queue`` (of YARN), ``namespace`` (of Kubernetes). What only cluster mode knows, and names of programs
@@ -345,12 +351,12 @@ def spark_settings(conn: Connection) -> tuple[str, dict[str, str]]:
     return check_master(f"the master of {what}", master), {k: str(v) for k, v in conf.items() if v}
 
 
-def clean_environment() -> dict[str, str]:
+def environment_without_airflow() -> dict[str, str]:
     """A copy of the environment without what Airflow keeps there: for processes that need none of its secrets."""
-    return {name: value for name, value in os.environ.items() if not _OF_AIRFLOW.match(name)}
+    return {name: value for name, value in os.environ.items() if not _AIRFLOW_VARIABLE.match(name)}
 
 
-def strip_environment() -> tuple[str, ...]:
+def remove_airflow_variables() -> tuple[str, ...]:
     """Remove everything that Airflow keeps in the environment from this process; ``AIRFLOW_HOME`` stays,
     and the name of the folder that this project keeps state in.
 
@@ -358,13 +364,13 @@ def strip_environment() -> tuple[str, ...]:
 
     :return: names of the variables that were removed.
     """
-    names = tuple(name for name in os.environ if _OF_AIRFLOW.match(name))
+    names = tuple(name for name in os.environ if _AIRFLOW_VARIABLE.match(name))
     for name in names:
         del os.environ[name]
     return names
 
 
-def scrub(text: str, secrets: Iterable[str]) -> str:
+def scrub_secrets(text: str, secrets: Iterable[str]) -> str:
     """Replace secrets in a text by ``***``: as they stand, percent-encoded, and escaped as JSON or Python write them.
 
     :param text: text that is about to be shown or kept.

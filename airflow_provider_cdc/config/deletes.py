@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.config.patterns import matches
+from airflow_provider_cdc.config.patterns import matches_any
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:  # a pipeline is read while DAG files are parsed: without Arrow
@@ -13,11 +13,11 @@ if TYPE_CHECKING:  # a pipeline is read while DAG files are parsed: without Arro
 
 #: The row goes; it stays and is marked; it stays as it is.
 HARD, SOFT, IGNORE = "hard", "soft", "ignore"
-DELETES = (HARD, SOFT, IGNORE)
+DELETE_MODES = (HARD, SOFT, IGNORE)
 
 
 @dataclass(frozen=True)
-class Deletes:
+class DeletePolicy:
     """``sink.deletes``: what becomes of deleted rows, by table.
 
     :param soft: patterns of the tables whose deleted rows stay, and are marked.
@@ -32,7 +32,7 @@ class Deletes:
 
         :raises NotReadyError: if the table fits two of them, or has no key and should keep deleted rows.
         """
-        modes = [how for how in (SOFT, IGNORE) if matches(getattr(self, how), *table.id)]
+        modes = [how for how in (SOFT, IGNORE) if matches_any(getattr(self, how), *table.id)]
         if len(modes) > 1:
             raise NotReadyError(f"table {table.label} matches sink.deletes.soft and sink.deletes.ignore", "Choose one")
         if modes and not table.key:
@@ -48,4 +48,4 @@ class Deletes:
 
 
 #: The default: all deleted rows go.
-ALL_HARD = Deletes()
+ALL_HARD = DeletePolicy()

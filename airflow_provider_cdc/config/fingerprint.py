@@ -9,26 +9,26 @@ from collections.abc import Iterator, Mapping
 from airflow_provider_cdc.config.pipeline import Pipeline
 
 #: Settings that do not concern a running stream: those of tasks, and of the plan.
-_NOT_OF_THE_STREAM = {"stream.mode", "snapshot.group_rows"}
+_IRRELEVANT_SETTINGS = {"stream.mode", "snapshot.group_rows"}
 #: Settings that a running stream takes over without a restart.
-RELOADED = frozenset({"source.tables", "source.exclude"})
+RELOADABLE_SETTINGS = frozenset({"source.tables", "source.exclude"})
 
 
-def fingerprint(pipeline: Pipeline) -> dict[str, str]:
+def settings_fingerprint(pipeline: Pipeline) -> dict[str, str]:
     """Digests of the settings, by their keys."""
-    return dict(_digests(pipeline))
+    return dict(_setting_digests(pipeline))
 
 
-def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Keys of the settings that are others now. What only one of two versions of the package knows does not count."""
     return sorted(key for key in before.keys() & now.keys() if before[key] != now[key])
 
 
-def _digests(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+def _setting_digests(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     for section, values in pipeline.to_dict().items():
         if section in ("name", "alerts"):
             continue
         for name, value in values.items():
-            if (key := f"{section}.{name}") not in _NOT_OF_THE_STREAM:
+            if (key := f"{section}.{name}") not in _IRRELEVANT_SETTINGS:
                 text = json.dumps(value, sort_keys=True, default=list)
                 yield key, hashlib.sha256(text.encode()).hexdigest()[:12]

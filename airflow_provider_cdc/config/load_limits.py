@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Limits:
+class LoadLimits:
     """What a snapshot may ask of the server; ``None`` is no limit.
 
     :param rows_per_second: rows read, by all readers of one job.
@@ -20,7 +20,7 @@ class Limits:
     threads_running: int | None = None
     replica_lag_seconds: int | None = None
 
-    def per_reader(self, readers: int) -> Limits:
+    def per_reader(self, readers: int) -> LoadLimits:
         """The limits of one of so many readers: together they stay within these, and need not talk to each other."""
         return replace(
             self,

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from airflow_provider_cdc.model.value_checks import refused
+from airflow_provider_cdc.model.value_checks import invalid_value
 
 # A dot in any of its spellings that is not repeated (only such a one can stand between database and table), or else an
 # escaped character, a character class, or any other character.
-_PARTS = re.compile(r"(?P<dot>(?:\\\.|\[\.\]|\.)(?![*+?{]))|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_PATTERN_PARTS = re.compile(r"(?P<dot>(?:\\\.|\[\.\]|\.)(?![*+?{]))|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
 def check_patterns(key: str, value: object, dots: int = 1) -> tuple[str, ...]:
@@ -22,28 +22,30 @@ def check_patterns(key: str, value: object, dots: int = 1) -> tuple[str, ...]:
     """
     example = "shop.order_.*" if dots == 1 else "shop.customer.phone_.*"
     if isinstance(value, str) or not isinstance(value, list | tuple):
-        raise refused(key, value, f"a list of regular expressions such as {example}")
+        raise invalid_value(key, value, f"a list of regular expressions such as {example}")
     for pattern in value:
         if not isinstance(pattern, str) or not pattern:
-            raise refused(key, pattern, f"a list of regular expressions such as {example}")
+            raise invalid_value(key, pattern, f"a list of regular expressions such as {example}")
         try:
-            compiled = _compile(pattern, dots)
+            compiled = _compile_pattern(pattern, dots)
         except re.error as error:
-            raise refused(key, pattern, f"a list of valid regular expressions ({error})") from None
+            raise invalid_value(key, pattern, f"a list of valid regular expressions ({error})") from None
         if not compiled:
             between = "a dot between database and table" if dots == 1 else "dots between database, table and column"
-            raise refused(key, pattern, f"a regular expression with {between}, such as {example}")
+            raise invalid_value(key, pattern, f"a regular expression with {between}, such as {example}")
     return tuple(value)
 
 
-def matches(patterns: Iterable[str], *names: str) -> bool:
+def matches_any(patterns: Iterable[str], *names: str) -> bool:
     """Whether a table (database and name), or a column of it, fits one of some patterns, from end to end."""
     name = "\0".join(names)
-    return any(compiled.fullmatch(name) for pattern in patterns for compiled in _compile(pattern, len(names) - 1))
+    return any(
+        compiled.fullmatch(name) for pattern in patterns for compiled in _compile_pattern(pattern, len(names) - 1)
+    )
 
 
 @lru_cache(maxsize=4096)
-def _compile(pattern: str, count: int) -> tuple[re.Pattern[str], ...]:
+def _compile_pattern(pattern: str, count: int) -> tuple[re.Pattern[str], ...]:
     """One compiled pattern for every dot (or pair of dots) that may stand between database and table (and column).
 
     Names may hold dots, and an unescaped dot matches any character: ``shop.order_.*`` against the joined name would
@@ -51,7 +53,7 @@ def _compile(pattern: str, count: int) -> tuple[re.Pattern[str], ...]:
     """
     re.compile(pattern)
     compiled = []
-    for dots in itertools.combinations([m.span() for m in _PARTS.finditer(pattern) if m["dot"]], count):
+    for dots in itertools.combinations([m.span() for m in _PATTERN_PARTS.finditer(pattern) if m["dot"]], count):
         starts, ends = [0, *(end for _, end in dots)], [*(start for start, _ in dots), len(pattern)]
         parts = (pattern[start:end] for start, end in zip(starts, ends, strict=True))
         compiled.append(re.compile("\0".join(parts), re.DOTALL))

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from airflow_provider_cdc.config.deletes import ALL_HARD
-from airflow_provider_cdc.config.patterns import matches
+from airflow_provider_cdc.config.patterns import matches_any
 from airflow_provider_cdc.config.sections import (
     MAX_SERVER_ID,
     SUSPEND,
@@ -32,16 +32,16 @@ from airflow_provider_cdc.config.sections import (
     Stream,
 )
 from airflow_provider_cdc.config.sink_section import KEEP, Sink
-from airflow_provider_cdc.config.strict_yaml import parse
+from airflow_provider_cdc.config.strict_yaml import parse_yaml
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.start_mode import SNAPSHOT
-from airflow_provider_cdc.model.value_checks import check_keys, key_names, refused
+from airflow_provider_cdc.model.value_checks import check_keys, format_keys, invalid_value
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 # A derived server id is far above the small numbers people give to their own servers.
 _FIRST_DERIVED_ID, _ID_STRIDE = 2**20, 1024
-_UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
+_UUID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
 
 _SECTIONS: dict[str, type[Any]] = {
     section.__name__.lower(): section for section in (Source, Snapshot, Stream, Sink, State, Spark, Alerts)
@@ -67,10 +67,14 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise refused("name", self.name, "1 to 63 letters, digits, '_', '.' or '-', with a letter or digit first")
+            raise invalid_value(
+                "name", self.name, "1 to 63 letters, digits, '_', '.' or '-', with a letter or digit first"
+            )
         for key, section in _SECTIONS.items():
             if not isinstance(getattr(self, key), section):
-                raise refused(key, getattr(self, key), f"a {section.__name__}; Pipeline.from_dict takes plain mappings")
+                raise invalid_value(
+                    key, getattr(self, key), f"a {section.__name__}; Pipeline.from_dict takes plain mappings"
+                )
         if self.sink.adopt and self.stream.start != SNAPSHOT:
             raise NotReadyError(
                 "sink.adopt is true, and stream.start is not snapshot",
@@ -111,7 +115,7 @@ class Pipeline:
         :param name: what messages call it.
         :raises NotReadyError: if it is not YAML, or holds a value that is not usable.
         """
-        value = parse(text, name)
+        value = parse_yaml(text, name)
         try:
             return cls.from_dict(value)
         except NotReadyError as error:
@@ -134,7 +138,7 @@ class Pipeline:
             if values.get(key) is None:
                 values[key] = {}
             if not isinstance(values[key], Mapping):
-                raise refused(key, values[key], f"a mapping with the keys {key_names(section)}")
+                raise invalid_value(key, values[key], f"a mapping with the keys {format_keys(section)}")
             check_keys(f"{key}.", values[key], section)
             values[key] = section(**values[key])
         return cls(**values)
@@ -159,14 +163,14 @@ class Pipeline:
     def captures(self, database: str, table: str) -> bool:
         """Whether a table is one of the pipeline's."""
         source = self.source
-        return matches(source.tables, database, table) and not matches(source.exclude, database, table)
+        return matches_any(source.tables, database, table) and not matches_any(source.exclude, database, table)
 
     def copies_column(self, database: str, table: str, column: str) -> bool:
         """Whether a column of a captured table is copied, unless it is one of the key: those always are."""
         included, excluded = self.source.include_columns, self.source.exclude_columns
         if included:
-            return matches(included, database, table, column)
-        return not matches(excluded, database, table, column)
+            return matches_any(included, database, table, column)
+        return not matches_any(excluded, database, table, column)
 
     def server_id(self, slot: int) -> int:
         """Replication server id of one of the pipeline's binlog readers.
@@ -174,8 +178,8 @@ class Pipeline:
         :param slot: one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
         :return: a number below 2^32, the same in every run.
         """
-        if not 0 <= slot <= slots.LAST:
-            raise ValueError(f"slot {slot} is not in 0..{slots.LAST}")
+        if not 0 <= slot <= slots.LAST_SLOT:
+            raise ValueError(f"slot {slot} is not in 0..{slots.LAST_SLOT}")
         if self.source.server_id is not None:
             return self.source.server_id + slot
         # Strides, so that the ids of two pipelines never overlap in part.
@@ -185,7 +189,7 @@ class Pipeline:
 
     def replica_uuid(self, slot: int) -> str:
         """UUID with which the reader of a slot registers at the server; the same in every run."""
-        return str(uuid.uuid5(_UUIDS, f"{self.name}/{self.server_id(slot)}"))
+        return str(uuid.uuid5(_UUID_NAMESPACE, f"{self.name}/{self.server_id(slot)}"))
 
     def replica_ids(self, slot: int) -> tuple[int, str]:
         """Server id and UUID with which the reader of a slot registers at the server."""

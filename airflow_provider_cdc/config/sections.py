@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.config.patterns import check_patterns
 from airflow_provider_cdc.config.spark_conf import check_conf, check_master
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.schema_modes import EVOLVE, EXCEPTION, KINDS, LENIENT, MODES
-from airflow_provider_cdc.model.start_mode import SNAPSHOT, Start, check_start
-from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_whole, refused
+from airflow_provider_cdc.model.schema_modes import CHANGE_KINDS, EVOLVE, EXCEPTION, LENIENT, SCHEMA_MODES
+from airflow_provider_cdc.model.start_mode import SNAPSHOT, StreamStart, check_start
+from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 
 #: Highest value of ``source.server_id``: the slots of a pipeline follow it and must stay below 2^32.
-MAX_SERVER_ID = 2**32 - 1 - slots.LAST
+MAX_SERVER_ID = 2**32 - 1 - slots.LAST_SLOT
 
 #: ``stream.on_table_error``: the stream goes on without a table that cannot go on.
 SUSPEND = "suspend"
-_SCHEMA_CHANGES = ("try_evolve",)
+_PLANNED_SCHEMA_CHANGES = ("try_evolve",)
 _ZERO_DATES = ("error", "null")
 #: Kinds of schema changes that others let a pipeline choose, and what decides here.
-_ELSEWHERE = {
+_CHOSEN_ELSEWHERE = {
     "rename.column": "A renamed column is one dropped and one added: use drop.column and add.column",
     "rename.table": "Leave it out: the copy of a table that was renamed stays as it was",
     "drop.table": "Use sink.on_dropped",
@@ -69,9 +69,9 @@ class Source:
                 "source.include_columns and source.exclude_columns are both set", "Leave one of them out"
             )
         if not self.tables:
-            raise refused("source.tables", [], "at least one regular expression such as shop.order_.*")
+            raise invalid_value("source.tables", [], "at least one regular expression such as shop.order_.*")
         if self.server_id is not None:
-            check_whole("source.server_id", self.server_id, 1, MAX_SERVER_ID)
+            check_integer("source.server_id", self.server_id, 1, MAX_SERVER_ID)
 
     @property
     def patterns(self) -> dict[str, tuple[str, ...]]:
@@ -101,22 +101,24 @@ class Snapshot:
     max_replica_lag_seconds: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("snapshot.chunk_rows", self.chunk_rows, 1, 1_000_000)
-        check_whole("snapshot.group_rows", self.group_rows, 1)
+        check_integer("snapshot.chunk_rows", self.chunk_rows, 1, 1_000_000)
+        check_integer("snapshot.group_rows", self.group_rows, 1)
         if self.group_rows < self.chunk_rows:
-            raise refused("snapshot.group_rows", self.group_rows, f"at least snapshot.chunk_rows ({self.chunk_rows})")
-        check_whole("snapshot.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
+            raise invalid_value(
+                "snapshot.group_rows", self.group_rows, f"at least snapshot.chunk_rows ({self.chunk_rows})"
+            )
+        check_integer("snapshot.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
         for name in ("max_rows_per_second", "max_bytes_per_second", "max_replica_lag_seconds"):
             if getattr(self, name) is not None:
-                check_whole(f"snapshot.{name}", getattr(self, name), 1)
+                check_integer(f"snapshot.{name}", getattr(self, name), 1)
         if self.max_threads_running is not None:
             # Each reader is up to two running threads of the server itself, and one of them asks for the number.
-            check_whole("snapshot.max_threads_running", self.max_threads_running, 2 * self.parallelism + 1)
+            check_integer("snapshot.max_threads_running", self.max_threads_running, 2 * self.parallelism + 1)
 
     @property
-    def load_limits(self) -> Limits:
+    def load_limits(self) -> LoadLimits:
         """What the readers of a group may ask of the server."""
-        return Limits(
+        return LoadLimits(
             self.max_rows_per_second,
             self.max_bytes_per_second,
             self.max_threads_running,
@@ -155,7 +157,7 @@ class Stream:
     max_batch_bytes: int = 268_435_456
     max_batch_rows: int = 5_000_000
     parallelism: int = 2
-    start: Start = field(default=SNAPSHOT, hash=False)
+    start: StreamStart = field(default=SNAPSHOT, hash=False)
     on_purged: str = "stop"
     on_table_error: str = SUSPEND
     fail_on_suspended: bool = True
@@ -168,23 +170,23 @@ class Stream:
         check_choice("stream.mode", self.mode, ("continuous", "catch_up"), (), "")
         seconds: object = self.trigger_seconds
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= 3600:
-            raise refused("stream.trigger_seconds", seconds, "a number from 0 to 3600")
+            raise invalid_value("stream.trigger_seconds", seconds, "a number from 0 to 3600")
         remedy = "Use evolve (the default), lenient, ignore or exception"
-        check_choice("stream.schema_changes", self.schema_changes, MODES, _SCHEMA_CHANGES, remedy)
+        check_choice("stream.schema_changes", self.schema_changes, SCHEMA_MODES, _PLANNED_SCHEMA_CHANGES, remedy)
         for key in ("include_schema_changes", "exclude_schema_changes"):
-            object.__setattr__(self, key, _kinds(f"stream.{key}", getattr(self, key), self.schema_changes))
-        check_whole("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
-        check_whole("stream.max_batch_rows", self.max_batch_rows, 1000)
-        check_whole("stream.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
+            object.__setattr__(self, key, _check_change_kinds(f"stream.{key}", getattr(self, key), self.schema_changes))
+        check_integer("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
+        check_integer("stream.max_batch_rows", self.max_batch_rows, 1000)
+        check_integer("stream.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
         object.__setattr__(self, "start", check_start("stream.start", self.start))
         check_choice("stream.on_table_error", self.on_table_error, (SUSPEND, "stop"), (), "")
         check_choice("stream.reread", self.reread, ("auto", "ask"), (), "")
-        check_whole("stream.reread_max_bytes", self.reread_max_bytes, 0)
+        check_integer("stream.reread_max_bytes", self.reread_max_bytes, 0)
         if not isinstance(self.fail_on_suspended, bool):
-            raise refused("stream.fail_on_suspended", self.fail_on_suspended, "true or false")
+            raise invalid_value("stream.fail_on_suspended", self.fail_on_suspended, "true or false")
         check_choice("stream.on_purged", self.on_purged, ("stop", "reread"), (), "")
         if self.on_purged == "reread" and self.start != SNAPSHOT:
-            raise refused(
+            raise invalid_value(
                 "stream.on_purged", self.on_purged, "stop: a pipeline without a snapshot has nothing to read again"
             )
 
@@ -194,17 +196,17 @@ class Stream:
         return self.schema_changes != EXCEPTION
 
 
-def _kinds(key: str, kinds: object, mode: str) -> tuple[str, ...]:
+def _check_change_kinds(key: str, kinds: object, mode: str) -> tuple[str, ...]:
     """A list of kinds of changes.
 
     :raises NotReadyError: if it is not one, or there is nothing to choose from.
     """
     if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
-        raise refused(key, kinds, f"a list of {', '.join(KINDS)}")
+        raise invalid_value(key, kinds, f"a list of {', '.join(CHANGE_KINDS)}")
     for kind in kinds:
-        if kind in _ELSEWHERE:
-            raise NotReadyError(f"{key}: {kind!r} is not chosen here", _ELSEWHERE[kind])
-        check_choice(key, kind, KINDS, (), "")
+        if kind in _CHOSEN_ELSEWHERE:
+            raise NotReadyError(f"{key}: {kind!r} is not chosen here", _CHOSEN_ELSEWHERE[kind])
+        check_choice(key, kind, CHANGE_KINDS, (), "")
     if kinds and mode not in (EVOLVE, LENIENT):
         raise NotReadyError(f"{key} is set, and stream.schema_changes is {mode}", f"Use {EVOLVE} or {LENIENT} with it")
     return tuple(kinds)
@@ -240,7 +242,7 @@ class Alerts:
             value: object = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
             if value is not None and not number:
-                raise refused(f"alerts.{name}", value, "a number above 0, or null")
+                raise invalid_value(f"alerts.{name}", value, "a number above 0, or null")
 
 
 @dataclass(frozen=True)

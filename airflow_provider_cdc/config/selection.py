@@ -7,17 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_cdc.config.load_limits import Limits
-from airflow_provider_cdc.config.patterns import check_patterns, matches
-from airflow_provider_cdc.model.value_checks import check_whole, refused
+from airflow_provider_cdc.config.load_limits import LoadLimits
+from airflow_provider_cdc.config.patterns import check_patterns, matches_any
+from airflow_provider_cdc.model.value_checks import check_integer, invalid_value
 
 #: Seconds by which a copy may lag behind its source to be compared: a day, as a catch-up a day leaves it.
-MAX_LAG_SECONDS = 86_400
+DEFAULT_MAX_LAG_SECONDS = 86_400
 _SHARE = re.compile(r"1/([1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)
-class Selection:
+class TableSelection:
     """Some of a pipeline's tables.
 
     :param tables: patterns ``database.table``; all tables if empty.
@@ -32,7 +32,7 @@ class Selection:
     parts: int = 1
     turn: int = 0
     max_rows_per_second: int | None = None
-    max_lag_seconds: int = MAX_LAG_SECONDS
+    max_lag_seconds: int = DEFAULT_MAX_LAG_SECONDS
 
     @classmethod
     def from_options(
@@ -44,7 +44,7 @@ class Selection:
         max_lag_seconds: int | None = None,
         *,
         today: int,
-    ) -> Selection:
+    ) -> TableSelection:
         """Check what a person has written.
 
         :param sample: ``1/n``, or ``None`` for all tables.
@@ -55,37 +55,40 @@ class Selection:
         patterns = check_patterns("tables", list(tables))
         share = None if sample is None else _SHARE.fullmatch(str(sample))
         if sample is not None and share is None:
-            raise refused("sample", sample, "a share such as 1/7")
+            raise invalid_value("sample", sample, "a share such as 1/7")
         if seed is not None:
-            check_whole("seed", seed, 0)
+            check_integer("seed", seed, 0)
             if sample is None:
-                raise refused("seed", seed, "given together with sample: it says which share of the tables is taken")
+                raise invalid_value(
+                    "seed", seed, "given together with sample: it says which share of the tables is taken"
+                )
         if max_rows_per_second is not None:
-            check_whole("max_rows_per_second", max_rows_per_second, 1)
-        longest = MAX_LAG_SECONDS if max_lag_seconds is None else max_lag_seconds
-        check_whole("max_lag_seconds", longest, 0)
+            check_integer("max_rows_per_second", max_rows_per_second, 1)
+        longest = DEFAULT_MAX_LAG_SECONDS if max_lag_seconds is None else max_lag_seconds
+        check_integer("max_lag_seconds", longest, 0)
         parts = int(share[1]) if share else 1
         return cls(patterns, parts, today if seed is None else seed, max_rows_per_second, longest)
 
     def includes(self, database: str, table: str) -> bool:
         """Whether it takes a table."""
         return (
-            self.matches_patterns(database, table) and _number(database, table) % self.parts == self.turn % self.parts
+            self.matches_patterns(database, table)
+            and _name_hash(database, table) % self.parts == self.turn % self.parts
         )
 
     def matches_patterns(self, database: str, table: str) -> bool:
         """Whether the patterns name a table."""
-        return not self.tables or matches(self.tables, database, table)
+        return not self.tables or matches_any(self.tables, database, table)
 
-    def apply_to_limits(self, limits: Limits) -> Limits:
+    def apply_to_limits(self, limits: LoadLimits) -> LoadLimits:
         """The pipeline's limits, and its own: the lower one counts."""
         rates = [rate for rate in (limits.rows_per_second, self.max_rows_per_second) if rate is not None]
         return replace(limits, rows_per_second=min(rates, default=None))
 
 
 #: All tables.
-EVERYTHING = Selection()
+ALL_TABLES = TableSelection()
 
 
-def _number(database: str, table: str) -> int:
+def _name_hash(database: str, table: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{database}\0{table}".encode()).digest()[:8], "big")

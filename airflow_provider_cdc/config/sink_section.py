@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_cdc.config.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
-from airflow_provider_cdc.config.patterns import check_patterns, matches
-from airflow_provider_cdc.config.sink_kinds import KINDS
-from airflow_provider_cdc.config.store_address import StoreAddress, folder_of
-from airflow_provider_cdc.config.table_paths import DEFAULT, TablePaths
+from airflow_provider_cdc.config.deletes import ALL_HARD, DELETE_MODES, HARD, IGNORE, SOFT, DeletePolicy
+from airflow_provider_cdc.config.patterns import check_patterns, matches_any
+from airflow_provider_cdc.config.sink_kinds import SINK_CLASSES
+from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
+from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.config.table_properties import TableProperties
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_whole, refused
+from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
-_UNITS = ("year", "month", "day", "hour")
-_MERGES = ("deletion_vectors", "copy_on_write")
+_PARTITION_UNITS = ("year", "month", "day", "hour")
+_MERGE_MODES = ("deletion_vectors", "copy_on_write")
 #: ``on_dropped``: the copy of a table that was dropped stays as it was; or its rows go.
 KEEP, DROP = "keep", "drop"
 
@@ -28,7 +28,7 @@ class Sink:
 
     :param path: absolute folder, or address in an object store (``s3://``, ``gs://``, ``abfss://``, ``az://``); one
         table a folder: ``<path>/<database>/<table>``.
-    :param kind: ``delta``; one of :data:`airflow_provider_cdc.config.sink_kinds.KINDS`.
+    :param kind: ``delta``; one of :data:`airflow_provider_cdc.config.sink_kinds.SINK_CLASSES`.
     :param deletes: what becomes of rows that are deleted in the source: ``hard``, they go; ``soft``, they stay and are
         marked; ``ignore``, they stay; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
     :param on_dropped: what becomes of the copy of a table that is dropped in the source: ``keep``, it stays as it was;
@@ -55,19 +55,19 @@ class Sink:
     partition_by: Mapping[str, Sequence[str | Mapping[str, str]]] = field(default_factory=dict, hash=False)
     compaction: bool = True
     conn_id: str | None = None
-    table_path: str = DEFAULT.template
+    table_path: str = DEFAULT_TABLE_PATHS.template
     lower_case: bool = False
     table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
     adopt: bool = False
     on_dropped: str | Mapping[str, Sequence[str]] = field(default=KEEP, hash=False)
 
     def __post_init__(self) -> None:
-        check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
+        check_choice("sink.kind", self.kind, tuple(SINK_CLASSES), _SINK_KINDS, f"Use {' or '.join(SINK_CLASSES)}")
         path: object = self.path
         if not isinstance(path, str):
-            raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
+            raise invalid_value("sink.path", path, "the absolute path of a folder, such as /data/lake")
         address = StoreAddress.parse(path)
-        if "%" in (folder_of(path) or path):
+        if "%" in (local_folder_of(path) or path):
             raise NotReadyError(
                 f"sink.path has a percent sign: {path[:60]!r}",
                 "Name a folder without one: readers of Delta tables take it for the beginning of an escaped character",
@@ -76,16 +76,16 @@ class Sink:
             check_conn_id("sink.conn_id", self.conn_id)
             if address is None:
                 raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
-        self._check_modes("deletes", DELETES)
+        self._check_modes("deletes", DELETE_MODES)
         TablePaths(self.table_path, self.lower_case)
         TableProperties.parse(self.table_properties)
-        self._check_modes("merge", _MERGES)
+        self._check_modes("merge", _MERGE_MODES)
         self._check_modes("on_dropped", (KEEP, DROP))
         self._check_partitions()
-        check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
+        check_integer("sink.index_bytes", self.index_bytes, 1 << 20)
         for name in ("compaction", "adopt"):
             if not isinstance(getattr(self, name), bool):
-                raise refused(f"sink.{name}", getattr(self, name), "true or false")
+                raise invalid_value(f"sink.{name}", getattr(self, name), "true or false")
 
     def _check_modes(self, name: str, modes: tuple[str, ...]) -> None:
         """A word for all tables, or patterns of tables for words other than the default, which comes first."""
@@ -95,7 +95,7 @@ class Sink:
             return
         if not value or not {*value} <= {*modes[1:]}:
             forms = ", ".join(f"{mode}: [patterns of tables]" for mode in modes[1:])
-            raise refused(f"sink.{name}", value, f"{' or '.join(modes)}, or {{{forms}}}")
+            raise invalid_value(f"sink.{name}", value, f"{' or '.join(modes)}, or {{{forms}}}")
         patterns = {mode: check_patterns(f"sink.{name}.{mode}", mode_patterns) for mode, mode_patterns in value.items()}
         object.__setattr__(self, name, patterns)
 
@@ -107,13 +107,13 @@ class Sink:
         return tuple(value.get(mode, ()))
 
     @property
-    def delete_policy(self) -> Deletes:
+    def delete_policy(self) -> DeletePolicy:
         """``deletes``, to be asked by table."""
-        return Deletes(self._patterns_of_mode("deletes", SOFT), self._patterns_of_mode("deletes", IGNORE))
+        return DeletePolicy(self._patterns_of_mode("deletes", SOFT), self._patterns_of_mode("deletes", IGNORE))
 
     def empties_dropped_table(self, database: str, table: str) -> bool:
         """Whether the rows of a table's copy go when the table is dropped in the source."""
-        return matches(self._patterns_of_mode("on_dropped", DROP), database, table)
+        return matches_any(self._patterns_of_mode("on_dropped", DROP), database, table)
 
     @property
     def table_paths(self) -> TablePaths:
@@ -123,13 +123,13 @@ class Sink:
     def _check_partitions(self) -> None:
         value: object = {} if self.partition_by is None else self.partition_by
         if not isinstance(value, Mapping):
-            raise refused("sink.partition_by", value, "a mapping of patterns of tables to lists of columns")
+            raise invalid_value("sink.partition_by", value, "a mapping of patterns of tables to lists of columns")
         partitions: dict[str, list[str | dict[str, str]]] = {}
         for pattern in check_patterns("sink.partition_by", list(value)):
             key, parts = f"sink.partition_by.{pattern}", value[pattern]
             if not isinstance(parts, list | tuple) or not parts:
-                raise refused(key, parts, "a list such as [country, {month: created_at}]")
-            partitions[pattern] = [_part(key, part) for part in parts]
+                raise invalid_value(key, parts, "a list such as [country, {month: created_at}]")
+            partitions[pattern] = [_check_partition(key, part) for part in parts]
         object.__setattr__(self, "partition_by", partitions)
 
     @property
@@ -140,7 +140,7 @@ class Sink:
             arguments["copies"] = copies
         if self.delete_policy != ALL_HARD:
             arguments["deletes"] = self.delete_policy
-        if self.table_paths != DEFAULT:
+        if self.table_paths != DEFAULT_TABLE_PATHS:
             arguments["table_path"] = self.table_paths
         if self.adopt:
             arguments["adopt"] = True
@@ -156,16 +156,16 @@ class Sink:
         return arguments
 
 
-def _part(key: str, part: object) -> str | dict[str, str]:
+def _check_partition(key: str, part: object) -> str | dict[str, str]:
     """What a table is partitioned by, if it is such."""
     if isinstance(part, str) and part:
         return part
     if isinstance(part, Mapping) and len(part) == 1:
         ((unit, column),) = part.items()
-        if unit in _UNITS and isinstance(column, str) and column:
+        if unit in _PARTITION_UNITS and isinstance(column, str) and column:
             return {unit: column}
-    raise refused(
-        key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(_UNITS)}"
+    raise invalid_value(
+        key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(_PARTITION_UNITS)}"
     )
 
 

@@ -7,10 +7,10 @@ import reprlib
 from collections.abc import Mapping
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.value_checks import refused
+from airflow_provider_cdc.model.value_checks import invalid_value
 
 #: What a master may be, for people.
-MASTERS = "local, local[N], local[*], spark://host:port[,host:port...], yarn or k8s://https://host:port"
+MASTER_FORMS = "local, local[N], local[*], spark://host:port[,host:port...], yarn or k8s://https://host:port"
 
 _LOCAL = re.compile(r"local(\[([1-9][0-9]{0,3}|\*)\])?")
 _ADDRESS = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
@@ -23,12 +23,12 @@ _KEY = re.compile(r"spark\.[A-Za-z0-9_.\-]+")
 _SECRET = re.compile(r"secret|passw|passphrase|token|(access|account|private|api)[._-]?key", re.IGNORECASE)
 
 #: Remedy for what must not be in ``spark.conf``.
-SECRET_PLACE = (
+SECRET_REMEDY = (
     "Put it into the spark-defaults.conf of a folder that SPARK_CONF_DIR names and that only the driver's user can read"
 )
 
 #: Settings that the project decides for itself, with what to use instead.
-DECIDED: Mapping[str, str] = {
+MANAGED_SETTINGS: Mapping[str, str] = {
     "spark.app.name": "It follows from the name of the pipeline",
     "spark.master": "Use the key spark.master of the pipeline, or spark.conn_id",
     "spark.submit.deployMode": "The driver always runs in client mode",
@@ -43,14 +43,14 @@ DECIDED: Mapping[str, str] = {
 }
 
 
-def is_local(master: str) -> bool:
+def is_local_master(master: str) -> bool:
     """Whether driver and executors are one process."""
     return _LOCAL.fullmatch(master) is not None
 
 
-def is_loopback(master: str) -> bool:
+def is_loopback_master(master: str) -> bool:
     """Whether nothing that driver and executors say to each other leaves the host."""
-    if is_local(master):
+    if is_local_master(master):
         return True
     match = _STANDALONE.fullmatch(master)
     return match is not None and all(_LOOPBACK.fullmatch(a.rpartition(":")[0]) for a in match[1].split(","))
@@ -66,8 +66,8 @@ def check_master(what: str, master: object) -> str:
         if master == "yarn" or any(form.fullmatch(master) for form in (_LOCAL, _STANDALONE, _KUBERNETES)):
             return master
         if "@" in master:  # user and password of an address: not shown
-            raise NotReadyError(f"{what} is not the address of a Spark master", f"It must be {MASTERS}")
-    raise refused(what, master, MASTERS)
+            raise NotReadyError(f"{what} is not the address of a Spark master", f"It must be {MASTER_FORMS}")
+    raise invalid_value(what, master, MASTER_FORMS)
 
 
 def check_conf(what: str, conf: object) -> dict[str, str]:
@@ -77,30 +77,30 @@ def check_conf(what: str, conf: object) -> dict[str, str]:
     :raises NotReadyError: for what is not a setting, would carry a secret, or is decided by the project.
     """
     if not isinstance(conf, Mapping):
-        raise refused(what, conf, "a mapping such as {spark.executor.memory: 4g}")
-    return {_key(what, key): _text(f"{what}: {key}", value) for key, value in conf.items()}
+        raise invalid_value(what, conf, "a mapping such as {spark.executor.memory: 4g}")
+    return {_check_key(what, key): _check_value(f"{what}: {key}", value) for key, value in conf.items()}
 
 
-def _key(what: str, key: object) -> str:
+def _check_key(what: str, key: object) -> str:
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise NotReadyError(
             f"{what}: {reprlib.repr(key)} is not the name of a Spark setting", "It must begin with spark."
         )
-    if key in DECIDED:
-        raise NotReadyError(f"{what}: {key} cannot be set", DECIDED[key])
+    if key in MANAGED_SETTINGS:
+        raise NotReadyError(f"{what}: {key} cannot be set", MANAGED_SETTINGS[key])
     if _SECRET.search(key):  # the value is not shown
         raise NotReadyError(
             f"{what}: {key} would carry a secret, and everyone on the host can read settings",
-            SECRET_PLACE,
+            SECRET_REMEDY,
         )
     return key
 
 
-def _text(what: str, value: object) -> str:
+def _check_value(what: str, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str) and value and value.isprintable():
         return value
     if isinstance(value, int | float):
         return str(value)
-    raise refused(what, value, "a text, a number, true or false")
+    raise invalid_value(what, value, "a text, a number, true or false")

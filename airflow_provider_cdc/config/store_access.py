@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from airflow_provider_cdc.config.store_address import AZURE, GCS, S3, StoreAddress
-from airflow_provider_cdc.config.tls import is_here
+from airflow_provider_cdc.config.tls import is_local_host
 from airflow_provider_cdc.model.errors import NotReadyError
 
 #: Types of connections, and what kind of store each is for.
@@ -66,7 +66,7 @@ _ROLE_KWARGS = ("RoleSessionName", "ExternalId", "DurationSeconds")
 _Pairs = tuple[tuple[str, Any], ...]
 
 
-class _Fields(Protocol):
+class _ConnectionFields(Protocol):
     """What of a connection is looked at."""
 
     @property
@@ -116,7 +116,7 @@ class StoreAccess:
             return "the server's certificate is not checked: whoever is on the way may pass for the server"
         config = dict(self.config)
         endpoint = urlsplit(str(config.get("endpoint") or config.get("base_url") or ""))
-        if endpoint.scheme == "http" and not is_here(endpoint.hostname):
+        if endpoint.scheme == "http" and not is_local_host(endpoint.hostname):
             return "nothing is encrypted, and whoever is on the way may pass for the server"
         return None
 
@@ -132,7 +132,7 @@ class StoreAccess:
             raise NotReadyError(f"{self.label} is for another account than sink.path names", "Correct one of them")
 
 
-def secrets_of(extra: Mapping[str, Any]) -> list[str]:
+def secrets_in_extra(extra: Mapping[str, Any]) -> list[str]:
     """Texts in a connection's extra that no message may hold."""
     secrets: list[str] = []
     for prefixed, value in extra.items():
@@ -140,7 +140,7 @@ def secrets_of(extra: Mapping[str, Any]) -> list[str]:
         if name == "keyfile_dict":
             with suppress(ValueError):
                 inner = json.loads(value) if isinstance(value, str) else value
-                secrets += [str(value), *(secrets_of(inner) if isinstance(inner, Mapping) else [])]
+                secrets += [str(value), *(secrets_in_extra(inner) if isinstance(inner, Mapping) else [])]
         elif name in _SECRETS and value:
             secrets.append(str(value))
             if name == "connection_string":
@@ -149,7 +149,7 @@ def secrets_of(extra: Mapping[str, Any]) -> list[str]:
     return secrets
 
 
-def access_of(conn: _Fields) -> StoreAccess:
+def parse_store_access(conn: _ConnectionFields) -> StoreAccess:
     """What a connection says.
 
     :raises NotReadyError: if it is of another type, or says something that would be lost.
@@ -162,16 +162,16 @@ def access_of(conn: _Fields) -> StoreAccess:
             "For an object store it must be aws, google_cloud_platform, wasb or adls",
         )
     extra = {_PREFIX.sub("", k): v for k, v in conn.extra.items() if v not in (None, "", {}, [])}
-    return {S3: _aws, GCS: _gcp, AZURE: _azure}[store](what, conn, extra)
+    return {S3: _aws_access, GCS: _gcp_access, AZURE: _azure_access}[store](what, conn, extra)
 
 
-def _known(what: str, extra: Mapping[str, Any], known: tuple[str, ...], ignored: tuple[str, ...] = ()) -> None:
+def _refuse_unknown(what: str, extra: Mapping[str, Any], known: tuple[str, ...], ignored: tuple[str, ...] = ()) -> None:
     for name in extra:
         if name not in known and name not in ignored:
             raise NotReadyError(f"{what}: extra {name!r} is not supported", f"Use only {', '.join(known)}")
 
 
-def _table(what: str, name: str, value: Any) -> dict[str, Any]:
+def _parse_mapping(what: str, name: str, value: Any) -> dict[str, Any]:
     """An extra that is a mapping, or the JSON of one."""
     if isinstance(value, str):
         try:
@@ -183,7 +183,7 @@ def _table(what: str, name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _flag(what: str, extra: Mapping[str, Any], name: str) -> bool:
+def _parse_flag(what: str, extra: Mapping[str, Any], name: str) -> bool:
     value = extra.get(name, False)
     flag = {"true": True, "false": False}.get(str(value).lower())
     if flag is None:
@@ -191,7 +191,7 @@ def _flag(what: str, extra: Mapping[str, Any], name: str) -> bool:
     return flag
 
 
-def _endpoint(what: str, url: Any) -> tuple[str, dict[str, Any]]:
+def _parse_endpoint(what: str, url: Any) -> tuple[str, dict[str, Any]]:
     """An endpoint and what the client has to know for it."""
     try:
         parts = urlsplit(str(url))
@@ -206,23 +206,23 @@ def _endpoint(what: str, url: Any) -> tuple[str, dict[str, Any]]:
 # ---------------------------------------------------------------- AWS, and what speaks its protocol
 
 
-def _aws(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
-    _known(what, extra, _AWS_EXTRA)
+def _aws_access(what: str, conn: _ConnectionFields, extra: Mapping[str, Any]) -> StoreAccess:
+    _refuse_unknown(what, extra, _AWS_EXTRA)
     config: dict[str, Any] = {}
     client: dict[str, Any] = {}
     if extra.get("region_name"):
         config["region"] = str(extra["region_name"])
     url = extra.get("endpoint_url")
     if "service_config" in extra:
-        url = _of_s3(what, extra["service_config"]).get("endpoint_url", url)
+        url = _parse_service_config(what, extra["service_config"]).get("endpoint_url", url)
     if url:
-        config["endpoint"], client = _endpoint(what, url)
+        config["endpoint"], client = _parse_endpoint(what, url)
     verify = extra.get("verify", True)
     if str(verify).lower() == "false":
         client["allow_invalid_certificates"] = True
     elif str(verify).lower() != "true":
         client["root_certificate"] = str(verify)
-    style, unsigned = _config_kwargs(what, extra)
+    style, unsigned = _parse_config_kwargs(what, extra)
     if style:
         config["virtual_hosted_style_request"] = style == "virtual"
     key = conn.login or extra.get("aws_access_key_id")
@@ -234,26 +234,26 @@ def _aws(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
             "Give both, or none: then the environment or the instance says who asks",
         )
     keys = (str(key), str(secret), str(token) if token else None) if key else None
-    role = _role(what, extra)
-    if unsigned or _flag(what, extra, "anonymous"):
+    role = _parse_assume_role(what, extra)
+    if unsigned or _parse_flag(what, extra, "anonymous"):
         if keys or role:
             raise NotReadyError(f"{what} is anonymous, and has keys or a role", "Remove one of them")
         config["skip_signature"] = True
     return StoreAccess(S3, what, tuple(config.items()), tuple(client.items()), keys, role)
 
 
-def _of_s3(what: str, value: Any) -> dict[str, Any]:
+def _parse_service_config(what: str, value: Any) -> dict[str, Any]:
     """``service_config``, of which only the part of S3 is of use, and of that the endpoint."""
-    s3_config = _table(what, "service_config.s3", _table(what, "service_config", value).get("s3", {}))
+    s3_config = _parse_mapping(what, "service_config.s3", _parse_mapping(what, "service_config", value).get("s3", {}))
     if other := sorted(s3_config.keys() - {"endpoint_url", "bucket_name"}):
         raise NotReadyError(f"{what}: extra 'service_config.s3.{other[0]}' is not supported", "Use endpoint_url only")
     return s3_config
 
 
-def _config_kwargs(what: str, extra: Mapping[str, Any]) -> tuple[str | None, bool]:
+def _parse_config_kwargs(what: str, extra: Mapping[str, Any]) -> tuple[str | None, bool]:
     """Style of addresses, and whether requests are not signed."""
-    kwargs = _table(what, "config_kwargs", extra.get("config_kwargs", {}))
-    s3 = _table(what, "config_kwargs.s3", kwargs.pop("s3", {}))
+    kwargs = _parse_mapping(what, "config_kwargs", extra.get("config_kwargs", {}))
+    s3 = _parse_mapping(what, "config_kwargs.s3", kwargs.pop("s3", {}))
     unsigned = kwargs.pop("signature_version", "s3v4")
     style = s3.pop("addressing_style", "auto")
     for prefix, rest in (("", kwargs), ("s3.", s3)):
@@ -270,14 +270,14 @@ def _config_kwargs(what: str, extra: Mapping[str, Any]) -> tuple[str | None, boo
     return (None if style == "auto" else style), unsigned == "unsigned"
 
 
-def _role(what: str, extra: Mapping[str, Any]) -> _Pairs:
+def _parse_assume_role(what: str, extra: Mapping[str, Any]) -> _Pairs:
     method = extra.get("assume_role_method", "assume_role")
     if method != "assume_role":
         raise NotReadyError(
             f"{what}: extra 'assume_role_method' is not assume_role",
             "For a web identity, leave out sink.conn_id: AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE say it",
         )
-    arn, kwargs = extra.get("role_arn"), _table(what, "assume_role_kwargs", extra.get("assume_role_kwargs", {}))
+    arn, kwargs = extra.get("role_arn"), _parse_mapping(what, "assume_role_kwargs", extra.get("assume_role_kwargs", {}))
     if kwargs and not arn:
         raise NotReadyError(f"{what}: extra 'assume_role_kwargs' has no role_arn beside it", "Add it")
     for name in kwargs:
@@ -293,40 +293,40 @@ def _role(what: str, extra: Mapping[str, Any]) -> _Pairs:
 # ---------------------------------------------------------------- Google and Azure
 
 
-def _gcp(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
+def _gcp_access(what: str, conn: _ConnectionFields, extra: Mapping[str, Any]) -> StoreAccess:
     for name in ("anonymous", "is_anonymous"):
-        if _flag(what, extra, name):
+        if _parse_flag(what, extra, name):
             raise NotReadyError(
                 f"{what}: extra {name!r} is for reading only", "Give keyfile_dict or key_path: a sink writes"
             )
     extra = {name: value for name, value in extra.items() if name not in ("anonymous", "is_anonymous")}
-    _known(what, extra, _GCP_EXTRA, _GCP_IGNORED)
+    _refuse_unknown(what, extra, _GCP_EXTRA, _GCP_IGNORED)
     config: dict[str, Any] = {}
     client: dict[str, Any] = {}
     if "keyfile_dict" in extra:
-        config["service_account_key"] = json.dumps(_table(what, "keyfile_dict", extra["keyfile_dict"]))
+        config["service_account_key"] = json.dumps(_parse_mapping(what, "keyfile_dict", extra["keyfile_dict"]))
     if "key_path" in extra:
         config["service_account"] = str(extra["key_path"])
     if len(config) > 1:
         raise NotReadyError(f"{what} says in several ways who asks", "Give one of keyfile_dict and key_path")
     if "endpoint_url" in extra:
-        config["base_url"], client = _endpoint(what, extra["endpoint_url"])
+        config["base_url"], client = _parse_endpoint(what, extra["endpoint_url"])
     return StoreAccess(GCS, what, tuple(config.items()), tuple(client.items()))
 
 
-def _azure(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
-    _known(what, extra, _AZURE_EXTRA)
-    connection_string = _connection_string(what, str(extra.get("connection_string", "")))
+def _azure_access(what: str, conn: _ConnectionFields, extra: Mapping[str, Any]) -> StoreAccess:
+    _refuse_unknown(what, extra, _AZURE_EXTRA)
+    connection_string = _parse_connection_string(what, str(extra.get("connection_string", "")))
     tenant = extra.get("tenant_id")
     host = str(extra.get("account_url") or conn.host or "")
-    account = extra.get("account_name") or connection_string.get("AccountName") or _account(host)
+    account = extra.get("account_name") or connection_string.get("AccountName") or _account_of_host(host)
     if not account and not tenant:
         account = conn.login
     url = extra.get("endpoint_url") or connection_string.get("BlobEndpoint")
     config: dict[str, Any] = {"account_name": str(account)} if account else {}
     client: dict[str, Any] = {}
     if url:
-        config["endpoint"], client = _endpoint(what, url)
+        config["endpoint"], client = _parse_endpoint(what, url)
     credentials: list[dict[str, Any]] = []
     key = extra.get("account_key") or extra.get("shared_access_key") or connection_string.get("AccountKey")
     if not tenant:
@@ -345,7 +345,7 @@ def _azure(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
         credentials.append({"credential_type": "client_secret", **ids})
     if identity := extra.get("managed_identity_client_id"):
         credentials.append({"credential_type": "managed_identity", "client_id": str(identity)})
-    if _flag(what, extra, "anonymous"):
+    if _parse_flag(what, extra, "anonymous"):
         credentials.append({"skip_signature": True})
     if len(credentials) > 1:
         raise NotReadyError(
@@ -357,13 +357,13 @@ def _azure(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
     return StoreAccess(AZURE, what, tuple(config.items()), tuple(client.items()))
 
 
-def _account(host: str) -> str | None:
+def _account_of_host(host: str) -> str | None:
     """Account of a connection's host, which is its name or address."""
     name = re.sub(r"^https?://", "", host).split("/")[0]
     return name.split(".")[0] or None
 
 
-def _connection_string(what: str, text: str) -> dict[str, str]:
+def _parse_connection_string(what: str, text: str) -> dict[str, str]:
     parts = [part.partition("=") for part in text.split(";") if part]
     if not all(separator for _, separator, _ in parts):
         raise NotReadyError(f"{what}: its connection_string cannot be understood", "Copy it again")

@@ -12,13 +12,13 @@ from airflow_provider_cdc.model.errors import NotReadyError
 #: Kinds of object stores.
 S3, GCS, AZURE = "s3", "gs", "az"
 _SCHEMES = {"s3": S3, "s3a": S3, "gs": GCS, "gcs": GCS, "abfss": AZURE, "abfs": AZURE, "az": AZURE}
-_FORMS = "s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs.core.windows.net/prefix or az://container/prefix"
-_FOLDER = "the absolute path of a folder, such as /data/lake, or an address such as s3://bucket/lake"
+_ADDRESS_FORMS = "s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs.core.windows.net/prefix or az://container/prefix"
+_FOLDER_FORM = "the absolute path of a folder, such as /data/lake, or an address such as s3://bucket/lake"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{1,220}[A-Za-z0-9]")
 _ACCOUNT = re.compile(r"([a-z0-9]{3,24})\.(?:dfs|blob)\.(core\.[a-z0-9.\-]+)")
 #: Where the accounts of Azure's public cloud are.
-_PUBLIC = "core.windows.net"
+_PUBLIC_DOMAIN = "core.windows.net"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StoreAddress:
     bucket: str
     root: str = ""
     account: str | None = None
-    account_domain: str = _PUBLIC
+    account_domain: str = _PUBLIC_DOMAIN
 
     @classmethod
     def parse(cls, path: str) -> Self | None:
@@ -46,28 +46,28 @@ class StoreAddress:
         """
         match = _SCHEME.match(path)
         if match is None or match[1].lower() == "file":
-            folder_of(path)
+            local_folder_of(path)
             return None
         store = _SCHEMES.get(match[1])
         if store is None:
-            raise NotReadyError(f"sink.path: {match[1]}:// is not supported", f"Use {_FOLDER}: {_FORMS}")
+            raise NotReadyError(f"sink.path: {match[1]}:// is not supported", f"Use {_FOLDER_FORM}: {_ADDRESS_FORMS}")
         bucket, _, root = path.partition("://")[2].partition("/")
-        account, cloud = None, _PUBLIC
+        account, cloud = None, _PUBLIC_DOMAIN
         if "@" in bucket and store == AZURE:
             bucket, _, host = bucket.partition("@")
             matched = _ACCOUNT.fullmatch(host)
             if matched is None:
-                raise _refused("the account's host is not like account.dfs.core.windows.net")
+                raise _invalid_address("the account's host is not like account.dfs.core.windows.net")
             account, cloud = matched[1], matched[2]
         elif match[1] in ("abfss", "abfs"):
-            raise _refused("it names no account")
+            raise _invalid_address("it names no account")
         root = root.rstrip("/")
         if not _BUCKET.fullmatch(bucket):
-            raise _refused("what stands before the first slash is not the name of a bucket or container")
+            raise _invalid_address("what stands before the first slash is not the name of a bucket or container")
         if not root.isprintable() or any(part in ("", ".", "..") for part in root.split("/") if root):
-            raise _refused("the prefix has empty, dotted or unprintable parts")
+            raise _invalid_address("the prefix has empty, dotted or unprintable parts")
         if re.search(r"[?#%\\]", root):
-            raise _refused(r"the prefix has one of ? # % \ in it")
+            raise _invalid_address(r"the prefix has one of ? # % \ in it")
         return cls(store, bucket, root, account, cloud)
 
     def display(self, name: str = "") -> str:
@@ -91,7 +91,7 @@ class StoreAddress:
         )
 
 
-def folder_of(path: str) -> str | None:
+def local_folder_of(path: str) -> str | None:
     """The folder that ``sink.path`` names, ``None`` if it is an address in an object store.
 
     :raises NotReadyError: if it is an address of a file that is none.
@@ -104,9 +104,9 @@ def folder_of(path: str) -> str | None:
             raise NotReadyError("sink.path: an address of a file has no host", "Write it as file:///data/lake")
         path = unquote(path[len("file://") :])
     if not path.startswith("/") or not path.isprintable():
-        raise NotReadyError(f"sink.path is {path[:60]!r}", f"It must be {_FOLDER}")
+        raise NotReadyError(f"sink.path is {path[:60]!r}", f"It must be {_FOLDER_FORM}")
     return path
 
 
-def _refused(why: str) -> NotReadyError:
-    return NotReadyError(f"sink.path is not an address of an object store: {why}", f"Write it as {_FORMS}")
+def _invalid_address(why: str) -> NotReadyError:
+    return NotReadyError(f"sink.path is not an address of an object store: {why}", f"Write it as {_ADDRESS_FORMS}")

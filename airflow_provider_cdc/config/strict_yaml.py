@@ -9,7 +9,7 @@ import yaml
 from airflow_provider_cdc.model.errors import NotReadyError
 
 
-def parse(text: str, name: str) -> Any:
+def parse_yaml(text: str, name: str) -> Any:
     """The plain value that a YAML text stands for.
 
     :param text: one document.
@@ -17,14 +17,14 @@ def parse(text: str, name: str) -> Any:
     :raises NotReadyError: if it is no YAML, or gives a key twice; with the place.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
-        raise NotReadyError(f"{name}: {_problem(error)}", "Correct the YAML at this place") from None
+        raise NotReadyError(f"{name}: {_describe_error(error)}", "Correct the YAML at this place") from None
     except RecursionError:
         raise NotReadyError(f"{name} is nested too deeply", "Give the pipeline's YAML") from None
 
 
-class _Loader(yaml.SafeLoader):
+class _UniqueKeyLoader(yaml.SafeLoader):
     """The safe loader, which also refuses a key that is given twice (YAML itself would take the last one)."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _problem(error: yaml.YAMLError) -> str:
+def _describe_error(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     words = [getattr(error, "context", None), getattr(error, "problem", None)]
     problem = " ".join(" ".join(filter(None, words)).split())[:200] or " ".join(str(error).split())[:200]

@@ -7,29 +7,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.value_checks import refused
+from airflow_provider_cdc.model.value_checks import invalid_value
 
 _NAME = re.compile(r"\{(database|table)\}")
 _PART = re.compile(r"(?!\.|_cdc|_delta_log)([A-Za-z0-9_.\-]|\{database\}|\{table\})+")
 
 
 #: What is written in another way in a URL: readers that take the path of a table for one do not find its files.
-_ESCAPED = re.compile(r"[^\x21-\x7e]|[%\\\"#<>?`{}]")
+_URL_ESCAPED = re.compile(r"[^\x21-\x7e]|[%\\\"#<>?`{}]")
 
 
 #: What to do about them.
-READERS = (
+URL_READERS_REMEDY = (
     "Polars and Daft do not find the files of such a table (docs/readers.md). If you need them: name the folder "
     "otherwise, by sink.path or sink.table_path"
 )
 
 
-def escaped_in(path: str) -> str:
+def url_escaped_characters(path: str) -> str:
     """The characters of a path that some readers of Delta tables do not find files by, each once."""
-    return "".join(sorted({*_ESCAPED.findall(path)}))
+    return "".join(sorted({*_URL_ESCAPED.findall(path)}))
 
 
-def folder(name: str) -> str:
+def folder_name(name: str) -> str:
     r"""Folder name of a database or table: the name, with ``/ \ % =`` and control characters as ``=XX``.
 
     Percent signs are escaped since Delta readers take paths for URLs and decode them; a leading dot, and names that
@@ -54,14 +54,14 @@ class TablePaths:
         template: object = self.template
         parts = template.split("/") if isinstance(template, str) else []
         if not all(map(_PART.fullmatch, parts)) or not any("{table}" in part for part in parts):
-            raise refused(
+            raise invalid_value(
                 "sink.table_path",
                 template,
                 "folders below sink.path with {table} and {database} in their names, such as bronze/{database}_{table}",
             )
         lower_case: object = self.lower_case
         if not isinstance(lower_case, bool):
-            raise refused("sink.lower_case", lower_case, "true or false")
+            raise invalid_value("sink.lower_case", lower_case, "true or false")
 
     def path_of(self, database: str, table: str) -> str:
         """Folder of a table."""
@@ -69,7 +69,7 @@ class TablePaths:
         if self.lower_case:
             names = {key: name.lower() for key, name in names.items()}
         # What a name has in it never makes a folder of its own.
-        return "/".join(folder(_NAME.sub(lambda m: names[m[1]], part)) for part in self.template.split("/"))
+        return "/".join(folder_name(_NAME.sub(lambda m: names[m[1]], part)) for part in self.template.split("/"))
 
     def check_distinct(self, tables: Iterable[tuple[str, str]]) -> None:
         """Refuse tables that would share a folder.
@@ -87,4 +87,4 @@ class TablePaths:
                 )
 
 
-DEFAULT = TablePaths()
+DEFAULT_TABLE_PATHS = TablePaths()

@@ -6,30 +6,30 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_provider_cdc.config.patterns import check_patterns, matches
+from airflow_provider_cdc.config.patterns import check_patterns, matches_any
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.value_checks import refused
+from airflow_provider_cdc.model.value_checks import invalid_value
 
 #: What begins like this is Delta's; the project's own begins with the other. All else is for people.
-_DELTA, OWN = "delta.", "airflow-cdc."
+_DELTA_PREFIX, OWN_PREFIX = "delta.", "airflow-cdc."
 _INTERVAL = re.compile(r"interval [1-9]\d* (second|minute|hour|day|week)s?")
 #: Properties of Delta that may be set, with what their values look like.
-FEED, RETENTION = "delta.enableChangeDataFeed", "delta.deletedFileRetentionDuration"
+CHANGE_DATA_FEED, DELETED_FILE_RETENTION = "delta.enableChangeDataFeed", "delta.deletedFileRetentionDuration"
 LOG_RETENTION = "delta.logRetentionDuration"
-_KNOWN = {
+_SETTABLE = {
     LOG_RETENTION: (_INTERVAL, "an interval such as interval 7 days"),
-    RETENTION: (_INTERVAL, "an interval such as interval 7 days"),
-    FEED: (re.compile("true|false"), "true or false"),
+    DELETED_FILE_RETENTION: (_INTERVAL, "an interval such as interval 7 days"),
+    CHANGE_DATA_FEED: (re.compile("true|false"), "true or false"),
 }
 #: Those that a setting of the pipeline decides, and what the project keeps by itself.
-_DECIDED = {
+_MANAGED = {
     "delta.enableDeletionVectors": "sink.merge decides it",
     "delta.checkpointInterval": "a checkpoint is written every 100 commits",
     "delta.setTransactionRetentionDuration": "the copy would lose what it holds: transactions must be kept",
 }
 #: Of tables with a change data feed: it can be read for as long as versions stay in the log.
-_OF_FEED = {RETENTION: "interval 1 days"}
-_EVERY = ".*[.].*"
+_FEED_DEFAULTS = {DELETED_FILE_RETENTION: "interval 1 days"}
+_EVERY_TABLE = ".*[.].*"
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,19 @@ class TableProperties:
         :raises NotReadyError: for the first property or value that is not usable, by name.
         """
         if not isinstance(value, Mapping):
-            raise refused("sink.table_properties", value, "a mapping of properties to values")
+            raise invalid_value("sink.table_properties", value, "a mapping of properties to values")
         entries = []
         for name, wanted in value.items():
             if not isinstance(name, str) or not name or not name.isprintable():
-                raise refused("sink.table_properties", name, "a mapping whose keys are names of properties")
+                raise invalid_value("sink.table_properties", name, "a mapping whose keys are names of properties")
             _check_name(name)
-            patterns_by_value = wanted if isinstance(wanted, Mapping) else {wanted: [_EVERY]}
+            patterns_by_value = wanted if isinstance(wanted, Mapping) else {wanted: [_EVERY_TABLE]}
             if not patterns_by_value:
-                raise refused(f"sink.table_properties.{name}", wanted, "a value, or {value: [patterns of tables]}")
+                raise invalid_value(
+                    f"sink.table_properties.{name}", wanted, "a value, or {value: [patterns of tables]}"
+                )
             for one, patterns in patterns_by_value.items():
-                text = _checked(name, one)
+                text = _check_value(name, one)
                 entries.append((name, text, check_patterns(f"sink.table_properties.{name}.{text}", patterns)))
         return cls(tuple(entries))
 
@@ -69,33 +71,33 @@ class TableProperties:
         """
         properties: dict[str, str] = {}
         for name, value, patterns in self.entries:
-            if matches(patterns, database, table) and properties.setdefault(name, value) != value:
+            if matches_any(patterns, database, table) and properties.setdefault(name, value) != value:
                 raise NotReadyError(
                     f"sink.table_properties.{name} is {properties[name]} and {value} for table {database}.{table}",
                     "Let each table match the patterns of one value",
                 )
-        if properties.get(FEED) == "true":
-            return {**_OF_FEED, **properties}
+        if properties.get(CHANGE_DATA_FEED) == "true":
+            return {**_FEED_DEFAULTS, **properties}
         return properties
 
 
 def _check_name(name: str) -> None:
-    if name in _DECIDED:
-        raise NotReadyError(f"sink.table_properties: {name} cannot be set: {_DECIDED[name]}", "Leave it out")
-    if (name.lower().startswith(_DELTA) and name not in _KNOWN) or name.lower().startswith(OWN):
+    if name in _MANAGED:
+        raise NotReadyError(f"sink.table_properties: {name} cannot be set: {_MANAGED[name]}", "Leave it out")
+    if (name.lower().startswith(_DELTA_PREFIX) and name not in _SETTABLE) or name.lower().startswith(OWN_PREFIX):
         raise NotReadyError(
             f"sink.table_properties: {name} is not a property that this version understands",
-            f"It may be {', '.join(_KNOWN)}, or a name of your own that begins with neither {_DELTA} nor {OWN}",
+            f"It may be {', '.join(_SETTABLE)}, or a name of your own that begins with neither {_DELTA_PREFIX} nor {OWN_PREFIX}",
         )
 
 
-def _checked(name: str, value: object) -> str:
+def _check_value(name: str, value: object) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int | str) else None
-    pattern, allowed = _KNOWN.get(name, (None, "a text"))
+    pattern, allowed = _SETTABLE.get(name, (None, "a text"))
     if text is None or not text.isprintable() or (pattern is not None and not pattern.fullmatch(text)):
-        raise refused(f"sink.table_properties.{name}", value, allowed)
+        raise invalid_value(f"sink.table_properties.{name}", value, allowed)
     return text
 
 
 #: The default.
-NONE = TableProperties()
+NO_PROPERTIES = TableProperties()

@@ -15,14 +15,14 @@ from typing import Any, Self
 from airflow_provider_cdc.model.errors import NotReadyError
 
 #: From none to all; what each means is MySQL's.
-MODES = ("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
-DISABLED, PREFERRED, REQUIRED, VERIFY_CA, VERIFY_IDENTITY = MODES
+SSL_MODES = ("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
+DISABLED, PREFERRED, REQUIRED, VERIFY_CA, VERIFY_IDENTITY = SSL_MODES
 
 #: Settings that name a file, and those that are true or false.
-PATHS = ("ssl_ca", "ssl_cert", "ssl_key")
-FLAGS = ("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled")
+PATH_SETTINGS = ("ssl_ca", "ssl_cert", "ssl_key")
+FLAG_SETTINGS = ("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled")
 #: Keys of the driver's mapping ``ssl``, by the setting that is the same.
-_MAPPING = {
+_SSL_KEYS = {
     "ca": "ssl_ca",
     "capath": "ssl_capath",
     "cert": "ssl_cert",
@@ -32,11 +32,11 @@ _MAPPING = {
     "check_hostname": "ssl_verify_identity",
     "verify_mode": "ssl_verify_cert",
 }
-_TEXTS = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_key", "ssl_key_password", "ssl_cipher")
+_TEXT_SETTINGS = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_key", "ssl_key_password", "ssl_cipher")
 #: All settings: arguments of a connection that are about TLS.
-SETTINGS = ("ssl_mode", *_TEXTS, *FLAGS, "ssl")
-_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-_VERIFY_MODES = {**_WORDS, "required": True, "optional": True, "none": False}
+TLS_SETTINGS = ("ssl_mode", *_TEXT_SETTINGS, *FLAG_SETTINGS, "ssl")
+_BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_VERIFY_MODES = {**_BOOLEANS, "required": True, "optional": True, "none": False}
 
 _RISKS = {
     DISABLED: "nothing is encrypted, and whoever is on the way may pass for the server",
@@ -48,7 +48,7 @@ _POSTGRES_RISKS = {"disable": DISABLED, "allow": PREFERRED, "prefer": PREFERRED,
 _POSTGRES_RISKS |= {"verify-ca": VERIFY_CA}
 
 
-def is_here(host: str | None, unix_socket: str | None = None) -> bool:
+def is_local_host(host: str | None, unix_socket: str | None = None) -> bool:
     """Whether what is sent to an address stays on this host.
 
     A name may be resolved to anything by whoever answers for it, so that only ``localhost`` and addresses count.
@@ -62,7 +62,7 @@ def is_here(host: str | None, unix_socket: str | None = None) -> bool:
 
 
 @dataclass(frozen=True)
-class Tls:
+class TlsSettings:
     """What is demanded of one server.
 
     :param mode: one of :data:`MODES`.
@@ -81,20 +81,20 @@ class Tls:
         :param what: what they belong to, for the message.
         :raises NotReadyError: if two of them contradict each other, or one would have no effect.
         """
-        settings_given = _given(what, settings)
-        texts = {name: str(settings_given[name]) for name in _TEXTS if name in settings_given}
-        here = is_here(settings.get("host"), settings.get("unix_socket"))
+        settings_given = _given_settings(what, settings)
+        texts = {name: str(settings_given[name]) for name in _TEXT_SETTINGS if name in settings_given}
+        here = is_local_host(settings.get("host"), settings.get("unix_socket"))
         explicit_mode = str(settings_given["ssl_mode"]).upper() if "ssl_mode" in settings_given else ""
-        if explicit_mode and explicit_mode not in MODES:
-            raise NotReadyError(f"{what}: its ssl_mode is not known", f"It must be one of {', '.join(MODES)}")
-        mode = explicit_mode or _mode(settings_given, here)
+        if explicit_mode and explicit_mode not in SSL_MODES:
+            raise NotReadyError(f"{what}: its ssl_mode is not known", f"It must be one of {', '.join(SSL_MODES)}")
+        mode = explicit_mode or _infer_mode(settings_given, here)
         verifies, has_ca = mode in (VERIFY_CA, VERIFY_IDENTITY), bool({"ssl_ca", "ssl_capath"} & texts.keys())
         implied_flags = {"ssl_disabled": mode == DISABLED, "ssl_verify_cert": verifies}
         implied_flags["ssl_verify_identity"] = mode == VERIFY_IDENTITY
         for name, meant in implied_flags.items():
             if settings_given.get(name, meant) != meant:
                 raise NotReadyError(
-                    f"{what}: {name} is {str(settings_given[name]).lower()}, which contradicts {_name(settings_given, explicit_mode, mode)}",
+                    f"{what}: {name} is {str(settings_given[name]).lower()}, which contradicts {_describe_mode(settings_given, explicit_mode, mode)}",
                     "Leave one of them out; ssl_mode says it all",
                 )
         unused = [*texts] if mode == DISABLED else [] if verifies else [*({"ssl_ca", "ssl_capath"} & texts.keys())]
@@ -124,12 +124,12 @@ class Tls:
         return {"ssl_mode": self.mode, **self.options}
 
 
-def _given(what: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _given_settings(what: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What is said at all, with flags as such, and the mapping ``ssl`` as single settings."""
-    settings_given = {name: settings[name] for name in SETTINGS if settings.get(name) not in (None, "")}
-    for name in FLAGS:
+    settings_given = {name: settings[name] for name in TLS_SETTINGS if settings.get(name) not in (None, "")}
+    for name in FLAG_SETTINGS:
         if name in settings_given:
-            settings_given[name] = _flag(what, name, settings_given[name], _WORDS)
+            settings_given[name] = _parse_flag(what, name, settings_given[name], _BOOLEANS)
     mapping = settings_given.pop("ssl", None)
     if isinstance(mapping, str):
         try:
@@ -139,26 +139,26 @@ def _given(what: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     if mapping is not None and not isinstance(mapping, Mapping):
         raise NotReadyError(f"{what}: extra ssl is not a mapping", "Write a JSON object such as ssl.ca")
     for key, value in (mapping or {}).items():
-        if key not in _MAPPING:
-            raise NotReadyError(f"{what}: ssl.{key} is not known", f"Use only {', '.join(_MAPPING)}")
+        if key not in _SSL_KEYS:
+            raise NotReadyError(f"{what}: ssl.{key} is not known", f"Use only {', '.join(_SSL_KEYS)}")
         if value in (None, ""):
             continue
-        name = _MAPPING[key]
-        if name in FLAGS:
-            value = _flag(what, f"ssl.{key}", value, _VERIFY_MODES)
+        name = _SSL_KEYS[key]
+        if name in FLAG_SETTINGS:
+            value = _parse_flag(what, f"ssl.{key}", value, _VERIFY_MODES)
         if settings_given.setdefault(name, value) != value:
             raise NotReadyError(f"{what}: ssl.{key} and {name} contradict each other", "Leave one of them out")
     return settings_given
 
 
-def _flag(what: str, name: str, value: Any, words: Mapping[str, bool]) -> bool:
+def _parse_flag(what: str, name: str, value: Any, words: Mapping[str, bool]) -> bool:
     flag = words.get(str(value).lower())
     if flag is None:  # taken for "no", a mistyped word would switch a check off
         raise NotReadyError(f"{what}: {name} is neither true nor false", f"Write one of {', '.join(words)}")
     return flag
 
 
-def _mode(settings_given: Mapping[str, Any], here: bool) -> str:
+def _infer_mode(settings_given: Mapping[str, Any], here: bool) -> str:
     """The mode of settings that do not name it."""
     if settings_given.get("ssl_disabled"):
         return DISABLED
@@ -173,7 +173,7 @@ def _mode(settings_given: Mapping[str, Any], here: bool) -> str:
     return REQUIRED if "ssl_cert" in settings_given else PREFERRED
 
 
-def _name(settings_given: Mapping[str, Any], explicit_mode: str, mode: str) -> str:
+def _describe_mode(settings_given: Mapping[str, Any], explicit_mode: str, mode: str) -> str:
     if explicit_mode:
         return f"ssl_mode {mode}"
     return next(
@@ -186,19 +186,19 @@ def _name(settings_given: Mapping[str, Any], explicit_mode: str, mode: str) -> s
 # ---------------------------------------------------------------- PostgreSQL, by the names of libpq
 
 
-def postgres_settings(what: str, host: str | None, parameters: Mapping[str, str]) -> dict[str, str]:
+def postgres_tls_settings(what: str, host: str | None, parameters: Mapping[str, str]) -> dict[str, str]:
     """What libpq is told: what is given, and what is demanded of a server elsewhere.
 
     :param what: what they belong to, for the message.
     :param parameters: libpq's parameters, as text.
     :raises NotReadyError: if a server that has not proved itself could ask for the password as it is.
     """
-    if is_here(host):
+    if is_local_host(host):
         return dict(parameters)
     secured = {"gssencmode": "disable", **parameters}  # else a Kerberos ticket would take the place of TLS
     if "sslmode" not in secured:
         secured = {"sslrootcert": "system", **secured, "sslmode": "verify-full"}
-    if not _postgres_verifies(secured):
+    if not _postgres_verifies_server(secured):
         secured.setdefault("require_auth", "scram-sha-256")
         methods = [method.strip() for method in secured["require_auth"].split(",")]
         if "!password" not in methods and (methods[0].startswith("!") or "password" in methods):
@@ -209,17 +209,17 @@ def postgres_settings(what: str, host: str | None, parameters: Mapping[str, str]
     return secured
 
 
-def _postgres_verifies(parameters: Mapping[str, str]) -> bool:
+def _postgres_verifies_server(parameters: Mapping[str, str]) -> bool:
     mode = parameters["sslmode"]
     return mode in ("verify-ca", "verify-full") or (mode == "require" and "sslrootcert" in parameters)
 
 
-def postgres_risk(host: str | None, parameters: Mapping[str, Any]) -> str | None:
+def postgres_tls_risk(host: str | None, parameters: Mapping[str, Any]) -> str | None:
     """What is unsafe about libpq's parameters; ``None`` for nothing.
 
     Channel binding proves to both sides that nobody is between them: who cannot check the password cannot have it.
     """
-    if is_here(host) or parameters.get("channel_binding") == "require":
+    if is_local_host(host) or parameters.get("channel_binding") == "require":
         return None
     mode = str(parameters.get("sslmode", "prefer"))
     if mode == "require" and "sslrootcert" in parameters:

@@ -9,13 +9,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from airflow_provider_cdc.data_source.changes_planner import ChangesPlanner
-from airflow_provider_cdc.data_source.options import LOOKING, TASKS, Options, reader_errors
+from airflow_provider_cdc.data_source.options import PLANNER_READERS, READERS_PER_TASK, SourceOptions, reword_errors
 from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.offset import Offset
 
 
-class Range(InputPartition):
+class BinlogRange(InputPartition):
     """The transactions in (start, end], read by one task.
 
     :param slot: number of the task's first reader.
@@ -27,17 +27,17 @@ class Range(InputPartition):
         self.start, self.end, self.slot, self.range_bytes = start, end, slot, range_bytes
 
 
-def ranges(start: Offset, ends: Sequence[Offset], range_bytes: int) -> list[InputPartition]:
+def make_partitions(start: Offset, ends: Sequence[Offset], range_bytes: int) -> list[InputPartition]:
     """A partition for each piece of (start, the last of the ends]."""
     pairs = enumerate(zip([start, *ends], ends, strict=False))
-    return [Range(a, b, LOOKING + TASKS * i, range_bytes) for i, (a, b) in pairs]
+    return [BinlogRange(a, b, PLANNER_READERS + READERS_PER_TASK * i, range_bytes) for i, (a, b) in pairs]
 
 
 def read_range(table_changes: TableChanges, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read the changes of one piece, as Spark wants them."""
-    if not isinstance(partition, Range):  # what Spark makes of no partitions at all
+    if not isinstance(partition, BinlogRange):  # what Spark makes of no partitions at all
         return
-    with reader_errors():
+    with reword_errors():
         for batch in table_changes.read(partition.start, partition.end, partition.slot, partition.range_bytes):
             columns = [a.cast(field.type) for a, field in zip(batch.columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -51,12 +51,12 @@ class RangeReader(DataSourceReader):
     :param schema: Arrow schema, as Spark wants it.
     """
 
-    def __init__(self, table_changes: TableChanges, options: Options, schema: pa.Schema) -> None:
+    def __init__(self, table_changes: TableChanges, options: SourceOptions, schema: pa.Schema) -> None:
         self._table_changes, self._options, self._schema = table_changes, options, schema
 
     def partitions(self) -> list[InputPartition]:
         """Pieces of the range; each ends with a transaction."""
-        with reader_errors(), closing(ChangesPlanner(self._table_changes)) as planner:
+        with reword_errors(), closing(ChangesPlanner(self._table_changes)) as planner:
             end = planner.find_offset(self._options.end)
             start = planner.find_offset(self._options.start or "earliest")
             if end.at < start.at:
@@ -65,7 +65,7 @@ class RangeReader(DataSourceReader):
             ends, altering = planner.find_range_ends(start, end.at)
             if altering is not None:
                 raise planner.altered_error(altering)
-            return ranges(start, ends, self._table_changes.range_bytes)
+            return make_partitions(start, ends, self._table_changes.range_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Changes of one piece."""

@@ -9,24 +9,24 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_cdc.apply.batch_planner import follow_xa
-from airflow_provider_cdc.data_source.table_changes import HEAD, TableChanges
+from airflow_provider_cdc.apply.batch_planner import track_xa
+from airflow_provider_cdc.data_source.table_changes import FIRST_EVENT_POSITION, TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
-from airflow_provider_cdc.model.gtid import GtidSet, kind_of
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position, split_file
+from airflow_provider_cdc.model.gtid import GtidSet, gtid_class_of
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline, split_file
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.client import binlog_headers as heads
-from airflow_provider_cdc.mysql.client.identity import binlog_end, identity
-from airflow_provider_cdc.mysql.client.indirect_writes import look_up
+from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
+from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, binlog_sizes
-from airflow_provider_cdc.mysql.positions.resume import resume
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, binlog_sizes
+from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 
-_PLACE = re.compile(r"([^:]+\.\d+):(\d+)")
+_POSITION_TEXT = re.compile(r"([^:]+\.\d+):(\d+)")
 #: Bytes by which a place is approached at first, and by which factor they shrink.
-_FAR, _CLOSER = 64 << 20, 16
+_FIRST_STRIDE_BYTES, _STRIDE_DIVISOR = 64 << 20, 16
 
 
 class ChangesPlanner:
@@ -38,9 +38,9 @@ class ChangesPlanner:
     def __init__(self, table_changes: TableChanges) -> None:
         self._table_changes, args = table_changes, table_changes.look_up_connection()
         self._connection = connect(args)
-        self._server = server = identity(self._connection)
-        self._gtid_kind: Any = kind_of(server)
-        timeline = Lineage(server, f"{split_file(self.binlog_end().file)[0]}0")
+        self._server = server = server_identity(self._connection)
+        self._gtid_kind: Any = gtid_class_of(server)
+        timeline = Timeline(server, f"{split_file(self.binlog_end().file)[0]}0")
         self._table_reader, self._gtid_reader = (
             BinlogReader(
                 open_at,
@@ -48,12 +48,12 @@ class ChangesPlanner:
                 timeline,
                 count_only=True,
                 yield_ddl=True,
-                indirect_writes=lambda: look_up(self._connection, [table_changes.table.id]),
+                indirect_writes=lambda: query_indirect_writes(self._connection, [table_changes.table.id]),
             )
             for open_at, captured in ((self._opener(0), table_changes.captured), (self._opener(1), {}))
         )
 
-    def _opener(self, slot: int) -> OpenAt:
+    def _opener(self, slot: int) -> OpenStreamAt:
         args = self._table_changes.look_up_connection()
         return lambda at: self._table_changes.open_binlog(args, at, self._server, slot)
 
@@ -76,7 +76,7 @@ class ChangesPlanner:
         """
         if text in ("earliest", "latest"):
             return self._earliest() if text == "earliest" else self._offset_at(self.binlog_end())
-        if match := _PLACE.fullmatch(text):
+        if match := _POSITION_TEXT.fullmatch(text):
             return self._offset_at(Position(match[1], int(match[2])))
         kinds = "earliest, latest, file:position"
         if self._gtid_kind is GtidSet:
@@ -93,7 +93,7 @@ class ChangesPlanner:
             places up to which and from which on it can be read.
         """
         self._gtid_reader.close()  # its place as a reader is used
-        resume(self._connection, start, self._opener(1))
+        check_resume_offset(self._connection, start, self._opener(1))
         if (item := self.walk(start, self.binlog_end())[1]) is not None:
             raise self.altered_error(item)
 
@@ -136,11 +136,11 @@ class ChangesPlanner:
     def _offset_at(self, at: Position) -> Offset:
         """A position, if it is the end of a transaction."""
         file_sizes = binlog_sizes(self._connection)
-        if not HEAD <= at.position <= file_sizes.get(at.file, -1):
+        if not FIRST_EVENT_POSITION <= at.position <= file_sizes.get(at.file, -1):
             first_file, last_file = next(iter(file_sizes)), list(file_sizes.items())[-1]
             raise NotReadyError(
                 f"there is no position {at} in the binlog of this server",
-                f"It has {first_file}:{HEAD} to {last_file[0]}:{last_file[1]}",
+                f"It has {first_file}:{FIRST_EVENT_POSITION} to {last_file[0]}:{last_file[1]}",
             )
         reached = self._walk_to(self._file_start(at.file), at)
         if reached.at != at:
@@ -155,7 +155,9 @@ class ChangesPlanner:
 
     def _file_start(self, file: str) -> Offset:
         """The beginning of a file."""
-        return Offset(self._server, Position(file, HEAD), str(heads.before(self._connection, file)))
+        return Offset(
+            self._server, Position(file, FIRST_EVENT_POSITION), str(heads.previous_gtids(self._connection, file))
+        )
 
     def _earliest(self) -> Offset:
         start = self._file_start(next(iter(binlog_sizes(self._connection))))
@@ -176,11 +178,11 @@ class ChangesPlanner:
                 f"the binlog of this server no longer has all that follows the GTID set {wanted}",
                 f"It begins after {at.gtid_set}",
             )
-        end, size = self.binlog_end(), _FAR
+        end, size = self.binlog_end(), _FIRST_STRIDE_BYTES
         while at.at < end and GtidSet.parse(at.gtid_set) != wanted:
             reached = self._walk_bytes(at, end, size)
             if wanted.issubset(GtidSet.parse(reached.gtid_set)) and size > 1:
-                size = max(1, size // _CLOSER)  # not yet so far
+                size = max(1, size // _STRIDE_DIVISOR)  # not yet so far
             else:
                 at = reached
                 if size == 1 and wanted.issubset(GtidSet.parse(at.gtid_set)):
@@ -202,7 +204,7 @@ class ChangesPlanner:
         self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None
     ) -> tuple[Offset, Transaction | None]:
         gtids, at, walked = self._gtid_kind.parse(start.gtid_set), start.at, 0
-        open_xa = {parse_entry(text)[0]: text for text in start.open_xa}
+        open_xa = {parse_xa_entry(text)[0]: text for text in start.open_xa}
         first_altering: Transaction | None = (
             None  # rows of another layout: the DDL that explains them comes behind them
         )
@@ -219,7 +221,7 @@ class ChangesPlanner:
                 walked += here.position - at.position if here.file == at.file else here.position
                 at, gtids = here, gtids.with_all(step.gtids)
                 if step.transaction is not None:
-                    follow_xa(step.transaction, open_xa)
+                    track_xa(step.transaction, open_xa)
         if first_altering is not None:
             return self._offset_before(binlog, start, first_altering), first_altering
         file_began = binlog.file_start_times.get(at.file, 0)

@@ -16,11 +16,11 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from airflow_provider_cdc.data_source.batch import RangeReader
-from airflow_provider_cdc.data_source.options import Options, reader_errors
+from airflow_provider_cdc.data_source.options import SourceOptions, reword_errors
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.data_source.streaming import StreamReader
+    from airflow_provider_cdc.data_source.streaming import TableStreamReader
 
 
 class MySQLCdcDataSource(DataSource):
@@ -33,8 +33,8 @@ class MySQLCdcDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__({})
-        with reader_errors():
-            self._options = Options.parse(options)
+        with reword_errors():
+            self._options = SourceOptions.parse(options)
             self._table_changes = self._options.make_table_changes()
 
     @classmethod
@@ -50,7 +50,7 @@ class MySQLCdcDataSource(DataSource):
         """Reader of a range."""
         return RangeReader(self._table_changes, self._options, self._to_arrow(schema))
 
-    def streamReader(self, schema: StructType) -> StreamReader:
+    def streamReader(self, schema: StructType) -> TableStreamReader:
         """Reader of a stream."""
         if self._options.end != "latest":
             raise NotReadyError("a stream has no end", "Leave the option end out, or read a range")
@@ -59,9 +59,9 @@ class MySQLCdcDataSource(DataSource):
                 f"Spark {pyspark.__version__} does not tell a source where a batch begins",
                 "Install pyspark 4.2 or newer to read a stream. Ranges can be read with this one",
             )
-        from airflow_provider_cdc.data_source.streaming import StreamReader
+        from airflow_provider_cdc.data_source.streaming import TableStreamReader
 
-        return StreamReader(self._table_changes, self._options, self._to_arrow(schema))
+        return TableStreamReader(self._table_changes, self._options, self._to_arrow(schema))
 
     def _to_arrow(self, schema: StructType) -> pa.Schema:
         if schema != self.schema():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_cdc.config.connections import mysql_args, resolve, resolve_file
+from airflow_provider_cdc.config.connections import mysql_connect_args, read_connection_file, resolve_connection
 from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 
@@ -26,11 +26,11 @@ _DEFAULTS = {
     "exclude_columns": "",
     "server_id": "",
 }
-_LARGEST = (1 << 31) - 1
+_MAX_BYTES = (1 << 31) - 1
 #: Readers that a server id is followed by: two that look ahead, and two a task.
-LOOKING, TASKS = 2, 2
+PLANNER_READERS, READERS_PER_TASK = 2, 2
 # The words of the pipeline, which the layers below speak of.
-_WORDS = (
+_REWORDINGS = (
     (re.compile(r"a fresh sink\.path(?: \(or remove the old one\))?"), "a new checkpoint and another `start`"),
     (re.compile(r"\b(?:this|the) pipeline\b"), "this reader"),
     (re.compile(r"source\.(zero_dates|exclude_columns)"), r"the option \1"),
@@ -38,7 +38,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True)
-class Login:
+class ConnectionLookup:
     """Where the connection is looked up: it holds no secret.
 
     :param conn_id: id of a connection in the environment, or ``None``.
@@ -53,11 +53,13 @@ class Login:
 
         :raises NotReadyError: if there is no such connection, or it is none to MySQL.
         """
-        return mysql_args(resolve_file(self.conn_file) if self.conn_file else resolve(self.conn_id or ""))
+        return mysql_connect_args(
+            read_connection_file(self.conn_file) if self.conn_file else resolve_connection(self.conn_id or "")
+        )
 
 
 @dataclass(frozen=True)
-class Options:
+class SourceOptions:
     """The options of a reader, in order.
 
     :param login: where the connection is.
@@ -69,7 +71,7 @@ class Options:
     :param exclude: columns that are not wanted.
     """
 
-    login: Login
+    login: ConnectionLookup
     table: tuple[str, str]
     start: str | None
     end: str
@@ -81,7 +83,7 @@ class Options:
     server_id: int | None
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> Options:
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read what was given.
 
         :raises NotReadyError: for an option that is unknown or missing, or has a bad value.
@@ -96,15 +98,15 @@ class Options:
         database, _, table = values["table"].partition(".")
         if not table:
             raise NotReadyError(f"option table is {values['table']!r}", "Give database.table")
-        batch = _number(values, "max_bytes_per_batch", 1, _LARGEST)
+        batch = _number(values, "max_bytes_per_batch", 1, _MAX_BYTES)
         server_id = _number(values, "server_id", 1, (1 << 32) - 1 - (1 << 20)) if values["server_id"] else None
         return cls(
-            Login(values["conn_id"] or None, values["conn_file"] or None),
+            ConnectionLookup(values["conn_id"] or None, values["conn_file"] or None),
             (database, table),
             values["start"] or None,
             values["end"],
             batch,
-            min(batch, _number(values, "max_bytes_per_partition", 1, _LARGEST)),
+            min(batch, _number(values, "max_bytes_per_partition", 1, _MAX_BYTES)),
             _choice(values, "before_images", ("true", "false")) == "true",
             _choice(values, "zero_dates", ("error", "null")),
             tuple(name for part in values["exclude_columns"].split(",") if (name := part.strip())),
@@ -142,12 +144,12 @@ def _choice(option_values: Mapping[str, str], name: str, choices: Sequence[str])
 
 
 @contextmanager
-def reader_errors() -> Iterator[None]:
+def reword_errors() -> Iterator[None]:
     """Say errors of the layers below in the words of this source."""
     try:
         yield
     except CdcError as error:
         texts = [error.message, error.remedy]
-        for pattern, words in _WORDS:
+        for pattern, words in _REWORDINGS:
             texts = [pattern.sub(words, text) for text in texts]
         raise type(error)(*texts) from None

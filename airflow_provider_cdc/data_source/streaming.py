@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
-from airflow_provider_cdc.data_source.batch import ranges, read_range
+from airflow_provider_cdc.data_source.batch import make_partitions, read_range
 from airflow_provider_cdc.data_source.changes_planner import ChangesPlanner
-from airflow_provider_cdc.data_source.options import Options, reader_errors
+from airflow_provider_cdc.data_source.options import SourceOptions, reword_errors
 from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Position
@@ -34,7 +34,7 @@ def _decode(value: dict[str, Any]) -> Offset:
     return Offset.from_json({**value, "xa": json.loads(value["xa"])})
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the binlog.
 
     :param table_changes: what is read.
@@ -42,7 +42,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     :param schema: Arrow schema, as Spark wants it.
     """
 
-    def __init__(self, table_changes: TableChanges, options: Options, schema: pa.Schema) -> None:
+    def __init__(self, table_changes: TableChanges, options: SourceOptions, schema: pa.Schema) -> None:
         self._table_changes, self._options, self._schema = table_changes, options, schema
         self._planner: ChangesPlanner | None = None
         self._checked = False
@@ -50,7 +50,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins."""
-        with reader_errors():
+        with reword_errors():
             return _encode(self._open_planner().find_offset(self._options.start or "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -59,13 +59,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """The stream ends where the server stands now."""
-        with reader_errors():
+        with reword_errors():
             self._target = self._open_planner().binlog_end()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """End of the next batch: a transaction's; ``start`` itself if nothing is new."""
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        with reader_errors():
+        with reword_errors():
             try:
                 return self._plan_batch(start, size)
             except TransientError:  # a connection that stood idle for long may be gone
@@ -83,10 +83,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The pieces of a batch, one a task."""
-        with reader_errors():
+        with reword_errors():
             at, to = self._checked_offset(start), _decode(end)
             ends = [Offset.from_json(part) for part in json.loads(end["parts"])]
-            return ranges(at, ends, int(end["piece_bytes"])) if at.at < to.at else []
+            return make_partitions(at, ends, int(end["piece_bytes"])) if at.at < to.at else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Changes of one piece."""

@@ -12,34 +12,34 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.ddl.indirect_writes import Detours
-from airflow_provider_cdc.model.changes import in_order
-from airflow_provider_cdc.model.definitions import Captured, Definitions, by_table
+from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
+from airflow_provider_cdc.model.changes import merge_in_binlog_order
+from airflow_provider_cdc.model.definitions import CapturedTables, DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.offset import POSITION_BITS, Lineage, Offset, Position
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.model.offset import POSITION_BITS, Offset, Position, Timeline
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
+from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows, parse_xa_entry, read_prepared_rows
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
-from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
-from airflow_provider_cdc.mysql.positions.lookback import LookBack
+from airflow_provider_cdc.mysql.positions.lookback import XaLookback
 
 #: Columns behind the table's own.
 GTID, FILE, POS, ROW = "_cdc_gtid", "_cdc_file", "_cdc_pos", "_cdc_row"
-_ADDED = (
-    pa.field(OP, pa.string()),
-    pa.field(TS, pa.timestamp("us", tz="UTC")),
+_META_FIELDS = (
+    pa.field(OP_COLUMN, pa.string()),
+    pa.field(TS_COLUMN, pa.timestamp("us", tz="UTC")),
     pa.field(GTID, pa.string()),
     pa.field(FILE, pa.string()),
     pa.field(POS, pa.int64()),
     pa.field(ROW, pa.int64()),
 )
 #: Where the first event of a file stands.
-HEAD = 4
+FIRST_EVENT_POSITION = 4
 #: Bytes of rows in the binlog that are held as changes before they are handed out.
 FLUSH_BYTES = 16 << 20
 _LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
@@ -89,14 +89,14 @@ class TableChanges:
         return cls(look_up_connection, replace(table, zero_dates=zero_dates, full_before_images=True), **how)
 
     @property
-    def captured(self) -> Captured:
+    def captured(self) -> CapturedTables:
         """The table by its definition as it is now, which holds for all that is read."""
-        return by_table([Definitions.from_single(self.table)])
+        return histories_by_table([DefinitionHistory.from_single(self.table)])
 
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema of the changes."""
-        return pa.schema([*self.table.arrow_schema, *_ADDED])
+        return pa.schema([*self.table.arrow_schema, *_META_FIELDS])
 
     def open_binlog(self, args: dict[str, Any], at: Position, server: str | None, slot: int) -> BinlogStream:
         """Open the binlog.
@@ -123,8 +123,8 @@ class TableChanges:
         :raises TerminalError: for what cannot be understood or followed.
         """
         args, captured = self.look_up_connection(), self.captured
-        timeline = Lineage(start.server, start.at.file)
-        formatter = _Shape(self, timeline)
+        timeline = Timeline(start.server, start.at.file)
+        formatter = _BatchFormatter(self, timeline)
 
         def open_at(at: Position) -> BinlogStream:
             return self.open_binlog(args, at, start.server, slot)
@@ -136,13 +136,13 @@ class TableChanges:
             with closing(connect(args)) as connection:
                 return binlog_sizes(connection)
 
-        text_decoders = decoders(lambda: closing(connect(args)), [self.table])
+        text_decoders = load_decoders(lambda: closing(connect(args)), [self.table])
         # One without a position has no rows of the table, and costs nothing.
-        ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_entry(text)[1] is None)
-        lookback = LookBack(start.at, sizes, open_beside, captured, "Start behind it")
-        prepared = Prepared(read_prepared(ending, open_at, captured), lookback.prepared_rows, captured)
+        ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_xa_entry(text)[1] is None)
+        lookback = XaLookback(start.at, sizes, open_beside, captured, "Start behind it")
+        prepared = PreparedXaRows(read_prepared_rows(ending, open_at, captured), lookback.prepared_rows, captured)
         # What leads to the table the planner has looked up, which has walked here before.
-        reader_options: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
+        reader_options: dict[str, Any] = {"both": self.before_images, "named": True, "detours": IndirectWrites}
         with closing(BinlogReader(open_at, captured, timeline, text_decoders, **reader_options)) as binlog:
             binlog.expect_offset(start)
             for step in binlog.steps(start.at, end.at):
@@ -160,33 +160,35 @@ class TableChanges:
             yield from formatter.take_changes(binlog)
 
 
-class _Shape:
+class _BatchFormatter:
     """Makes of changes what is handed out.
 
     :param table_changes: what is read.
     :param timeline: numbers the transactions.
     """
 
-    def __init__(self, table_changes: TableChanges, timeline: Lineage) -> None:
+    def __init__(self, table_changes: TableChanges, timeline: Timeline) -> None:
         self._table, self._schema, self._timeline = table_changes.table, table_changes.schema, timeline
         self._last_seq, self._last_row_count, self._last_gtid = -1, 0, ""
 
     def take_changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
-        """Take the changes of a reader, see :meth:`BinlogReader.take`."""
+        """Take the changes of a reader, see :meth:`BinlogStreamReader.take`."""
         batches = [batch for _, batch in binlog.take_changes(end) if batch.num_rows]
         names = binlog.take_gtids()
         if batches:  # several if a connection was lost in between
-            yield self._format(in_order(batches), names)
+            yield self._format(merge_in_binlog_order(batches), names)
 
     def truncation_row(self, item: Transaction, seq: int) -> pa.RecordBatch:
         """The row of a TRUNCATE or a CREATE TABLE: the operation ``t``, and NULL in all columns of the table."""
-        values = {SEQ: seq, OP: "t", TS: item.commit_us}
+        values = {SEQ_COLUMN: seq, OP_COLUMN: "t", TS_COLUMN: item.commit_us}
         schema = self._table.sink_schema
-        arrays = [pa.array([values.get(f.name)], pa.int64() if f.name == TS else f.type).cast(f.type) for f in schema]
+        arrays = [
+            pa.array([values.get(f.name)], pa.int64() if f.name == TS_COLUMN else f.type).cast(f.type) for f in schema
+        ]
         return self._format(pa.RecordBatch.from_arrays(arrays, schema=schema), {seq: item.gtid})
 
     def _format(self, batch: pa.RecordBatch, names: dict[int, str]) -> pa.RecordBatch:
-        seqs = batch[SEQ].to_numpy()
+        seqs = batch[SEQ_COLUMN].to_numpy()
         unique_seqs, first, seq_indexes = np.unique(seqs, return_index=True, return_inverse=True)
         numbers = np.arange(len(seqs)) - first[seq_indexes]
         if unique_seqs[0] == self._last_seq:  # a transaction that goes on
@@ -197,7 +199,7 @@ class _Shape:
         files = [self._timeline.position(int(seq)).file for seq in unique_seqs]
         gtids = [names.get(int(seq)) or None for seq in unique_seqs]
         columns = [batch[name] for name in self._table.arrow_schema.names]
-        columns += [batch[OP], batch[TS]]
+        columns += [batch[OP_COLUMN], batch[TS_COLUMN]]
         columns += [pa.array(values, pa.string()).take(pa.array(seq_indexes)) for values in (gtids, files)]
         columns += [pa.array(seqs & ((1 << POSITION_BITS) - 1)), pa.array(numbers, pa.int64())]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

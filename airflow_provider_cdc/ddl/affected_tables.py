@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from airflow_provider_cdc.ddl.partition_parser import keeps_rows
-from airflow_provider_cdc.ddl.tokens import DEFAULT_QUOTING, Quoting, Word, executed, version_comments, words_of
-from airflow_provider_cdc.model.table_names import Table, fold
+from airflow_provider_cdc.ddl.partition_parser import only_rearranges_partitions
+from airflow_provider_cdc.ddl.tokens import DEFAULT_QUOTING, Quoting, Token, executed_text, tokenize, version_comments
+from airflow_provider_cdc.model.table_names import TableName, fold_name
 
-Kind = Literal[
+StatementKind = Literal[
     "begin",
     "commit",
     "rollback",
@@ -54,19 +54,19 @@ class Statement:
         statement.
     """
 
-    kind: Kind
-    changed_tables: frozenset[Table] = frozenset()
+    kind: StatementKind
+    changed_tables: frozenset[TableName] = frozenset()
     dropped_databases: frozenset[str] = frozenset()
     xid: str | None = None
     may_change_any_table: bool = False
-    mentioned_names: frozenset[Table] = frozenset()
+    mentioned_names: frozenset[TableName] = frozenset()
     dropped_index: str = ""
     summary: str = ""
-    emptied_table: Table | None = None
+    emptied_table: TableName | None = None
 
 
 # Statements that change no rows and no row layout. OPTIMIZE and REPAIR keep every row as it is.
-_HARMLESS = frozenset(
+_HARMLESS_VERBS = frozenset(
     [
         "BINLOG",
         "CACHE",
@@ -90,7 +90,7 @@ _HARMLESS = frozenset(
     ]
 )
 # Objects of CREATE, ALTER and DROP. All but tables and databases are harmless for rows.
-_OBJECTS = frozenset(
+_OBJECT_KEYWORDS = frozenset(
     [
         "DATABASE",
         "EVENT",
@@ -119,10 +119,10 @@ _INSERT_MODIFIERS = frozenset(["LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNO
 
 
 #: Behind ANALYZE: a table is analyzed. Otherwise (MariaDB) a statement is executed and told how.
-_ANALYZED = frozenset(["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"])
+_ANALYZE_TABLE_KEYWORDS = frozenset(["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"])
 
 
-def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> Statement:
+def classify_statement(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> Statement:
     """Say what a statement of the binlog changes. Never raises, however odd the text.
 
     :param sql: text of the statement.
@@ -130,13 +130,13 @@ def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
     :param quoting: how the session quotes.
     :returns: see :class:`Statement`; names are as :func:`fold` writes them.
     """
-    tokens = list(words_of(sql, quoting))
+    tokens = list(tokenize(sql, quoting))
     while [word.keyword for word in tokens[:2]] == ["SET", "STATEMENT"]:
-        tokens = _set_for(tokens)
+        tokens = _after_set_statement(tokens)
     keys = [word.keyword for word in tokens[:40]]
     verb = keys[0] if keys else ""
     second = keys[1] if len(keys) > 1 else ""
-    default = fold(default_database)
+    default = fold_name(default_database)
 
     if verb == "BEGIN" or (verb == "START" and second == "TRANSACTION"):
         return Statement("begin", summary=verb)
@@ -147,38 +147,38 @@ def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
     if verb == "SAVEPOINT":
         return Statement("savepoint", summary=verb)
     if verb == "XA":
-        return _xa(second, tokens[2:])
-    if not tokens or verb in _HARMLESS or (verb == "ANALYZE" and second in _ANALYZED):
+        return _classify_xa(second, tokens[2:])
+    if not tokens or verb in _HARMLESS_VERBS or (verb == "ANALYZE" and second in _ANALYZE_TABLE_KEYWORDS):
         return Statement("harmless", summary=verb)
     if verb in {"CREATE", "ALTER", "DROP"}:
-        return _ddl(verb, sql, tokens, keys, default_database, quoting)
+        return _classify_ddl(verb, sql, tokens, keys, default_database, quoting)
     if verb == "RENAME":
         if second == "USER":
             return Statement("harmless", summary="RENAME USER")
-        return Statement("ddl", frozenset(_listed(tokens[2:], default)), summary="RENAME TABLE")
+        return Statement("ddl", frozenset(_all_tables(tokens[2:], default)), summary="RENAME TABLE")
     if verb == "TRUNCATE":
         rest = tokens[2:] if second == "TABLE" and len(tokens) > 2 else tokens[1:]
-        emptied = _spelled(rest, default_database)
-        return Statement("ddl", frozenset(_listed(rest, default)), summary="TRUNCATE TABLE", emptied_table=emptied)
+        emptied = _first_table_as_spelled(rest, default_database)
+        return Statement("ddl", frozenset(_all_tables(rest, default)), summary="TRUNCATE TABLE", emptied_table=emptied)
     if verb in {"INSERT", "REPLACE"}:
         at = next((i for i, word in enumerate(tokens[1:], 1) if word.keyword not in _INSERT_MODIFIERS), len(tokens))
-        named = frozenset(_mentioned(tokens, default))
-        return Statement("dml", frozenset(_first(tokens[at:], default)), mentioned_names=named, summary=verb)
+        named = frozenset(_possible_tables(tokens, default))
+        return Statement("dml", frozenset(_first_table(tokens[at:], default)), mentioned_names=named, summary=verb)
     if verb in {"UPDATE", "DELETE", "LOAD", "WITH", "IMPORT", "ANALYZE", "EXPLAIN", "DESCRIBE", "DESC"}:
         # MariaDB's ANALYZE and MySQL's EXPLAIN ANALYZE execute what they explain.
-        named = frozenset(_mentioned(tokens, default))
+        named = frozenset(_possible_tables(tokens, default))
         sure = not any(version_comments(sql, quoting))
-        return Statement("dml", frozenset(_written(tokens, default, sure)), mentioned_names=named, summary=verb)
+        return Statement("dml", frozenset(_dml_targets(tokens, default, sure)), mentioned_names=named, summary=verb)
     if verb in {"SELECT", "DO", "CALL", "VALUES", "TABLE"} or verb == "(":
         # By statement a stored function that writes is logged as the SELECT or DO that called it.
-        named = frozenset(_mentioned(tokens, default))
+        named = frozenset(_possible_tables(tokens, default))
         return Statement("dml", named, may_change_any_table=True, mentioned_names=named, summary=verb)
     return Statement(
-        "ddl", frozenset(_mentioned(tokens, default)), summary=verb if verb.isalpha() else "unknown statement"
+        "ddl", frozenset(_possible_tables(tokens, default)), summary=verb if verb.isalpha() else "unknown statement"
     )
 
 
-def _written(tokens: list[Word], default: str, is_fully_executed: bool) -> Iterator[Table]:
+def _dml_targets(tokens: list[Token], default: str, is_fully_executed: bool) -> Iterator[TableName]:
     """Tables that a LOAD DATA, an UPDATE or a DELETE may write to; of another change, everything that it mentions.
 
     The first names its table behind ``INTO TABLE``, the others name theirs before ``SET`` or ``WHERE``. What follows is
@@ -189,21 +189,21 @@ def _written(tokens: list[Word], default: str, is_fully_executed: bool) -> Itera
     keys = [word.keyword for word in tokens] if is_fully_executed else [""]
     if keys[0] == "LOAD":
         into = next((i for i, pair in enumerate(pairwise(keys)) if pair == ("INTO", "TABLE")), None)
-        return _mentioned(tokens, default) if into is None else _first(tokens[into + 2 :], default)
+        return _possible_tables(tokens, default) if into is None else _first_table(tokens[into + 2 :], default)
     end, depth = {"UPDATE": "SET", "DELETE": "WHERE"}.get(keys[0]), 0
     for i, key in enumerate(keys):
         depth += (key == "(") - (key == ")")
         if key == end and depth == 0:
-            return _mentioned(tokens[:i], default)
-    return _mentioned(tokens, default)
+            return _possible_tables(tokens[:i], default)
+    return _possible_tables(tokens, default)
 
 
-def mentions(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> frozenset[Table]:
+def mentioned_names(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> frozenset[TableName]:
     """Everything that the words of a text could name, as :func:`fold` writes it."""
-    return frozenset(_mentioned(list(words_of(sql, quoting)), fold(default_database)))
+    return frozenset(_possible_tables(list(tokenize(sql, quoting)), fold_name(default_database)))
 
 
-def _set_for(tokens: list[Word]) -> list[Word]:
+def _after_set_statement(tokens: list[Token]) -> list[Token]:
     """MariaDB's SET STATEMENT variable = value, ... FOR what is executed: the latter."""
     depth = 0
     for i, word in enumerate(tokens):
@@ -213,13 +213,13 @@ def _set_for(tokens: list[Word]) -> list[Word]:
     return []
 
 
-def xid_text(format_id: int, gtrid: bytes, bqual: bytes) -> str:
+def format_xid(format_id: int, gtrid: bytes, bqual: bytes) -> str:
     """The name of an XA transaction, one text for events and statements: ``X'6162',X'',1``."""
     return f"X'{gtrid.hex()}',X'{bqual.hex()}',{format_id}"
 
 
-def _xa(verb: str, rest: Sequence[Word]) -> Statement:
-    kinds: dict[str, Kind] = {
+def _classify_xa(verb: str, rest: Sequence[Token]) -> Statement:
+    kinds: dict[str, StatementKind] = {
         "START": "xa_start",
         "BEGIN": "xa_start",
         "END": "xa_end",
@@ -241,69 +241,69 @@ def _xa(verb: str, rest: Sequence[Word]) -> Statement:
             format_id = int(word.text)
         is_hex = word.keyword == "X"
     gtrid, bqual = [*parts, b"", b""][:2]
-    return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), summary=f"XA {verb}")
+    return Statement(kinds[verb], xid=format_xid(format_id, gtrid, bqual), summary=f"XA {verb}")
 
 
-def _ddl(
-    verb: str, sql: str, tokens: list[Word], keys: list[str], default_database: str, quoting: Quoting
+def _classify_ddl(
+    verb: str, sql: str, tokens: list[Token], keys: list[str], default_database: str, quoting: Quoting
 ) -> Statement:
-    default = fold(default_database)
-    at = next((i for i, key in enumerate(keys) if key in _OBJECTS), None)
+    default = fold_name(default_database)
+    at = next((i for i, key in enumerate(keys) if key in _OBJECT_KEYWORDS), None)
     if at is None:
-        return Statement("ddl", frozenset(_mentioned(tokens, default)), summary=verb)
+        return Statement("ddl", frozenset(_possible_tables(tokens, default)), summary=verb)
     what = f"{verb} {keys[at].removesuffix('S') if keys[at] == 'TABLES' else keys[at]}"
     if keys[at] in {"DATABASE", "SCHEMA"}:
         if verb != "DROP" and "REPLACE" not in keys[:at]:
             return Statement("harmless", summary=what)
         names = [word for word in tokens[at + 1 :] if word.is_name and word.keyword not in {"IF", "EXISTS"}]
-        return Statement("ddl", dropped_databases=frozenset(fold(name.text) for name in names[:1]), summary=what)
+        return Statement("ddl", dropped_databases=frozenset(fold_name(name.text) for name in names[:1]), summary=what)
     rest = tokens[at + 1 :]
     if keys[at] == "INDEX" and (verb == "DROP" or "REPLACE" in keys[:at]):
-        return _drop_index(rest, default, what)
+        return _classify_drop_index(rest, default, what)
     # MariaDB's sequences are tables: what CREATE OR REPLACE SEQUENCE drops may be any table.
     is_table = keys[at] in {"TABLE", "TABLES"} or (keys[at] == "SEQUENCE" and "REPLACE" in keys[:at])
     if not is_table or "TEMPORARY" in keys[:at]:
         return Statement("harmless", summary=what)
     if verb == "CREATE":
-        filled = _is_filled(rest)
+        filled = _fills_table(rest)
         if [word.keyword for word in rest[:3]] == ["IF", "NOT", "EXISTS"]:
             # If the table is there, it does nothing; if not, the DROP or RENAME before it has been seen.
             if not filled:
                 return Statement("harmless", summary=what)
             rest = rest[3:]
         # Without OR REPLACE it says that there was no such table: the reading began before, or the DROP was not logged.
-        emptied = None if filled or "REPLACE" in keys[:at] else _spelled(rest, default_database)
-        named = frozenset(_mentioned(tokens, default)) if filled else frozenset[Table]()
+        emptied = None if filled or "REPLACE" in keys[:at] else _first_table_as_spelled(rest, default_database)
+        named = frozenset(_possible_tables(tokens, default)) if filled else frozenset[TableName]()
         return Statement(
-            "ddl", frozenset(_first(rest, default)), mentioned_names=named, summary=what, emptied_table=emptied
+            "ddl", frozenset(_first_table(rest, default)), mentioned_names=named, summary=what, emptied_table=emptied
         )
     if verb == "DROP":
         rest = rest[2:] if [word.keyword for word in rest[:2]] == ["IF", "EXISTS"] else rest
-        return Statement("ddl", frozenset(_listed(rest, default)), summary=what)
-    if "IGNORE" not in keys[:at] and keeps_rows(_after_name(rest)):
+        return Statement("ddl", frozenset(_all_tables(rest, default)), summary=what)
+    if "IGNORE" not in keys[:at] and only_rearranges_partitions(_after_table_name(rest)):
         return Statement("harmless", summary=f"{what} ... PARTITION")
-    others = _altered(sql, default, quoting)
-    tables = set(_mentioned(tokens, default)) if others is None else {*_first(rest, default), *others}
+    others = _altered_tables(sql, default, quoting)
+    tables = set(_possible_tables(tokens, default)) if others is None else {*_first_table(rest, default), *others}
     return Statement("ddl", frozenset(tables), summary=what)
 
 
-def _after_name(rest: list[Word]) -> list[Word]:
+def _after_table_name(rest: list[Token]) -> list[Token]:
     """What stands after the name of an altered table; nothing if the words do not begin with a name."""
     rest = rest[2:] if [word.keyword for word in rest[:2]] == ["IF", "EXISTS"] else rest
-    return rest[next(_chains(rest), (0, []))[0] :] if rest and rest[0].is_name else []
+    return rest[next(_dotted_names(rest), (0, []))[0] :] if rest and rest[0].is_name else []
 
 
-def _drop_index(rest: list[Word], default: str, what: str) -> Statement:
+def _classify_drop_index(rest: list[Token], default: str, what: str) -> Statement:
     """A DROP INDEX, or MariaDB's CREATE OR REPLACE INDEX, which drops the index that has the name."""
     on = next((i for i, word in enumerate(rest) if word.keyword == "ON"), len(rest))
     named = [word for word in rest[:on] if word.is_name and word.keyword not in {"IF", "EXISTS"}]
-    tables = frozenset(_first(rest[on + 1 :], default))
+    tables = frozenset(_first_table(rest[on + 1 :], default))
     if not named or not tables:
-        return Statement("ddl", frozenset(_mentioned(rest, default)), summary=what)
-    return Statement("ddl", tables, dropped_index=fold(named[0].text), summary=what)
+        return Statement("ddl", frozenset(_possible_tables(rest, default)), summary=what)
+    return Statement("ddl", tables, dropped_index=fold_name(named[0].text), summary=what)
 
 
-def _is_filled(rest: list[Word]) -> bool:
+def _fills_table(rest: list[Token]) -> bool:
     """Whether a CREATE TABLE fills the table with rows, which by statement are nowhere in the binlog.
 
     Otherwise the server leaves out where they come from: they follow as rows.
@@ -315,14 +315,14 @@ def _is_filled(rest: list[Word]) -> bool:
     )
 
 
-def _altered(sql: str, default: str, quoting: Quoting) -> set[Table] | None:
+def _altered_tables(sql: str, default: str, quoting: Quoting) -> set[TableName] | None:
     """Tables of an ALTER TABLE without those that a foreign key refers to; ``None`` if it is not understood."""
     import sqlglot
     from sqlglot import exp
 
     if quoting != DEFAULT_QUOTING:
         return None
-    text = "".join(executed(sql))
+    text = "".join(executed_text(sql))
     logger = logging.getLogger("sqlglot")
     disabled, logger.disabled = logger.disabled, True  # it would log the statement, which may hold secrets
     try:
@@ -330,7 +330,7 @@ def _altered(sql: str, default: str, quoting: Quoting) -> set[Table] | None:
         if not isinstance(tree, exp.Alter):
             return None
         return {
-            (fold(table.db) or default, fold(table.name))
+            (fold_name(table.db) or default, fold_name(table.name))
             for table in tree.find_all(exp.Table)
             if table.find_ancestor(exp.Reference) is None
         }
@@ -340,7 +340,7 @@ def _altered(sql: str, default: str, quoting: Quoting) -> set[Table] | None:
         logger.disabled = disabled
 
 
-def _chains(tokens: Sequence[Word]) -> Iterator[tuple[int, list[str]]]:
+def _dotted_names(tokens: Sequence[Token]) -> Iterator[tuple[int, list[str]]]:
     """Names joined by dots, with the index of the word behind each."""
     at = 0
     while at < len(tokens):
@@ -355,31 +355,31 @@ def _chains(tokens: Sequence[Word]) -> Iterator[tuple[int, list[str]]]:
         yield at, chain
 
 
-def _table(chain: list[str], default: str) -> Table:
-    return (fold(chain[0]), fold(chain[1])) if len(chain) > 1 else (default, fold(chain[0]))
+def _resolve_name(chain: list[str], default: str) -> TableName:
+    return (fold_name(chain[0]), fold_name(chain[1])) if len(chain) > 1 else (default, fold_name(chain[0]))
 
 
-def _spelled(tokens: Sequence[Word], default_database: str) -> Table:
+def _first_table_as_spelled(tokens: Sequence[Token], default_database: str) -> TableName:
     """The table that the words begin with, spelled as there."""
-    chain = next((chain for _, chain in _chains(tokens)), [""])
+    chain = next((chain for _, chain in _dotted_names(tokens)), [""])
     return (chain[0], chain[1]) if len(chain) > 1 else (default_database, chain[0])
 
 
-def _first(tokens: Sequence[Word], default: str) -> Iterator[Table]:
+def _first_table(tokens: Sequence[Token], default: str) -> Iterator[TableName]:
     """The table that the words begin with."""
-    for _, chain in _chains(tokens):
-        yield _table(chain, default)
+    for _, chain in _dotted_names(tokens):
+        yield _resolve_name(chain, default)
         return
 
 
-def _listed(tokens: Sequence[Word], default: str) -> Iterator[Table]:
+def _all_tables(tokens: Sequence[Token], default: str) -> Iterator[TableName]:
     """Every name of a list of tables (keywords between them do no harm)."""
-    for _, chain in _chains(tokens):
-        yield _table(chain, default)
+    for _, chain in _dotted_names(tokens):
+        yield _resolve_name(chain, default)
 
 
-def _mentioned(tokens: Sequence[Word], default: str) -> Iterator[Table]:
+def _possible_tables(tokens: Sequence[Token], default: str) -> Iterator[TableName]:
     """Every table that the words could name: of ``a.b`` both table b of a, and table a with a column b."""
-    for _, chain in _chains(tokens):
-        yield _table(chain, default)
-        yield default, fold(chain[0])
+    for _, chain in _dotted_names(tokens):
+        yield _resolve_name(chain, default)
+        yield default, fold_name(chain[0])

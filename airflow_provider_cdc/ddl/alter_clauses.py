@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_cdc.ddl.alter_parser import Clause, Cursor, NotFollowed, Server, Session
-from airflow_provider_cdc.ddl.column_changes import check_dropped, check_null, check_type, known_null
-from airflow_provider_cdc.ddl.column_parser import Defined, read_column, read_default, text_collation
-from airflow_provider_cdc.ddl.index_parser import index_kind, index_parts, names, neutral, renames_index
+from airflow_provider_cdc.ddl.alter_parser import (
+    DdlNotFollowed,
+    ParsedClause,
+    ServerTraits,
+    StatementSession,
+    TokenCursor,
+)
+from airflow_provider_cdc.ddl.column_changes import (
+    check_column_drop,
+    check_null_is_explicit,
+    check_nullability,
+    check_type_change,
+)
+from airflow_provider_cdc.ddl.column_parser import ColumnDefinition, parse_column, parse_default, resolve_collation
+from airflow_provider_cdc.ddl.index_parser import (
+    accept_algorithm_or_lock,
+    is_rename_index,
+    parse_index_kind,
+    skip_index_parts,
+    skip_name_list,
+)
 from airflow_provider_cdc.model.schema import TEXT_TYPES, TableSchema
-from airflow_provider_cdc.model.table_names import fold
+from airflow_provider_cdc.model.table_names import fold_name
 
 _NEUTRAL_OPTIONS = frozenset(
     [
@@ -22,9 +39,9 @@ _NEUTRAL_OPTIONS = frozenset(
         "COMPRESSION",
     ]
 )
-_OPTIONS = _NEUTRAL_OPTIONS | {"COMMENT", "ENGINE", "DEFAULT", "CHARSET", "CHARACTER", "COLLATE"}
+_TABLE_OPTIONS = _NEUTRAL_OPTIONS | {"COMMENT", "ENGINE", "DEFAULT", "CHARSET", "CHARACTER", "COLLATE"}
 #: First words of clauses that are known and not followed, and how they are called.
-_NAMED = {
+_UNSUPPORTED_CLAUSES = {
     "ADD PARTITION": "ADD PARTITION",
     "ADD PERIOD": "ADD PERIOD",
     "ADD PRIMARY": "ADD PRIMARY KEY",
@@ -42,17 +59,17 @@ _NAMED = {
 
 
 @dataclass
-class Work:
+class AlterTableParser:
     """The definition as far as the clauses before have made it."""
 
     before: TableSchema
-    cursor: Cursor
-    session: Session
-    server: Server
+    cursor: TokenCursor
+    session: StatementSession
+    server: ServerTraits
     added: list[str] = field(default_factory=list)
     changed: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
-    parsed_clauses: list[Clause] = field(default_factory=list)
+    parsed_clauses: list[ParsedClause] = field(default_factory=list)
     #: Whether the table's collation is said, and whether a column is defined that may go by it.
     collation_given: bool = False
     defines_text: bool = False
@@ -68,8 +85,8 @@ class Work:
         collation = self.before.collation
         if self.collation_given:
             if self.defines_text:
-                raise NotFollowed("it defines texts, and changes the default collation of the table as well")
-            _, collation = text_collation(
+                raise DdlNotFollowed("it defines texts, and changes the default collation of the table as well")
+            _, collation = resolve_collation(
                 "DEFAULT CHARACTER SET", self.session, self.server, None, self.charset, self.collation
             )
         comments = tuple((c.name, self.comments[c.name]) for c in self.columns if self.comments.get(c.name))
@@ -84,7 +101,9 @@ class Work:
         after_option: bool | None = None  # which kind of clause stood before: none, a table option or another one
         while not self.cursor.at_end:
             is_separated = (
-                after_option is None or self.cursor.accept(",") or (after_option and self.cursor.peek() in _OPTIONS)
+                after_option is None
+                or self.cursor.accept(",")
+                or (after_option and self.cursor.peek() in _TABLE_OPTIONS)
             )
             if not is_separated:
                 self.cursor.fail("between two clauses")
@@ -93,15 +112,15 @@ class Work:
     def _parse_clause(self) -> bool:
         """Read one; whether it is a table option, behind which no comma must stand."""
         cursor, first = self.cursor, self.cursor.at
-        if neutral(cursor):
+        if accept_algorithm_or_lock(cursor):
             return False
-        if cursor.peek() in _OPTIONS:
+        if cursor.peek() in _TABLE_OPTIONS:
             self._parse_table_option()
             self._record_clause(first, "table options", "")
             return True
         for keys in (f"{cursor.peek()} {cursor.peek(1)}", cursor.peek()):
-            if keys in _NAMED and not renames_index(cursor):
-                raise NotFollowed(f"{_NAMED[keys]} is not followed")
+            if keys in _UNSUPPORTED_CLAUSES and not is_rename_index(cursor):
+                raise DdlNotFollowed(f"{_UNSUPPORTED_CLAUSES[keys]} is not followed")
         if cursor.accept("FORCE"):
             self._record_clause(first, "FORCE", "ForceProperty")
         elif cursor.accept("ADD"):
@@ -132,7 +151,7 @@ class Work:
         has_expression: bool = False,
     ) -> None:
         text = f"ALTER TABLE `t` {prefix}{self.cursor.text_since(first)}"
-        self.parsed_clauses.append(Clause(text, label, sqlglot_name, column, has_expression))
+        self.parsed_clauses.append(ParsedClause(text, label, sqlglot_name, column, has_expression))
 
     def _parse_table_option(self) -> None:
         cursor = self.cursor
@@ -141,7 +160,7 @@ class Work:
             cursor.accept("=")
             if word == "ENGINE":
                 if (cursor.expect_string(word) if cursor.at_string else cursor.expect_name(word)).upper() != "INNODB":
-                    raise NotFollowed("ENGINE: another one than InnoDB is not followed")
+                    raise DdlNotFollowed("ENGINE: another one than InnoDB is not followed")
             elif word == "COMMENT" or cursor.at_string:
                 cursor.expect_string(word)
             elif cursor.peek().isdigit():
@@ -158,7 +177,7 @@ class Work:
         where = "the default character set"
         value = (cursor.expect_string(where) if cursor.at_string else cursor.expect_name(where)).lower()
         if (self.charset if is_charset else self.collation) is not None:
-            raise NotFollowed(f"{where} is said twice")
+            raise DdlNotFollowed(f"{where} is said twice")
         if is_charset:
             self.charset = value
         else:
@@ -169,9 +188,9 @@ class Work:
     def _find_column(self, name: str, where: str) -> int | None:
         """Where a column is, by its name as servers compare names."""
         for at, column in enumerate(self.columns):
-            if not column.is_hidden and fold(column.name) == fold(name):
+            if not column.is_hidden and fold_name(column.name) == fold_name(name):
                 if column.name != name and not (name.isascii() and column.name.isascii()):
-                    raise NotFollowed(f"{where}: a name that differs from one of the table in few signs")
+                    raise DdlNotFollowed(f"{where}: a name that differs from one of the table in few signs")
                 return at
         return None
 
@@ -186,11 +205,11 @@ class Work:
                     break
             cursor.expect(")", "ADD")
         elif not is_column and cursor.peek() in {"INDEX", "KEY", "FULLTEXT", "SPATIAL"}:
-            kind = index_kind(cursor)
+            kind = parse_index_kind(cursor)
             _ = cursor.accept("IF", "NOT", "EXISTS")
             if cursor.peek() not in {"(", "USING"}:
                 cursor.expect_name(f"ADD {kind}")
-            index_parts(cursor, f"ADD {kind}")
+            skip_index_parts(cursor, f"ADD {kind}")
             self._record_clause(first, f"ADD {kind}", "AddConstraint")
         elif not is_column and cursor.peek() in {"CONSTRAINT", "FOREIGN", "CHECK"}:
             self._parse_add_constraint(first)
@@ -205,40 +224,40 @@ class Work:
             cursor.fail("ADD")
         name = cursor.expect_name("ADD COLUMN")
         where = f"ADD COLUMN {name}"
-        column_definition = read_column(cursor, name, where, self.session, self.server, self.before.collation)
+        column_definition = parse_column(cursor, name, where, self.session, self.server, self.before.collation)
         at = self._parse_column_position(where)
         self._record_clause(first, where, "ColumnDef", name, prefix)
-        if fold(name) in self.removed:
-            raise NotFollowed(f"{where}: a column of this name is dropped by the same statement")
+        if fold_name(name) in self.removed:
+            raise DdlNotFollowed(f"{where}: a column of this name is dropped by the same statement")
         if self._find_column(name, where) is not None:
             if unless_there and name not in self.added:
                 return
-            raise NotFollowed(f"{where}: the table has it already")
-        if fold(name).startswith("db_row_hash_"):
-            raise NotFollowed(f"{where}: MariaDB may have a hidden column with this name")
+            raise DdlNotFollowed(f"{where}: the table has it already")
+        if fold_name(name).startswith("db_row_hash_"):
+            raise DdlNotFollowed(f"{where}: MariaDB may have a hidden column with this name")
         if column_definition.nullability is False:
-            raise NotFollowed(f"{where}: rows that were there get a value where it is NOT NULL")
+            raise DdlNotFollowed(f"{where}: rows that were there get a value where it is NOT NULL")
         if column_definition.has_default:
-            raise NotFollowed(f"{where}: rows that were there get its DEFAULT")
-        known_null(column_definition, where)
+            raise DdlNotFollowed(f"{where}: rows that were there get its DEFAULT")
+        check_null_is_explicit(column_definition, where)
         self._note_text_column(column_definition)
         self.columns.insert(at, column_definition.column)
         self.comments[name] = column_definition.comment
         self.added.append(name)
 
-    def _note_text_column(self, column_definition: Defined) -> None:
+    def _note_text_column(self, column_definition: ColumnDefinition) -> None:
         self.defines_text |= column_definition.column.data_type in TEXT_TYPES | {"enum", "set"}
 
     def _parse_column_position(self, where: str) -> int:
         cursor = self.cursor
         if cursor.accept("FIRST"):
             if self.columns[0].name == "my_row_id":
-                raise NotFollowed(f"{where}: FIRST in a table with a generated key is not followed")
+                raise DdlNotFollowed(f"{where}: FIRST in a table with a generated key is not followed")
             return 0
         if cursor.accept("AFTER"):
             at = self._find_column(cursor.expect_name(f"{where}, AFTER"), where)
             if at is None:
-                raise NotFollowed(f"{where}: the column behind which it stands is not known")
+                raise DdlNotFollowed(f"{where}: the column behind which it stands is not known")
             return at + 1
         return next((i for i, c in enumerate(self.columns) if c.is_hidden), len(self.columns))
 
@@ -247,24 +266,24 @@ class Work:
         name = cursor.expect_name(clause)
         where = f"{clause} {name}"
         if clause == "CHANGE" and cursor.expect_name(clause) != name:
-            raise NotFollowed(f"{where}: another name is not followed")
-        column_definition = read_column(cursor, name, where, self.session, self.server, self.before.collation)
+            raise DdlNotFollowed(f"{where}: another name is not followed")
+        column_definition = parse_column(cursor, name, where, self.session, self.server, self.before.collation)
         if cursor.peek() in {"FIRST", "AFTER"}:
-            raise NotFollowed(f"{where}: another place of a column is not followed")
+            raise DdlNotFollowed(f"{where}: another place of a column is not followed")
         self._record_clause(first, where, "ModifyColumn", name)
         at = self._find_column(name, where)
         if at is None:
             if if_there:
                 return
-            raise NotFollowed(f"{where}: the table does not have it")
+            raise DdlNotFollowed(f"{where}: the table does not have it")
         if self.columns[at].name != name:
-            raise NotFollowed(f"{where}: another name is not followed")
+            raise DdlNotFollowed(f"{where}: another name is not followed")
         if name in self.changed or name in self.added:
-            raise NotFollowed(f"{where}: it is changed twice")
+            raise DdlNotFollowed(f"{where}: it is changed twice")
         self.changed.add(name)
         self._note_text_column(column_definition)
-        check_null(self.before, self.columns[at], column_definition, where)
-        check_type(self.before, self.columns, at, column_definition.column, self.server, where)
+        check_nullability(self.before, self.columns[at], column_definition, where)
+        check_type_change(self.before, self.columns, at, column_definition.column, self.server, where)
         self.columns[at] = column_definition.column
         self.comments[name] = column_definition.comment
 
@@ -275,7 +294,7 @@ class Work:
             if not (cursor.accept("VISIBLE") or cursor.accept("INVISIBLE")):
                 cursor.fail("ALTER INDEX")
             if self.before.key_index != "PRIMARY":
-                raise NotFollowed("ALTER INDEX: a table without a primary key may get another key by it")
+                raise DdlNotFollowed("ALTER INDEX: a table without a primary key may get another key by it")
             self._record_clause(first, "ALTER INDEX", "AlterIndex")
             return
         if cursor.accept_any("CHECK", "CONSTRAINT"):
@@ -288,11 +307,11 @@ class Work:
         name = cursor.expect_name("ALTER COLUMN")
         where = f"ALTER COLUMN {name}"
         if self._find_column(name, where) is None:
-            raise NotFollowed(f"{where}: the table does not have it")
+            raise DdlNotFollowed(f"{where}: the table does not have it")
         free = False
         if cursor.accept("SET", "DEFAULT"):
             free = cursor.peek() == "("
-            read_default(cursor, where)
+            parse_default(cursor, where)
         elif cursor.accept("SET"):
             if not (cursor.accept("VISIBLE") or cursor.accept("INVISIBLE")):
                 cursor.fail(where)
@@ -317,17 +336,17 @@ class Work:
             cursor.fail("ADD CONSTRAINT")
         if cursor.peek() != "(":
             cursor.expect_name(where)
-        names(cursor, where)
+        skip_name_list(cursor, where)
         cursor.expect("REFERENCES", where)
         cursor.expect_name(where)
         if cursor.accept("."):
             cursor.expect_name(where)
-        names(cursor, where)
+        skip_name_list(cursor, where)
         while cursor.accept("ON"):
             if not cursor.accept_any("DELETE", "UPDATE"):
                 cursor.fail(where)
             if not cursor.accept("RESTRICT") and not cursor.accept("NO", "ACTION"):
-                raise NotFollowed(f"{where}: rows that it changes by CASCADE or SET NULL are not in the binlog")
+                raise DdlNotFollowed(f"{where}: rows that it changes by CASCADE or SET NULL are not in the binlog")
         self._record_clause(first, where, "AddConstraint")
 
     def _parse_drop(self, first: int) -> None:
@@ -356,23 +375,23 @@ class Work:
         if at is None:
             if if_there:
                 return
-            raise NotFollowed(f"{where}: the table does not have it")
+            raise DdlNotFollowed(f"{where}: the table does not have it")
         column = self.columns[at]
         if column.name in self.changed or column.name in self.added:
-            raise NotFollowed(f"{where}: it is changed twice")
-        check_dropped(self.before, column, where)
+            raise DdlNotFollowed(f"{where}: it is changed twice")
+        check_column_drop(self.before, column, where)
         del self.columns[at]
-        self.removed.add(fold(column.name))
+        self.removed.add(fold_name(column.name))
 
     def check_index_drop(self, index: str, where: str) -> None:
         """Make sure that an index that is dropped is not the key, and has no column in row events."""
         before = self.before
-        if before.key and (before.key_index is None or fold(before.key_index) == fold(index)):
-            raise NotFollowed(f"{where}: it is, or may be, the index that is the key")
-        if fold(index) == "primary":
-            raise NotFollowed("DROP PRIMARY KEY is not followed")
+        if before.key and (before.key_index is None or fold_name(before.key_index) == fold_name(index)):
+            raise DdlNotFollowed(f"{where}: it is, or may be, the index that is the key")
+        if fold_name(index) == "primary":
+            raise DdlNotFollowed("DROP PRIMARY KEY is not followed")
         if any(c.is_hidden for c in before.columns):
-            raise NotFollowed(f"{where}: a unique index of hashes has a column in row events")
+            raise DdlNotFollowed(f"{where}: a unique index of hashes has a column in row events")
 
     def _parse_rename_index(self, first: int) -> None:
         cursor = self.cursor
@@ -382,5 +401,5 @@ class Work:
         cursor.expect("TO", "RENAME INDEX")
         cursor.expect_name("RENAME INDEX")
         if self.before.key and self.before.key_index != "PRIMARY":
-            raise NotFollowed("RENAME INDEX: a table without a primary key may get another key by it")
+            raise DdlNotFollowed("RENAME INDEX: a table without a primary key may get another key by it")
         self._record_clause(first, "RENAME INDEX", "RenameIndex")

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NoReturn
 
-from airflow_provider_cdc.ddl.tokens import DEFAULT_QUOTING, Quoting, Word, version_comments, words_of
+from airflow_provider_cdc.ddl.tokens import DEFAULT_QUOTING, Quoting, Token, tokenize, version_comments
 
 
-class NotFollowed(Exception):
+class DdlNotFollowed(Exception):
     """A change of a table's definition that is not followed.
 
     :param reason: why, in words that name clause and column, and never a value.
@@ -24,7 +24,7 @@ class NotFollowed(Exception):
 
 
 @dataclass(frozen=True)
-class Session:
+class StatementSession:
     """What matters of the session that wrote a statement.
 
     :param quoting: how it quotes.
@@ -40,7 +40,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerTraits:
     """What matters of the server that executed it.
 
     :param mariadb: whether it is MariaDB; else MySQL.
@@ -64,23 +64,23 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", "%": "\\%", "_": "\\_"}
 
 
-class Cursor:
+class TokenCursor:
     """The words of a statement and a place among them.
 
     :raises NotFollowed: if the words are not sure to be those that the server read.
     """
 
-    def __init__(self, sql: str, session: Session, server: Server) -> None:
+    def __init__(self, sql: str, session: StatementSession, server: ServerTraits) -> None:
         if any("\ud800" <= c <= "\udfff" for c in sql):
-            raise NotFollowed("its text has characters that are not known")
+            raise DdlNotFollowed("its text has characters that are not known")
         if any(c > "\uffff" for c in sql):
-            raise NotFollowed("its text has a character that the catalog cannot hold")
+            raise DdlNotFollowed("its text has a character that the catalog cannot hold")
         if "\0" in sql:
-            raise NotFollowed("its text has a zero byte")
-        _check_versions(sql, session.quoting, server)
-        self._tokens = list(words_of(sql, session.quoting))
+            raise DdlNotFollowed("its text has a zero byte")
+        _check_version_comments(sql, session.quoting, server)
+        self._tokens = list(tokenize(sql, session.quoting))
         self._quoting = session.quoting
-        while self._tokens and self._tokens[-1] == Word(";"):
+        while self._tokens and self._tokens[-1] == Token(";"):
             self._tokens.pop()
         self.at = 0
 
@@ -114,7 +114,7 @@ class Cursor:
     def fail(self, where: str) -> NoReturn:
         """Stop at a word that is not known here."""
         word = self.peek()
-        raise NotFollowed(f"{where}: {word if word in _SHOWN else 'a part of it'} is not followed")
+        raise DdlNotFollowed(f"{where}: {word if word in _SHOWABLE_KEYWORDS else 'a part of it'} is not followed")
 
     def expect_name(self, where: str) -> str:
         """Go past a name."""
@@ -124,7 +124,7 @@ class Cursor:
             if (quoted and word.text) or (not word.quote and _NAME.fullmatch(word.text)):
                 self.at += 1
                 return word.text
-        raise NotFollowed(f"{where}: a name is not understood")
+        raise DdlNotFollowed(f"{where}: a name is not understood")
 
     @property
     def at_string(self) -> bool:
@@ -137,7 +137,7 @@ class Cursor:
     def expect_string(self, where: str) -> str:
         """Go past a string, whose escapes are undone."""
         if not self.at_string:
-            raise NotFollowed(f"{where}: a text is not understood")
+            raise DdlNotFollowed(f"{where}: a text is not understood")
         text = self._tokens[self.at].text
         self.at += 1
         if not self._quoting.backslash_escapes:
@@ -148,7 +148,7 @@ class Cursor:
         """Go past a whole number."""
         word = self.peek()
         if not re.fullmatch(r"[0-9]{1,10}", word):
-            raise NotFollowed(f"{where}: a number is not understood")
+            raise DdlNotFollowed(f"{where}: a number is not understood")
         self.at += 1
         return int(word)
 
@@ -158,7 +158,7 @@ class Cursor:
         depth = 1
         while depth:
             if self.at_end:
-                raise NotFollowed(f"{where}: a bracket is not closed")
+                raise DdlNotFollowed(f"{where}: a bracket is not closed")
             depth += (self.peek() == "(") - (self.peek() == ")")
             self.at += 1
 
@@ -178,12 +178,12 @@ class Cursor:
         return " ".join(parts)
 
 
-def _set(words: str) -> frozenset[str]:
+def _word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
 #: Keywords that a reason may name; any other word could be somebody's name.
-_SHOWN = _set(
+_SHOWABLE_KEYWORDS = _word_set(
     "AUTO_INCREMENT AS CHECK COLUMN_FORMAT COMPRESSED CONVERT DATA DEFAULT DISCARD DROP ENCRYPTION "
     "ENGINE_ATTRIBUTE EXCHANGE GENERATED IGNORE IMPORT KEY NOT ON ORDER PARTITION PERIOD PRIMARY "
     "REF_SYSTEM_ID REFERENCES REMOVE RENAME REORGANIZE SERIAL SRID STORAGE SYSTEM TABLESPACE TRUNCATE "
@@ -191,7 +191,7 @@ _SHOWN = _set(
 )
 
 
-def _check_versions(sql: str, quoting: Quoting, server: Server) -> None:
+def _check_version_comments(sql: str, quoting: Quoting, server: ServerTraits) -> None:
     """Make sure that the server executed what stands in version comments: the words have it."""
     for letter, digits in version_comments(sql, quoting):
         known = not digits or len(digits) in (5, 6)
@@ -203,11 +203,11 @@ def _check_versions(sql: str, quoting: Quoting, server: Server) -> None:
         if not letter and server.mariadb and 50700 <= number <= 99999:
             executed = False
         if not known or not executed:
-            raise NotFollowed("it has a comment that only other servers execute")
+            raise DdlNotFollowed("it has a comment that only other servers execute")
 
 
 #: What sqlglot may find in the texts that are followed.
-_KNOWN = _set(
+_KNOWN_SQLGLOT_NODES = _word_set(
     "AddConstraint Alter AlterColumn AlterIndex CharacterSetColumnConstraint CharacterSetProperty "
     "CheckColumnConstraint CollateColumnConstraint CollateProperty Column ColumnConstraint ColumnDef "
     "ColumnPosition ColumnPrefix CommentColumnConstraint Constraint Create CurrentTimestamp DataType "
@@ -220,7 +220,7 @@ _KNOWN = _set(
 
 
 @dataclass(frozen=True)
-class Clause:
+class ParsedClause:
     """A clause as it was read, for the second reading.
 
     :param text: a statement with this clause alone.
@@ -237,7 +237,7 @@ class Clause:
     has_expression: bool = False
 
 
-def read_again(clauses: Sequence[Clause]) -> None:
+def cross_check_with_sqlglot(clauses: Sequence[ParsedClause]) -> None:
     """Hold what was read against what another parser, sqlglot, reads.
 
     It loses some of the words (REAL becomes FLOAT), so nothing is taken from it: it can only disagree.
@@ -254,7 +254,7 @@ def read_again(clauses: Sequence[Clause]) -> None:
             try:
                 trees = sqlglot.parse(clause.text, read="mysql")
             except Exception:  # whatever it stumbles over
-                raise NotFollowed(f"{clause.label}: it is not understood by both parsers") from None
+                raise DdlNotFollowed(f"{clause.label}: it is not understood by both parsers") from None
             tree = trees[0] if len(trees) == 1 else None
             name = None
             if isinstance(tree, exp.Alter):
@@ -263,12 +263,12 @@ def read_again(clauses: Sequence[Clause]) -> None:
             elif isinstance(tree, exp.Create | exp.Drop):
                 name = type(tree).__name__
             if tree is None or name != clause.sqlglot_name:
-                raise NotFollowed(f"{clause.label}: it is not understood by both parsers")
-            if not clause.has_expression and not {type(node).__name__ for node in tree.walk()} <= _KNOWN:
-                raise NotFollowed(f"{clause.label}: a part of it is not followed")
+                raise DdlNotFollowed(f"{clause.label}: it is not understood by both parsers")
+            if not clause.has_expression and not {type(node).__name__ for node in tree.walk()} <= _KNOWN_SQLGLOT_NODES:
+                raise DdlNotFollowed(f"{clause.label}: a part of it is not followed")
             if clause.column is not None:
                 columns = list(tree.find_all(exp.ColumnDef))
                 if len(columns) != 1 or columns[0].name != clause.column:
-                    raise NotFollowed(f"{clause.label}: the two parsers read different columns")
+                    raise DdlNotFollowed(f"{clause.label}: the two parsers read different columns")
     finally:
         logger.disabled = disabled

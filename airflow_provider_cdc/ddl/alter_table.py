@@ -2,20 +2,27 @@
 
 A definition that is wrong would be wrong rows without a word, so nothing of a text is passed over: each word must be
 one that is known at its place, and another parser must read each clause as well. Whatever is not sure is
-:class:`NotFollowed`. The measure is the catalog: ``tests/mysql/client/test_alter.py`` holds both against each other.
+:class:`DdlNotFollowed`. The measure is the catalog: ``tests/mysql/client/test_alter.py`` holds both against each other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_cdc.ddl.alter_clauses import Work
-from airflow_provider_cdc.ddl.alter_parser import Clause, Cursor, NotFollowed, Server, Session, read_again
-from airflow_provider_cdc.ddl.index_parser import ending, index_parts
+from airflow_provider_cdc.ddl.alter_clauses import AlterTableParser
+from airflow_provider_cdc.ddl.alter_parser import (
+    DdlNotFollowed,
+    ParsedClause,
+    ServerTraits,
+    StatementSession,
+    TokenCursor,
+    cross_check_with_sqlglot,
+)
+from airflow_provider_cdc.ddl.index_parser import skip_index_options, skip_index_parts
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.table_names import fold
+from airflow_provider_cdc.model.table_names import fold_name
 
-__all__ = ["Alteration", "NotFollowed", "Server", "Session", "alter"]
+__all__ = ["Alteration", "DdlNotFollowed", "ServerTraits", "StatementSession", "apply_ddl"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,9 @@ class Alteration:
     changed: tuple[str, ...] = ()
 
 
-def alter(before: TableSchema, sql: str, default_database: str, session: Session, server: Server) -> Alteration:
+def apply_ddl(
+    before: TableSchema, sql: str, default_database: str, session: StatementSession, server: ServerTraits
+) -> Alteration:
     """Compute the definition of a table behind an ALTER TABLE, CREATE INDEX or DROP INDEX.
 
     :param before: its definition before it.
@@ -43,47 +52,49 @@ def alter(before: TableSchema, sql: str, default_database: str, session: Session
     :param default_database: database of names without one.
     :param session: what the statement's session was like.
     :param server: what the server is like.
-    :raises NotFollowed: if that is not certain.
+    :raises DdlNotFollowed: if that is not certain.
     """
     if any(c.has_old_temporal_format for c in before.columns):
-        raise NotFollowed("the table has a date or time of the old format, which any change may turn into another one")
-    cursor = Cursor(sql, session, server)
-    parser = Work(before, cursor, session, server)
+        raise DdlNotFollowed(
+            "the table has a date or time of the old format, which any change may turn into another one"
+        )
+    cursor = TokenCursor(sql, session, server)
+    parser = AlterTableParser(before, cursor, session, server)
     if cursor.accept("ALTER"):
         cursor.accept("ONLINE")
         cursor.expect("TABLE", "ALTER TABLE")
         cursor.accept("IF", "EXISTS")
-        table = _table(cursor, before, default_database)
+        table = _expect_same_table(cursor, before, default_database)
         if not cursor.accept("NOWAIT") and cursor.accept("WAIT"):
             cursor.expect_number("WAIT")
         parser.parse_clauses()
     elif cursor.peek() == "CREATE" and cursor.peek(1) != "TABLE":
         cursor.accept("CREATE")
-        table = _create_index(parser, default_database)
+        table = _parse_create_index(parser, default_database)
     elif cursor.accept("DROP", "INDEX"):
-        table = _drop_index(parser, default_database)
+        table = _parse_drop_index(parser, default_database)
     else:
-        raise NotFollowed("it is neither an ALTER TABLE nor a change of an index")
+        raise DdlNotFollowed("it is neither an ALTER TABLE nor a change of an index")
     if not cursor.at_end:
         cursor.fail("its end")
-    read_again(parser.parsed_clauses)
+    cross_check_with_sqlglot(parser.parsed_clauses)
     return Alteration(table, parser.build_definition(), tuple(parser.added), tuple(sorted(parser.changed)))
 
 
-def _table(cursor: Cursor, before: TableSchema, default_database: str) -> tuple[str, str]:
+def _expect_same_table(cursor: TokenCursor, before: TableSchema, default_database: str) -> tuple[str, str]:
     name = cursor.expect_name("its table")
     table = (name, cursor.expect_name("its table")) if cursor.accept(".") else (default_database, name)
-    if (fold(table[0]), fold(table[1])) != (fold(before.database), fold(before.name)):
-        raise NotFollowed("it is about another table")
+    if (fold_name(table[0]), fold_name(table[1])) != (fold_name(before.database), fold_name(before.name)):
+        raise DdlNotFollowed("it is about another table")
     return table
 
 
-def _create_index(parser: Work, default_database: str) -> tuple[str, str]:
+def _parse_create_index(parser: AlterTableParser, default_database: str) -> tuple[str, str]:
     cursor = parser.cursor
     replaces = cursor.accept("OR", "REPLACE")
     kind = cursor.accept_any("FULLTEXT", "SPATIAL")
     if cursor.peek() == "UNIQUE":
-        raise NotFollowed("CREATE UNIQUE INDEX is not followed")
+        raise DdlNotFollowed("CREATE UNIQUE INDEX is not followed")
     where = "CREATE INDEX"
     cursor.expect("INDEX", where)
     _ = cursor.accept("IF", "NOT", "EXISTS")
@@ -96,24 +107,24 @@ def _create_index(parser: Work, default_database: str) -> tuple[str, str]:
     if using:
         cursor.expect("BTREE", where)
     cursor.expect("ON", where)
-    table = _table(cursor, parser.before, default_database)
+    table = _expect_same_table(cursor, parser.before, default_database)
     parts_at = cursor.at
-    index_parts(cursor, where)
+    skip_index_parts(cursor, where)
     text = f"ALTER TABLE `t` ADD {kind} INDEX {name} {cursor.text_since(parts_at)}"
-    parser.parsed_clauses.append(Clause(text, where, "AddConstraint"))
-    ending(cursor)
+    parser.parsed_clauses.append(ParsedClause(text, where, "AddConstraint"))
+    skip_index_options(cursor)
     return table
 
 
-def _drop_index(parser: Work, default_database: str) -> tuple[str, str]:
+def _parse_drop_index(parser: AlterTableParser, default_database: str) -> tuple[str, str]:
     cursor = parser.cursor
     cursor.accept("IF", "EXISTS")
     first = cursor.at
     index = cursor.expect_name("DROP INDEX")
     name = cursor.text_since(first)
     cursor.expect("ON", "DROP INDEX")
-    table = _table(cursor, parser.before, default_database)
+    table = _expect_same_table(cursor, parser.before, default_database)
     parser.check_index_drop(index, "DROP INDEX")
-    parser.parsed_clauses.append(Clause(f"DROP INDEX {name} ON `t`", "DROP INDEX", "Drop"))
-    ending(cursor)
+    parser.parsed_clauses.append(ParsedClause(f"DROP INDEX {name} ON `t`", "DROP INDEX", "Drop"))
+    skip_index_options(cursor)
     return table

@@ -9,20 +9,20 @@ from collections import Counter
 from airflow_provider_cdc.model.schema import TableSchema
 
 #: Columns that this project adds begin like this.
-_OWN = "_cdc_"
+_OWN_PREFIX = "_cdc_"
 #: Of Spark's Parquet reader: the file of a row, and its number in it. It asks for both where rows die by vectors.
-_OF_SPARK = {"_metadata", "_tmp_metadata_row_index"}
+_SPARK_NAMES = {"_metadata", "_tmp_metadata_row_index"}
 #: Columns that Delta Lake adds while it reads deletion vectors.
-_OF_DELTA = "__delta_internal_"
+_DELTA_PREFIX = "__delta_internal_"
 #: Columns that delta-rs adds where it reads, merges or updates.
-_OF_DELTA_RS = "__delta_rs_"
+_DELTA_RS_PREFIX = "__delta_rs_"
 _REMEDY = "Rename the column, or leave it out with source.exclude_columns"
 
 
-def misnamed(table: TableSchema) -> tuple[str, str] | None:
+def column_name_problem(table: TableSchema) -> tuple[str, str] | None:
     """Why the names of a table's copied columns cannot be those of a copy, and the remedy; ``None`` if they can."""
     for column in table.sink_columns:
-        if reason := _reserved(column.name.lower()):
+        if reason := _reserved_reason(column.name.lower()):
             return f"column {column.name}: {reason}", _REMEDY
     lowered = Counter(column.name.lower() for column in table.sink_columns)
     if twice := [column.name for column in table.sink_columns if lowered[column.name.lower()] > 1]:
@@ -30,11 +30,11 @@ def misnamed(table: TableSchema) -> tuple[str, str] | None:
     return None
 
 
-def _reserved(name: str) -> str | None:
-    if name.startswith(_OWN):
-        return f"the prefix {_OWN} is used in the sink, in whatever case"
-    if name in _OF_SPARK or name.startswith(_OF_DELTA):
+def _reserved_reason(name: str) -> str | None:
+    if name.startswith(_OWN_PREFIX):
+        return f"the prefix {_OWN_PREFIX} is used in the sink, in whatever case"
+    if name in _SPARK_NAMES or name.startswith(_DELTA_PREFIX):
         return "Spark uses this name for a column of its own, and could not read the copy"
-    if name.startswith(_OF_DELTA_RS):
-        return f"delta-rs uses the prefix {_OF_DELTA_RS} for columns of its own, and might not read the copy"
+    if name.startswith(_DELTA_RS_PREFIX):
+        return f"delta-rs uses the prefix {_DELTA_RS_PREFIX} for columns of its own, and might not read the copy"
     return None

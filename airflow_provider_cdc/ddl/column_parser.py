@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_cdc.ddl.alter_parser import Cursor, NotFollowed, Server, Session
+from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed, ServerTraits, StatementSession, TokenCursor
 from airflow_provider_cdc.model.schema import BINARY_TYPES, GEOMETRY_TYPES, TEXT_TYPES, Column
 
 #: Whole numbers: other names of each, and the digits that MariaDB shows, signed and unsigned.
@@ -19,16 +19,16 @@ _DIGITS = {"tinyint": (4, 3), "smallint": (6, 5), "mediumint": (9, 8), "int": (1
 _SIZES = {"tiny": 0xFF, "": 0xFFFF, "medium": 0xFFFFFF, "long": 0xFFFFFFFF}
 _DECIMALS = frozenset({"DECIMAL", "DEC", "NUMERIC", "FIXED"})
 #: Character sets whose shortest character has more than one byte.
-_WIDE = {"ucs2": 2, "utf16": 2, "utf16le": 2, "utf32": 4}
+_MIN_CHAR_BYTES = {"ucs2": 2, "utf16": 2, "utf16le": 2, "utf32": 4}
 #: Most bytes of a VARCHAR or VARBINARY; what is longer becomes TEXT or BLOB where the session is not strict.
-_LONGEST = 65535
+_MAX_VARCHAR_BYTES = 65535
 #: Character sets whose members may have more than ASCII: that of the catalog, as far as it goes.
-_ANY_TEXT = frozenset({"utf8mb4", "utf8mb3"})
-_TOO_LONG = 1024
+_UNICODE_CHARSETS = frozenset({"utf8mb4", "utf8mb3"})
+_MAX_COMMENT = 1024
 
 
 @dataclass
-class Defined:
+class ColumnDefinition:
     """A column's definition.
 
     :param column: what the catalog says of it, if it may be NULL.
@@ -44,7 +44,7 @@ class Defined:
 
 
 @dataclass
-class _Type:
+class _ParsedType:
     kind: str
     column_type: str
     length: int | None = None
@@ -56,9 +56,9 @@ class _Type:
     collation: str | None = None
 
 
-def read_column(
-    cursor: Cursor, name: str, where: str, session: Session, server: Server, collation: str | None
-) -> Defined:
+def parse_column(
+    cursor: TokenCursor, name: str, where: str, session: StatementSession, server: ServerTraits, collation: str | None
+) -> ColumnDefinition:
     """Read a column's type and attributes, up to its place or the clause's end.
 
     :param name: the column's name, which was read before.
@@ -66,12 +66,12 @@ def read_column(
     :param collation: the table's.
     :raises NotFollowed: for whatever is not sure.
     """
-    parsed_type = _type(cursor, where, session, server)
+    parsed_type = _parse_type(cursor, where, session, server)
     textual = parsed_type.kind in TEXT_TYPES or parsed_type.kind in ("enum", "set")
     charset = collate = None
     if parsed_type.charset is not None:  # of JSON on MariaDB, whatever the table has
         textual = False
-    definition = Defined(Column(name, parsed_type.kind, parsed_type.column_type, True))
+    definition = ColumnDefinition(Column(name, parsed_type.kind, parsed_type.column_type, True))
     if textual and (cursor.accept("CHARSET") or cursor.accept("CHARACTER", "SET")):
         charset = cursor.expect_name(where).lower()
     while not cursor.at_end and cursor.peek() not in {",", ")", "FIRST", "AFTER"}:
@@ -83,15 +83,15 @@ def read_column(
             null = None
         if null is not None:
             if definition.nullability is not None:
-                raise NotFollowed(f"{where}: NULL is said twice")
+                raise DdlNotFollowed(f"{where}: NULL is said twice")
             definition.nullability = null
         elif cursor.accept("DEFAULT"):
-            definition.has_default = read_default(cursor, where)
+            definition.has_default = parse_default(cursor, where)
         elif cursor.accept("ON", "UPDATE"):
-            if not _now(cursor):
+            if not _accept_now(cursor):
                 cursor.fail(f"{where}, ON UPDATE")
         elif cursor.accept("COMMENT"):
-            definition.comment = read_comment(cursor, where)
+            definition.comment = parse_comment(cursor, where)
         elif textual and cursor.accept("COLLATE"):
             collate = cursor.expect_name(where).lower()
         elif cursor.accept("INVISIBLE") or (not server.mariadb and cursor.accept("VISIBLE")):
@@ -99,22 +99,24 @@ def read_column(
         else:
             cursor.fail(where)
     if textual:
-        parsed_type.charset, parsed_type.collation = text_collation(where, session, server, collation, charset, collate)
-    definition.column = _column(name, parsed_type, where, server)
+        parsed_type.charset, parsed_type.collation = resolve_collation(
+            where, session, server, collation, charset, collate
+        )
+    definition.column = _to_catalog_column(name, parsed_type, where, server)
     if (reason := definition.column.unsupported_reason()) is not None:
-        raise NotFollowed(f"{where}: {reason}")
+        raise DdlNotFollowed(f"{where}: {reason}")
     return definition
 
 
-def read_comment(cursor: Cursor, where: str) -> str:
+def parse_comment(cursor: TokenCursor, where: str) -> str:
     """A comment, if the catalog shows it as it stands."""
     text = cursor.expect_string(f"{where}, COMMENT")
-    if len(text) > _TOO_LONG or any(c < " " and c not in "\t\n\r" for c in text):
-        raise NotFollowed(f"{where}: its comment may be kept in another form")
+    if len(text) > _MAX_COMMENT or any(c < " " and c not in "\t\n\r" for c in text):
+        raise DdlNotFollowed(f"{where}: its comment may be kept in another form")
     return text
 
 
-def read_default(cursor: Cursor, where: str) -> bool:
+def parse_default(cursor: TokenCursor, where: str) -> bool:
     """Go past a default; whether it is another one than NULL."""
     if cursor.accept("NULL"):
         return False
@@ -122,7 +124,7 @@ def read_default(cursor: Cursor, where: str) -> bool:
         cursor.expect_string(where)
     elif cursor.peek() == "(":
         cursor.skip_brackets(where)
-    elif not (cursor.accept("TRUE") or cursor.accept("FALSE") or _now(cursor)):
+    elif not (cursor.accept("TRUE") or cursor.accept("FALSE") or _accept_now(cursor)):
         _ = cursor.accept("-") or cursor.accept("+")
         cursor.expect_number(f"{where}, DEFAULT")
         if cursor.accept("."):
@@ -130,7 +132,7 @@ def read_default(cursor: Cursor, where: str) -> bool:
     return True
 
 
-def _now(cursor: Cursor) -> bool:
+def _accept_now(cursor: TokenCursor) -> bool:
     if not cursor.accept_any("CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"):
         return False
     if cursor.peek() == "(":
@@ -138,8 +140,13 @@ def _now(cursor: Cursor) -> bool:
     return True
 
 
-def text_collation(
-    where: str, session: Session, server: Server, default: str | None, charset: str | None, collate: str | None
+def resolve_collation(
+    where: str,
+    session: StatementSession,
+    server: ServerTraits,
+    default: str | None,
+    charset: str | None,
+    collate: str | None,
 ) -> tuple[str, str]:
     """Character set and collation of a text.
 
@@ -150,96 +157,100 @@ def text_collation(
     if charset == "utf8" and not server.mariadb and charset not in server.default_collations:
         charset = "utf8mb3"
     if charset is not None and charset not in server.default_collations:
-        raise NotFollowed(f"{where}: its character set is not known")
+        raise DdlNotFollowed(f"{where}: its character set is not known")
     if collate is None and charset is not None:
         collate = _default_collation(charset, where, session, server)
     elif collate is None:
         collate = default
     if collate is None:
-        raise NotFollowed(f"{where}: the default collation of the table was not written down when it was planned")
+        raise DdlNotFollowed(f"{where}: the default collation of the table was not written down when it was planned")
     if collate not in server.charset_by_collation:
-        raise NotFollowed(f"{where}: its collation is not known")
+        raise DdlNotFollowed(f"{where}: its collation is not known")
     of_collation = server.charset_by_collation[collate]
     if charset is not None and charset != of_collation:
-        raise NotFollowed(f"{where}: its collation is not of its character set")
+        raise DdlNotFollowed(f"{where}: its collation is not of its character set")
     if of_collation == "binary":
-        raise NotFollowed(f"{where}: text of character set binary has another type")
+        raise DdlNotFollowed(f"{where}: text of character set binary has another type")
     return of_collation, collate
 
 
-def _default_collation(charset: str, where: str, session: Session, server: Server) -> str:
+def _default_collation(charset: str, where: str, session: StatementSession, server: ServerTraits) -> str:
     """What the server takes where a character set comes without a collation: sessions may have a say in it."""
     if server.mariadb and server.version >= (11, 2):
-        raise NotFollowed(f"{where}: which collation comes with its character set depends on character_set_collations")
+        raise DdlNotFollowed(
+            f"{where}: which collation comes with its character set depends on character_set_collations"
+        )
     if not server.mariadb and charset == "utf8mb4":
         if session.utf8mb4_collation is None:
-            raise NotFollowed(f"{where}: which collation comes with its character set is not known")
+            raise DdlNotFollowed(f"{where}: which collation comes with its character set is not known")
         return session.utf8mb4_collation
     return server.default_collations[charset]
 
 
-def _type(cursor: Cursor, where: str, session: Session, server: Server) -> _Type:
+def _parse_type(cursor: TokenCursor, where: str, session: StatementSession, server: ServerTraits) -> _ParsedType:
     if not session.standard_types:
-        raise NotFollowed(f"{where}: types have another meaning under its sql_mode")
+        raise DdlNotFollowed(f"{where}: types have another meaning under its sql_mode")
     word = cursor.peek()
     cursor.at += 1
     lower = word.lower()
     if word in _INTEGERS:
-        return _integer(cursor, _INTEGERS[word], where, server)
+        return _parse_integer_type(cursor, _INTEGERS[word], where, server)
     if word in ("BOOL", "BOOLEAN"):
-        return _Type("tinyint", "tinyint(1)")
+        return _ParsedType("tinyint", "tinyint(1)")
     if word in _DECIMALS:
-        digits = _brackets(cursor, where, 2)
+        digits = _parse_numbers(cursor, where, 2)
         precision, scale = (*digits, 0)[:2] if digits else (10, 0)
         if not 1 <= precision <= 65 or scale > min(30, precision):
-            raise NotFollowed(f"{where}: its digits are not understood")
-        return _Type("decimal", f"decimal({precision},{scale}){_sign(cursor)}", precision=precision, scale=scale)
+            raise DdlNotFollowed(f"{where}: its digits are not understood")
+        return _ParsedType(
+            "decimal", f"decimal({precision},{scale}){_parse_sign(cursor)}", precision=precision, scale=scale
+        )
     if word in ("FLOAT", "DOUBLE", "REAL"):
-        return _floating(cursor, word, where, session)
+        return _parse_float_type(cursor, word, where, session)
     if word in ("CHAR", "VARCHAR", "BINARY", "VARBINARY"):
-        sizes = _brackets(cursor, where, 1)
+        sizes = _parse_numbers(cursor, where, 1)
         if not sizes and word.startswith("VAR"):
-            raise NotFollowed(f"{where}: its length is not understood")
+            raise DdlNotFollowed(f"{where}: its length is not understood")
         length = sizes[0] if sizes else 1
-        return _Type(lower, f"{lower}({length})", length)
+        return _ParsedType(lower, f"{lower}({length})", length)
     for suffix in ("text", "blob"):
         if lower.endswith(suffix) and lower.removesuffix(suffix) in _SIZES:
             if cursor.peek() == "(":
-                raise NotFollowed(f"{where}: a length of {word} is not followed")
-            return _Type(lower, lower)
+                raise DdlNotFollowed(f"{where}: a length of {word} is not followed")
+            return _ParsedType(lower, lower)
     if word in ("ENUM", "SET"):
-        return _members(cursor, lower, where)
+        return _parse_members(cursor, lower, where)
     if word in ("DATETIME", "TIMESTAMP", "TIME"):
         if server.old_temporal_format:
-            raise NotFollowed(f"{where}: dates and times get an old format under mysql56_temporal_format=OFF")
-        digits = _brackets(cursor, where, 1)
+            raise DdlNotFollowed(f"{where}: dates and times get an old format under mysql56_temporal_format=OFF")
+        digits = _parse_numbers(cursor, where, 1)
         fsp = digits[0] if digits else 0
         if fsp > 6:
-            raise NotFollowed(f"{where}: its digits are not understood")
-        return _Type(lower, f"{lower}({fsp})" if fsp else lower, fsp=fsp)
+            raise DdlNotFollowed(f"{where}: its digits are not understood")
+        return _ParsedType(lower, f"{lower}({fsp})" if fsp else lower, fsp=fsp)
     if word == "YEAR":
-        if _brackets(cursor, where, 1) not in ([], [4]):
-            raise NotFollowed(f"{where}: a YEAR without its century is not followed")
-        return _Type(lower, "year(4)" if server.mariadb else "year")
+        if _parse_numbers(cursor, where, 1) not in ([], [4]):
+            raise DdlNotFollowed(f"{where}: a YEAR without its century is not followed")
+        return _ParsedType(lower, "year(4)" if server.mariadb else "year")
     if word == "BIT":
-        digits = _brackets(cursor, where, 1)
+        digits = _parse_numbers(cursor, where, 1)
         bits = digits[0] if digits else 1
         if not 1 <= bits <= 64:
-            raise NotFollowed(f"{where}: its bits are not understood")
-        return _Type(lower, f"bit({bits})", precision=bits)
+            raise DdlNotFollowed(f"{where}: its bits are not understood")
+        return _ParsedType(lower, f"bit({bits})", precision=bits)
     if word == "JSON":
         if server.mariadb:
-            return _Type("longtext", "longtext", charset="utf8mb4", collation="utf8mb4_bin")
-        return _Type(lower, lower)
+            return _ParsedType("longtext", "longtext", charset="utf8mb4", collation="utf8mb4_bin")
+        return _ParsedType(lower, lower)
     if word == "DATE" or (word == "UUID" and server.mariadb):
-        return _Type(lower, lower)
+        return _ParsedType(lower, lower)
     if lower in GEOMETRY_TYPES and lower not in ("geomcollection", "geometrycollection"):
-        return _Type(lower, lower)
+        return _ParsedType(lower, lower)
     cursor.at -= 1
-    raise NotFollowed(f"{where}: {word if word in ('SERIAL', 'LONG', 'NATIONAL') else 'its'} type is not followed")
+    raise DdlNotFollowed(f"{where}: {word if word in ('SERIAL', 'LONG', 'NATIONAL') else 'its'} type is not followed")
 
 
-def _brackets(cursor: Cursor, where: str, most: int) -> list[int]:
+def _parse_numbers(cursor: TokenCursor, where: str, most: int) -> list[int]:
     """Numbers in brackets, if there are any."""
     if not cursor.accept("("):
         return []
@@ -250,7 +261,7 @@ def _brackets(cursor: Cursor, where: str, most: int) -> list[int]:
     return numbers
 
 
-def _sign(cursor: Cursor) -> str:
+def _parse_sign(cursor: TokenCursor) -> str:
     """UNSIGNED and ZEROFILL as the catalog shows them: the latter comes with the former."""
     keywords = set[str]()
     while word := cursor.accept_any("SIGNED", "UNSIGNED", "ZEROFILL"):
@@ -260,34 +271,34 @@ def _sign(cursor: Cursor) -> str:
     return " unsigned" if "UNSIGNED" in keywords else ""
 
 
-def _integer(cursor: Cursor, kind: str, where: str, server: Server) -> _Type:
-    digits = _brackets(cursor, where, 1)
-    sign = _sign(cursor)
+def _parse_integer_type(cursor: TokenCursor, kind: str, where: str, server: ServerTraits) -> _ParsedType:
+    digits = _parse_numbers(cursor, where, 1)
+    sign = _parse_sign(cursor)
     if digits and not 1 <= digits[0] <= 255:
-        raise NotFollowed(f"{where}: its digits are not understood")
+        raise DdlNotFollowed(f"{where}: its digits are not understood")
     width = digits[0] if digits else _DIGITS[kind][bool(sign)]
     # MySQL keeps them where they are seen, and for what may be a BOOLEAN.
     shows = server.mariadb or sign.endswith("zerofill") or (kind == "tinyint" and digits == [1] and not sign)
-    return _Type(kind, f"{kind}({width}){sign}" if shows else f"{kind}{sign}")
+    return _ParsedType(kind, f"{kind}({width}){sign}" if shows else f"{kind}{sign}")
 
 
-def _floating(cursor: Cursor, word: str, where: str, session: Session) -> _Type:
+def _parse_float_type(cursor: TokenCursor, word: str, where: str, session: StatementSession) -> _ParsedType:
     if word == "DOUBLE":
         cursor.accept("PRECISION")
     kind = "float" if word == "FLOAT" or (word == "REAL" and session.real_as_float) else "double"
-    digits, shown = _brackets(cursor, where, 2), ""
+    digits, shown = _parse_numbers(cursor, where, 2), ""
     if len(digits) == 1:
         if word != "FLOAT" or digits[0] > 53:
-            raise NotFollowed(f"{where}: its digits are not understood")
+            raise DdlNotFollowed(f"{where}: its digits are not understood")
         kind = "float" if digits[0] <= 24 else "double"
     elif digits:
         if not 1 <= digits[0] <= 255 or digits[1] > min(30, digits[0]):
-            raise NotFollowed(f"{where}: its digits are not understood")
+            raise DdlNotFollowed(f"{where}: its digits are not understood")
         shown = f"({digits[0]},{digits[1]})"
-    return _Type(kind, f"{kind}{shown}{_sign(cursor)}")
+    return _ParsedType(kind, f"{kind}{shown}{_parse_sign(cursor)}")
 
 
-def _members(cursor: Cursor, kind: str, where: str) -> _Type:
+def _parse_members(cursor: TokenCursor, kind: str, where: str) -> _ParsedType:
     cursor.expect("(", where)
     members = [cursor.expect_string(where)]
     while cursor.accept(","):
@@ -295,17 +306,17 @@ def _members(cursor: Cursor, kind: str, where: str) -> _Type:
     cursor.expect(")", where)
     members = [m.rstrip(" ") for m in members]
     if len({m.casefold() for m in members}) < len(members):
-        raise NotFollowed(f"{where}: two of its members are alike")
+        raise DdlNotFollowed(f"{where}: two of its members are alike")
     if any(c < " " or c == "?" for m in members for c in m) or (kind == "set" and any("," in m for m in members)):
-        raise NotFollowed(f"{where}: a member has a character that the catalog may show in another form")
+        raise DdlNotFollowed(f"{where}: a member has a character that the catalog may show in another form")
     if len(members) > (64 if kind == "set" else 65535) or max(map(len, members)) > 255:
-        raise NotFollowed(f"{where}: its members are too many or too long")
+        raise DdlNotFollowed(f"{where}: its members are too many or too long")
     shown = ",".join("'{}'".format(m.replace("\\", "\\\\").replace("'", "''")) for m in members)
     longest = max(map(len, members)) if kind == "enum" else sum(map(len, members)) + len(members) - 1
-    return _Type(kind, f"{kind}({shown})", longest, members=tuple(members))
+    return _ParsedType(kind, f"{kind}({shown})", longest, members=tuple(members))
 
 
-def _column(name: str, parsed_type: _Type, where: str, server: Server) -> Column:
+def _to_catalog_column(name: str, parsed_type: _ParsedType, where: str, server: ServerTraits) -> Column:
     """What the catalog says of it."""
     length = octets = parsed_type.length
     if parsed_type.charset is not None:
@@ -314,15 +325,15 @@ def _column(name: str, parsed_type: _Type, where: str, server: Server) -> Column
             octets = (length or 0) * width
         elif parsed_type.kind in TEXT_TYPES:
             octets = _SIZES[parsed_type.kind.removesuffix("text")]
-            length = octets // _WIDE.get(parsed_type.charset, 1)
+            length = octets // _MIN_CHAR_BYTES.get(parsed_type.charset, 1)
     elif parsed_type.kind in BINARY_TYPES and parsed_type.kind.endswith("blob"):
         length = octets = _SIZES[parsed_type.kind.removesuffix("blob")]
     if (parsed_type.kind in ("char", "binary") and (length or 0) > 255) or (
-        parsed_type.kind in ("varchar", "varbinary") and (octets or 0) > _LONGEST
+        parsed_type.kind in ("varchar", "varbinary") and (octets or 0) > _MAX_VARCHAR_BYTES
     ):
-        raise NotFollowed(f"{where}: it is too long for its type")
-    if parsed_type.charset not in _ANY_TEXT and not all(m.isascii() for m in parsed_type.members):
-        raise NotFollowed(f"{where}: a member has a character that its character set may not have")
+        raise DdlNotFollowed(f"{where}: it is too long for its type")
+    if parsed_type.charset not in _UNICODE_CHARSETS and not all(m.isascii() for m in parsed_type.members):
+        raise DdlNotFollowed(f"{where}: a member has a character that its character set may not have")
     return Column(
         name=name,
         data_type=parsed_type.kind,

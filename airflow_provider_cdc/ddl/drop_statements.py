@@ -7,11 +7,13 @@ there is no doubt, so this errs on the other side.
 
 from __future__ import annotations
 
-from airflow_provider_cdc.ddl.alter_parser import Cursor, NotFollowed, Server, Session
-from airflow_provider_cdc.model.table_names import Table, folded
+from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed, ServerTraits, StatementSession, TokenCursor
+from airflow_provider_cdc.model.table_names import TableName, fold_table
 
 
-def drops(table: Table, sql: str, default_database: str, session: Session, server: Server, *, exact: bool) -> bool:
+def drops_table(
+    table: TableName, sql: str, default_database: str, session: StatementSession, server: ServerTraits, *, exact: bool
+) -> bool:
     """Whether a statement is a DROP TABLE of a table, or a DROP DATABASE of its database.
 
     A RENAME is none, nor is a statement that makes the table anew (``CREATE OR REPLACE``).
@@ -24,13 +26,13 @@ def drops(table: Table, sql: str, default_database: str, session: Session, serve
     :param exact: whether names that differ in case are those of different tables.
     """
     try:
-        dropped = _named(Cursor(sql, session, server), default_database, table[1])
-    except NotFollowed:
+        dropped = _dropped_tables(TokenCursor(sql, session, server), default_database, table[1])
+    except DdlNotFollowed:
         return False
-    return table in dropped if exact else folded(table) in {folded(name) for name in dropped}
+    return table in dropped if exact else fold_table(table) in {fold_table(name) for name in dropped}
 
 
-def _named(cursor: Cursor, default_database: str, of_database: str) -> list[Table]:
+def _dropped_tables(cursor: TokenCursor, default_database: str, of_database: str) -> list[TableName]:
     """The tables that a statement drops.
 
     :param of_database: which table of a database that is dropped as a whole is of concern.
@@ -43,9 +45,9 @@ def _named(cursor: Cursor, default_database: str, of_database: str) -> list[Tabl
         tables = [(cursor.expect_name("DROP DATABASE"), of_database)]
     elif cursor.accept_any("TABLE", "TABLES"):
         cursor.accept("IF", "EXISTS")
-        tables = [_table(cursor, default_database)]
+        tables = [_expect_table(cursor, default_database)]
         while cursor.accept(","):
-            tables.append(_table(cursor, default_database))
+            tables.append(_expect_table(cursor, default_database))
         cursor.accept_any("RESTRICT", "CASCADE")
         if not cursor.accept("NOWAIT") and cursor.accept("WAIT"):
             cursor.expect_number("WAIT")
@@ -56,6 +58,6 @@ def _named(cursor: Cursor, default_database: str, of_database: str) -> list[Tabl
     return tables
 
 
-def _table(cursor: Cursor, default_database: str) -> Table:
+def _expect_table(cursor: TokenCursor, default_database: str) -> TableName:
     name = cursor.expect_name("DROP TABLE")
     return (name, cursor.expect_name("DROP TABLE")) if cursor.accept(".") else (default_database, name)

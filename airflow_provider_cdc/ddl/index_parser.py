@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airflow_provider_cdc.ddl.alter_parser import Cursor
-from airflow_provider_cdc.ddl.column_parser import read_comment
+from airflow_provider_cdc.ddl.alter_parser import TokenCursor
+from airflow_provider_cdc.ddl.column_parser import parse_comment
 
 
-def neutral(cursor: Cursor) -> bool:
+def accept_algorithm_or_lock(cursor: TokenCursor) -> bool:
     """Go past what says how a change is made, and not what it changes."""
     word = cursor.accept_any("ALGORITHM", "LOCK")
     if word:
@@ -17,19 +17,19 @@ def neutral(cursor: Cursor) -> bool:
     return bool(word)
 
 
-def index_kind(cursor: Cursor) -> str:
+def parse_index_kind(cursor: TokenCursor) -> str:
     """Go past FULLTEXT or SPATIAL, if one stands here, and INDEX or KEY."""
     kind = cursor.accept_any("FULLTEXT", "SPATIAL")
     index = cursor.accept_any("INDEX", "KEY")
     return f"{kind} {index}".strip()
 
 
-def names(cursor: Cursor, where: str) -> None:
+def skip_name_list(cursor: TokenCursor, where: str) -> None:
     """Go past names in brackets."""
-    _listed(cursor, where, lambda: cursor.expect_name(where))
+    _skip_list(cursor, where, lambda: cursor.expect_name(where))
 
 
-def _listed(cursor: Cursor, where: str, one: Callable[[], object]) -> None:
+def _skip_list(cursor: TokenCursor, where: str, one: Callable[[], object]) -> None:
     cursor.expect("(", where)
     one()
     while cursor.accept(","):
@@ -37,7 +37,7 @@ def _listed(cursor: Cursor, where: str, one: Callable[[], object]) -> None:
     cursor.expect(")", where)
 
 
-def index_parts(cursor: Cursor, where: str) -> None:
+def skip_index_parts(cursor: TokenCursor, where: str) -> None:
     """The columns and the options of an index that is not unique."""
 
     def part() -> None:
@@ -49,12 +49,12 @@ def index_parts(cursor: Cursor, where: str) -> None:
 
     if cursor.accept("USING") and not cursor.accept_any("BTREE", "HASH"):
         cursor.fail(where)
-    _listed(cursor, where, part)
+    _skip_list(cursor, where, part)
     while not cursor.at_end and cursor.peek() not in {",", "ALGORITHM", "LOCK", "WAIT", "NOWAIT"}:
         if cursor.accept("USING"):
             cursor.expect("BTREE", where)
         elif cursor.accept("COMMENT"):
-            read_comment(cursor, where)
+            parse_comment(cursor, where)
         elif cursor.accept("KEY_BLOCK_SIZE"):
             cursor.accept("=")
             cursor.expect_number(where)
@@ -62,13 +62,13 @@ def index_parts(cursor: Cursor, where: str) -> None:
             cursor.fail(where)
 
 
-def ending(cursor: Cursor) -> None:
+def skip_index_options(cursor: TokenCursor) -> None:
     """Options behind a CREATE INDEX or DROP INDEX."""
-    while neutral(cursor) or cursor.accept("NOWAIT") or cursor.peek() == "WAIT":
+    while accept_algorithm_or_lock(cursor) or cursor.accept("NOWAIT") or cursor.peek() == "WAIT":
         if cursor.accept("WAIT"):
             cursor.expect_number("WAIT")
 
 
-def renames_index(cursor: Cursor) -> bool:
+def is_rename_index(cursor: TokenCursor) -> bool:
     """Whether it is a RENAME INDEX."""
     return cursor.peek() == "RENAME" and cursor.peek(1) in {"INDEX", "KEY"}

@@ -10,86 +10,88 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-Value = str | bytes
+PredicateValue = str | bytes
 
 _EXAMPLES = "Such as: id >= 100 AND id < 200; id IN (5, 7); tenant = 3 AND id BETWEEN 1 AND 9"
 
 
-class BadPredicate(ValueError):
+class InvalidKeyPredicate(ValueError):
     """What is wrong with a condition, for people."""
 
 
 @dataclass(frozen=True)
-class Bound:
+class KeyBound:
     """One end of a range.
 
     :param values: values of the first columns of the key; none: it has no end there.
     :param included: whether keys that begin with these values belong to the range.
     """
 
-    values: tuple[Value, ...]
+    values: tuple[PredicateValue, ...]
     included: bool = True
 
 
 @dataclass(frozen=True)
-class Written:
+class KeyRange:
     """A range of keys as it is written."""
 
-    lower: Bound
-    upper: Bound
+    lower: KeyBound
+    upper: KeyBound
 
 
 @dataclass
-class _Column:
+class _ColumnConditions:
     """What is said of one column."""
 
-    equal: Value | None = None
-    listed: list[Value] = field(default_factory=list)
-    lower: tuple[Value, bool] | None = None
-    upper: tuple[Value, bool] | None = None
+    equal: PredicateValue | None = None
+    listed: list[PredicateValue] = field(default_factory=list)
+    lower: tuple[PredicateValue, bool] | None = None
+    upper: tuple[PredicateValue, bool] | None = None
 
 
-def parse(text: str, key: Sequence[str]) -> list[Written]:
+def parse_key_predicate(text: str, key: Sequence[str]) -> list[KeyRange]:
     """The ranges that a condition means, in the order in which they are written.
 
     :param text: the condition, in MySQL's words.
     :param key: the key's columns.
     :raises BadPredicate: if it is not understood, or is not a range of the key.
     """
-    conditions: dict[str, _Column] = {}
+    conditions: dict[str, _ColumnConditions] = {}
     names = {name.lower(): name for name in key}
-    for name, operator, values in _terms(text):
+    for name, operator, values in _parse_terms(text):
         if name.lower() not in names:
-            raise BadPredicate(f"{name} is not a column of the key ({', '.join(key)})")
-        column = conditions.setdefault(names[name.lower()], _Column())
-        _note(column, names[name.lower()], operator, values)
-    prefix: tuple[Value, ...] = ()
+            raise InvalidKeyPredicate(f"{name} is not a column of the key ({', '.join(key)})")
+        column = conditions.setdefault(names[name.lower()], _ColumnConditions())
+        _add_condition(column, names[name.lower()], operator, values)
+    prefix: tuple[PredicateValue, ...] = ()
     for name in key:
-        column = conditions.pop(name, _Column())
+        column = conditions.pop(name, _ColumnConditions())
         if column.equal is None and conditions:
             after = next(iter(conditions))
-            raise BadPredicate(f"a condition on {after} needs one value of {name}, which stands before it in the key")
+            raise InvalidKeyPredicate(
+                f"a condition on {after} needs one value of {name}, which stands before it in the key"
+            )
         if column.equal is None:
-            return list(_ranges(prefix, column))
+            return list(_column_ranges(prefix, column))
         prefix = (*prefix, column.equal)
-    return [Written(Bound(prefix), Bound(prefix))]
+    return [KeyRange(KeyBound(prefix), KeyBound(prefix))]
 
 
-def _ranges(prefix: tuple[Value, ...], column: _Column) -> Iterator[Written]:
+def _column_ranges(prefix: tuple[PredicateValue, ...], column: _ColumnConditions) -> Iterator[KeyRange]:
     """The ranges of a column behind others that have one value each."""
     if column.listed:
         for value in column.listed:
-            yield Written(Bound((*prefix, value)), Bound((*prefix, value)))
+            yield KeyRange(KeyBound((*prefix, value)), KeyBound((*prefix, value)))
         return
     low, high = (
-        Bound(prefix) if end is None else Bound((*prefix, end[0]), end[1]) for end in (column.lower, column.upper)
+        KeyBound(prefix) if end is None else KeyBound((*prefix, end[0]), end[1]) for end in (column.lower, column.upper)
     )
-    yield Written(low, high)
+    yield KeyRange(low, high)
 
 
-def _note(column: _Column, name: str, operator: str, values: list[Value]) -> None:
+def _add_condition(column: _ColumnConditions, name: str, operator: str, values: list[PredicateValue]) -> None:
     """Add a term to what is said of a column."""
-    twice = BadPredicate(f"the conditions on {name} are not one range or one list")
+    twice = InvalidKeyPredicate(f"the conditions on {name} are not one range or one list")
     if column.equal is not None or column.listed:
         raise twice
     bounded = column.lower is not None or column.upper is not None
@@ -105,7 +107,7 @@ def _note(column: _Column, name: str, operator: str, values: list[Value]) -> Non
             setattr(column, side, (values[0], operator == ends[1]))
 
 
-def _terms(text: str) -> Iterator[tuple[str, str, list[Value]]]:
+def _parse_terms(text: str) -> Iterator[tuple[str, str, list[PredicateValue]]]:
     """Column, operator and values of each part of a conjunction."""
     import sqlglot
     from sqlglot import exp
@@ -117,7 +119,7 @@ def _terms(text: str) -> Iterator[tuple[str, str, list[Value]]]:
         # In a statement: else words that cannot be a condition are taken for one.
         statements = sqlglot.parse(f"SELECT 1 FROM t WHERE {text}", read="mysql")
     except SqlglotError as error:
-        raise BadPredicate("it cannot be parsed") from error
+        raise InvalidKeyPredicate("it cannot be parsed") from error
     finally:
         logger.disabled = disabled
     select = statements[0] if len(statements) == 1 else None
@@ -130,7 +132,7 @@ def _terms(text: str) -> Iterator[tuple[str, str, list[Value]]]:
         "where",
     }
     if where is None or extra:
-        raise BadPredicate("it is not a condition")
+        raise InvalidKeyPredicate("it is not a condition")
     operators = {exp.EQ: "=", exp.GT: ">", exp.GTE: ">=", exp.LT: "<", exp.LTE: "<="}
     turned = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
     pending = [where.this]
@@ -139,30 +141,32 @@ def _terms(text: str) -> Iterator[tuple[str, str, list[Value]]]:
         if isinstance(term, exp.And):
             pending = [term.left, term.right, *pending]
         elif isinstance(term, exp.Between) and not term.args.get("symmetric"):
-            yield _name(term.this), ">=", [_value(term.args["low"])]
-            yield _name(term.this), "<=", [_value(term.args["high"])]
+            yield _column_name(term.this), ">=", [_literal_value(term.args["low"])]
+            yield _column_name(term.this), "<=", [_literal_value(term.args["high"])]
         elif isinstance(term, exp.In) and term.expressions:
-            yield _name(term.this), "IN", [_value(one) for one in term.expressions]
+            yield _column_name(term.this), "IN", [_literal_value(one) for one in term.expressions]
         elif (operator := operators.get(type(term))) is not None:
             left, right = term.left.unnest(), term.right.unnest()
             if isinstance(left, exp.Column):
-                yield _name(left), operator, [_value(right)]
+                yield _column_name(left), operator, [_literal_value(right)]
             else:
-                yield _name(right), turned[operator], [_value(left)]
+                yield _column_name(right), turned[operator], [_literal_value(left)]
         else:
-            raise BadPredicate(f"{_shown(term)} is not a comparison of a key's column with a value. {_EXAMPLES}")
+            raise InvalidKeyPredicate(
+                f"{_to_sql(term)} is not a comparison of a key's column with a value. {_EXAMPLES}"
+            )
 
 
-def _name(expression: object) -> str:
+def _column_name(expression: object) -> str:
     from sqlglot import exp
 
     expression = expression.unnest() if isinstance(expression, exp.Expression) else expression
     if not isinstance(expression, exp.Column):
-        raise BadPredicate(f"{_shown(expression)} is not the name of a column. {_EXAMPLES}")
+        raise InvalidKeyPredicate(f"{_to_sql(expression)} is not the name of a column. {_EXAMPLES}")
     return str(expression.name)
 
 
-def _value(expression: object) -> Value:
+def _literal_value(expression: object) -> PredicateValue:
     """A literal: text and numbers as text, x'..' as bytes."""
     from sqlglot import exp
 
@@ -179,11 +183,11 @@ def _value(expression: object) -> Value:
         try:
             return bytes.fromhex(digits)
         except ValueError:
-            raise BadPredicate(f"x'{digits}' has half a byte") from None
-    raise BadPredicate(f"{_shown(expression)} is not a value. {_EXAMPLES}")
+            raise InvalidKeyPredicate(f"x'{digits}' has half a byte") from None
+    raise InvalidKeyPredicate(f"{_to_sql(expression)} is not a value. {_EXAMPLES}")
 
 
-def _shown(expression: object) -> str:
+def _to_sql(expression: object) -> str:
     from sqlglot import exp
 
     return expression.sql(dialect="mysql") if isinstance(expression, exp.Expression) else str(expression)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_provider_cdc.ddl.tokens import Word
+from airflow_provider_cdc.ddl.tokens import Token
 
 #: What is done to named partitions. DROP, TRUNCATE, EXCHANGE, DISCARD and IMPORT
 #: change rows, and REPAIR may lose some.
-_TO_NAMED = frozenset(["ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REORGANIZE"])
-_CHECKED_HOW = frozenset(["FOR", "UPGRADE", "QUICK", "FAST", "MEDIUM", "EXTENDED", "CHANGED"])
+_ROW_PRESERVING_VERBS = frozenset(["ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REORGANIZE"])
+_CHECK_OPTIONS = frozenset(["FOR", "UPGRADE", "QUICK", "FAST", "MEDIUM", "EXTENDED", "CHANGED"])
 
 
-def keeps_rows(clauses: Sequence[Word]) -> bool:
+def only_rearranges_partitions(clauses: Sequence[Token]) -> bool:
     """Say whether the clauses of an ALTER TABLE only arrange its partitions.
 
     Servers allow no other clause in such a statement. If rows had no partition afterwards, it would fail, unless it is
@@ -34,12 +34,12 @@ def keeps_rows(clauses: Sequence[Word]) -> bool:
         return len(rest) == 1 and rest[0].isdigit()
     if verb == "ADD":
         return _is_bracketed(rest) or (len(rest) == 2 and rest[0] == "PARTITIONS" and rest[1].isdigit())
-    if verb not in _TO_NAMED:
+    if verb not in _ROW_PRESERVING_VERBS:
         return False
     if verb == "REORGANIZE":
         into = rest.index("INTO") if "INTO" in rest else len(rest)
         return not rest or (_is_list(rest[:into]) and _is_bracketed(rest[into + 1 :]))
-    while rest and rest[-1] in _CHECKED_HOW and verb == "CHECK":
+    while rest and rest[-1] in _CHECK_OPTIONS and verb == "CHECK":
         rest = rest[:-1]
     return _is_list(rest)
 

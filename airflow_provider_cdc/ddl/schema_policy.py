@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from airflow_provider_cdc.ddl.alter_parser import NotFollowed
+from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed
 from airflow_provider_cdc.model.kept_rows import is_wider
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.schema_modes import ADD_COLUMN, ALTER_TYPE, DROP_COLUMN, EVOLVE, IGNORE, KINDS, LENIENT
+from airflow_provider_cdc.model.schema_modes import (
+    ADD_COLUMN,
+    ALTER_TYPE,
+    CHANGE_KINDS,
+    DROP_COLUMN,
+    EVOLVE,
+    IGNORE,
+    LENIENT,
+)
 
 
 @dataclass(frozen=True)
 class SchemaPolicy:
     """What a copy takes over.
 
-    :param mode: one of :data:`~airflow_provider_cdc.model.schema_modes.MODES`.
+    :param mode: one of :data:`~airflow_provider_cdc.model.schema_modes.SCHEMA_MODES`.
     :param copies_new_columns: whether new columns are copied; else they are left out.
     :param drops_removed_columns: whether columns that the source has no more go; else they stay, and are NULL in what is written.
     :param allowed_types: which other types a column may have: ``all``, ``wider`` or ``none``.
@@ -35,7 +43,7 @@ class SchemaPolicy:
         """
         if mode == IGNORE:
             return cls(mode, copies_new_columns=False, drops_removed_columns=False, allowed_types="none")
-        followed_kinds = (set(include) or {*KINDS}) - set(exclude)
+        followed_kinds = (set(include) or {*CHANGE_KINDS}) - set(exclude)
         lenient = mode == LENIENT
         types = "none" if ALTER_TYPE not in followed_kinds else "wider" if lenient else "all"
         return cls(
@@ -61,13 +69,13 @@ class SchemaPolicy:
         new = () if self.copies_new_columns else tuple(c for c in after.copied_columns if c.name.lower() not in known)
         in_key = [column.name for column in new if column.name in after.key]
         if in_key and not is_requested:
-            raise NotFollowed(
+            raise DdlNotFollowed(
                 f"new column {in_key[0]} is part of the key, and {self._setting_text} leaves new columns out"
             )
         new = tuple(column for column in new if column.name not in in_key)
         if new and len(new) == len(after.copied_columns):
             if not is_requested:
-                raise NotFollowed(f"all of its columns are new, and {self._setting_text} leaves new columns out")
+                raise DdlNotFollowed(f"all of its columns are new, and {self._setting_text} leaves new columns out")
             new = ()
         auto_excluded = ({*before.auto_excluded} & {*after.excluded}) | {column.name for column in new}
         decided = replace(
@@ -86,7 +94,9 @@ class SchemaPolicy:
         elif (
             not decided.key and (unretainable := [*before.retained, *missing_columns]) and not is_requested
         ):  # its rows are told apart by all values
-            raise NotFollowed(f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep")
+            raise DdlNotFollowed(
+                f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep"
+            )
         else:
             retained = (
                 [*before.retained, *(replace(column, nullable=True) for column in missing_columns)]
@@ -111,7 +121,7 @@ class SchemaPolicy:
                 continue
             if self.allowed_types == "wider" and is_wider(was.arrow_type, column.arrow_type):
                 continue
-            raise NotFollowed(
+            raise DdlNotFollowed(
                 f"column {column.name} was {was.column_type} and is {column.column_type}, which {self._setting_text} does not "
                 "take over"
             )
@@ -135,7 +145,7 @@ def describe_change(before: TableSchema, after: TableSchema) -> str:
     return "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
 
 
-def check_names(before: TableSchema, definition: TableSchema, added: Iterable[str]) -> None:
+def check_reused_names(before: TableSchema, definition: TableSchema, added: Iterable[str]) -> None:
     """Make sure that no file of the copy has other values in columns that are new, and NULL.
 
     :param before: the definition before the change.
@@ -147,4 +157,4 @@ def check_names(before: TableSchema, definition: TableSchema, added: Iterable[st
     copied = {column.name for column in definition.copied_columns}
     for name in added:
         if name in copied and name.lower() in former_names:
-            raise NotFollowed(f"the copy had a column {name} before, whose values its files still have")
+            raise DdlNotFollowed(f"the copy had a column {name} before, whose values its files still have")

@@ -35,7 +35,7 @@ class Quoting:
 DEFAULT_QUOTING = Quoting()
 
 
-class Word(NamedTuple):
+class Token(NamedTuple):
     """A word of the text: a keyword or name, or one sign."""
 
     text: str
@@ -62,16 +62,16 @@ def _lexer(quoting: Quoting) -> re.Pattern[str]:
     return re.compile(_LEXER % (single, double), re.VERBOSE | re.DOTALL)
 
 
-def words_of(sql: str, quoting: Quoting) -> Iterator[Word]:
+def tokenize(sql: str, quoting: Quoting) -> Iterator[Token]:
     """The words of a statement, version comments opened and other comments left out."""
     for match in _lexer(quoting).finditer(sql):
         text = match[0]
         if match["tick"]:
-            yield Word(text[1:-1].replace("``", "`"), "`")
+            yield Token(text[1:-1].replace("``", "`"), "`")
         elif match["string"]:
-            yield Word(text[1:-1].replace(text[0] * 2, text[0]), text[0])
+            yield Token(text[1:-1].replace(text[0] * 2, text[0]), text[0])
         elif match["word"] or (match["sign"] and text != "*/"):
-            yield Word(text)
+            yield Token(text)
 
 
 def version_comments(sql: str, quoting: Quoting) -> Iterator[tuple[str, str]]:
@@ -82,7 +82,7 @@ def version_comments(sql: str, quoting: Quoting) -> Iterator[tuple[str, str]]:
             yield letter, digits
 
 
-def executed(sql: str) -> Iterator[str]:
+def executed_text(sql: str) -> Iterator[str]:
     """The text with version comments opened and other comments taken out."""
     for match in _lexer(DEFAULT_QUOTING).finditer(sql):
         if match["version"] or match["comment"] or match[0] == "*/":

@@ -13,23 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.config.connections import clean_environment
-from airflow_provider_cdc.model.errors import REPORT, UnexpectedError, error_of
-from airflow_provider_cdc.system.processes import end_session, older_part
-from airflow_provider_cdc.system.temp_dirs import scratch
+from airflow_provider_cdc.config.connections import environment_without_airflow
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, UnexpectedError, make_error
+from airflow_provider_cdc.system.processes import end_session, rotated_log
+from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.driver.main import Request
+    from airflow_provider_cdc.driver.main import DriverRequest
 
 #: ``-P``: nothing is imported from the folder that the driver works in, where others may be able to write.
 _COMMAND = [sys.executable, "-P", "-m", "airflow_provider_cdc.driver.main"]
 #: Seconds that a driver is given to end by itself, and log files of streams that are kept.
-_PATIENCE, _KEEP_LOGS = 10.0, 20
+_GRACE_SECONDS, _KEEP_LOGS = 10.0, 20
 #: Signals of machine code that went wrong; a driver says then where it was.
-_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+_CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
-class Driver:
+class DriverProcess:
     """A driver that lives as long as the caller.
 
     :param process: leader of its session.
@@ -51,20 +51,20 @@ class Driver:
         :raises CdcError: as the driver itself raised it.
         :raises TransientError: if it was killed.
         """
-        return outcome_of(self._result, self._process.wait())
+        return read_outcome(self._result, self._process.wait())
 
     def terminate(self) -> None:
         """End it with everything it has started."""
-        end_session(self._process.pid, _PATIENCE)
+        end_session(self._process.pid, _GRACE_SECONDS)
 
 
 @contextmanager
-def attached(request: Request) -> Iterator[Driver]:
+def start_attached(request: DriverRequest) -> Iterator[DriverProcess]:
     """Start a driver that ends when the block ends or this process dies.
 
     :param request: its ``result`` is set here.
     """
-    with scratch() as folder:
+    with temporary_folder() as folder:
         result = folder / "result.json"
         process = subprocess.Popen(
             _COMMAND,
@@ -74,10 +74,10 @@ def attached(request: Request) -> Iterator[Driver]:
             text=True,
             errors="replace",
             cwd=folder,
-            env=clean_environment(),
+            env=environment_without_airflow(),
             start_new_session=True,
         )
-        driver = Driver(process, result)
+        driver = DriverProcess(process, result)
         try:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it died at once: its outcome says so
@@ -89,7 +89,7 @@ def attached(request: Request) -> Iterator[Driver]:
             process.wait()
 
 
-def detach(request: Request, log: Path) -> subprocess.Popen[bytes]:
+def start_detached(request: DriverRequest, log: Path) -> subprocess.Popen[bytes]:
     """Start a driver that outlives this process, once :func:`release` has let it go.
 
     :param request: its ``result`` and ``log`` name files beside ``log``.
@@ -101,7 +101,7 @@ def detach(request: Request, log: Path) -> subprocess.Popen[bytes]:
         stdout=(out := os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)),
         stderr=out,
         cwd=log.parent,
-        env=clean_environment(),
+        env=environment_without_airflow(),
         start_new_session=True,
     )
     os.close(out)
@@ -112,30 +112,30 @@ def detach(request: Request, log: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def release(process: subprocess.Popen[bytes]) -> None:
+def release_driver(process: subprocess.Popen[bytes]) -> None:
     """Let go of a driver that :func:`detach` has started."""
-    from airflow_provider_cdc.driver.main import RELEASE
+    from airflow_provider_cdc.driver.main import RELEASE_LINE
 
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(RELEASE.encode())
+        pipe.write(RELEASE_LINE.encode())
 
 
-def new_log(folder: Path) -> Path:
+def new_log_file(folder: Path) -> Path:
     """Name of a fresh log file in a folder; the oldest ones are removed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in sorted(folder.glob("stream-*.log"), key=lambda p: p.stat().st_mtime)[:-_KEEP_LOGS]:
-        for path in (old, older_part(old), result_of(old)):
+        for path in (old, rotated_log(old), result_file(old)):
             path.unlink(missing_ok=True)
     return folder / f"stream-{uuid.uuid4().hex[:12]}.log"
 
 
-def result_of(log: Path) -> Path:
+def result_file(log: Path) -> Path:
     """File with the outcome of the driver that writes to a log."""
     return log.with_suffix(".json")
 
 
-def outcome_of(result: Path, code: int) -> dict[str, Any]:
+def read_outcome(result: Path, code: int) -> dict[str, Any]:
     """What a driver that has ended came to.
 
     :param result: file that it writes at its end.
@@ -151,12 +151,12 @@ def outcome_of(result: Path, code: int) -> dict[str, Any]:
         how, remedy = f"with exit code {code}", "look at its last lines and at the memory of the host"
         if code < 0:
             how = f"by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
-        if -code in _CRASHES:
-            remedy = f"its last lines say where it crashed: {REPORT}"
+        if -code in _CRASH_SIGNALS:
+            remedy = f"its last lines say where it crashed: {REPORT_REMEDY}"
         raise UnexpectedError(
             f"the Spark driver ended {how} and left no result", f"Run it again; if that recurs, {remedy}"
         )
     if "error" in stored:
-        raise error_of(**stored["error"])
+        raise make_error(**stored["error"])
     outcome: dict[str, Any] = stored["outcome"]
     return outcome

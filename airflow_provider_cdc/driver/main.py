@@ -27,42 +27,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.config.connections import Connection, scrub, strip_environment
-from airflow_provider_cdc.config.selection import Selection
-from airflow_provider_cdc.config.spark_conf import is_local
-from airflow_provider_cdc.model.errors import REPORT, CdcError, NotReadyError
-from airflow_provider_cdc.observe.progress_bar import Lines
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.storage.disk import room_errors
+from airflow_provider_cdc.config.connections import ResolvedConnection, remove_airflow_variables, scrub_secrets
+from airflow_provider_cdc.config.selection import TableSelection
+from airflow_provider_cdc.config.spark_conf import is_local_master
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError
+from airflow_provider_cdc.observe.progress_bar import LineReporter
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import write_json
-from airflow_provider_cdc.system.processes import keep_small, kill_session
+from airflow_provider_cdc.system.processes import kill_session, rotate_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_cdc.chunk_groups.task import Runner, SnapshotJob
+    from airflow_provider_cdc.chunk_groups.task import JobRunner, SnapshotJob
     from airflow_provider_cdc.model.comparison import TableComparison
     from airflow_provider_cdc.sinks.files.parquet import DataFile
     from airflow_provider_cdc.sinks.protocol import Compaction
-    from airflow_provider_cdc.state import Store
-    from airflow_provider_cdc.verify.task import Gathering, Scan
+    from airflow_provider_cdc.state import StateDatabase
+    from airflow_provider_cdc.verify.task import RowCollector, SinkScan
 
 #: Bytes of a stream's log from which on its older part is put aside, and seconds between two looks.
 _LOG_BYTES, _LOG_SECONDS = 16 << 20, 10.0
 
 #: Begins the line that gives the address of Spark's own page.
-UI_LINE = "Spark UI at "
+UI_LINE_PREFIX = "Spark UI at "
 #: The line by which a task lets go of the driver of a stream.
-RELEASE = "release\n"
+RELEASE_LINE = "release\n"
 
 
 @dataclass(frozen=True)
-class Request:
+class DriverRequest:
     """What a driver is to do.
 
     :param pipeline: :meth:`Pipeline.to_dict`.
-    :param connections: (id -> :meth:`Connection.to_json`); they hold the secrets.
+    :param connections: (id -> :meth:`ResolvedConnection.to_json`); they hold the secrets.
     :param result: file that is written at the end: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
     :param group: number of the chunk group to read; ``None`` for the stream.
     :param maintain: compact and tidy the sink's tables, and nothing else.
@@ -70,7 +70,7 @@ class Request:
     :param reread: the table that is read again, ``database.table``, and nothing else; ``where_key``: only those of its
         rows whose keys are as the condition says.
     :param verify: compare source and sink, and nothing else: ``show_values``, ``repair``, and the keyword arguments of
-        :class:`~airflow_provider_cdc.config.selection.Selection`.
+        :class:`~airflow_provider_cdc.config.selection.TableSelection`.
     :param holder: who reads the group, for people.
     :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
         :class:`~airflow_provider_cdc.chunk_groups.groups.TaskRequest`.
@@ -101,14 +101,14 @@ class Request:
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
-    def from_line(cls, line: str) -> Request:
+    def from_line(cls, line: str) -> DriverRequest:
         """Inverse of :meth:`to_line`."""
         return cls(**json.loads(line))
 
 
-def follow(
-    context: Context,
-    store: Store,
+def run_stream_epoch(
+    context: RunContext,
+    store: StateDatabase,
     spark: SparkSession,
     *,
     catch_up: bool,
@@ -121,9 +121,9 @@ def follow(
 
     :param stop: is set by these signals; if it is set already, the epoch ends at once.
     """
-    from airflow_provider_cdc.stream.run import begin, run_on_spark
+    from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_on_spark
 
-    epoch = begin(context, store, catch_up=catch_up, log=log, ui=ui)
+    epoch = begin_epoch(context, store, catch_up=catch_up, log=log, ui=ui)
     epoch.lease_seconds = lease
     stop = stop or threading.Event()
 
@@ -136,7 +136,7 @@ def follow(
     if stop.is_set():
         epoch.stop.set()
     context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.section_start.at}")
-    run_on_spark(epoch, spark)
+    run_epoch_on_spark(epoch, spark)
     context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.offset.at}")
 
 
@@ -146,84 +146,88 @@ def main() -> int:
     :returns: exit code, as of the command line.
     """
     faulthandler.enable()  # what crashes in machine code says where, in the log
-    request = Request.from_line(sys.stdin.readline())
-    strip_environment()
-    connections = {conn_id: Connection.from_json(value) for conn_id, value in request.connections.items()}
+    request = DriverRequest.from_line(sys.stdin.readline())
+    remove_airflow_variables()
+    connections = {conn_id: ResolvedConnection.from_json(value) for conn_id, value in request.connections.items()}
     secrets = [secret for connection in connections.values() for secret in connection.secrets]
-    threading.Thread(target=_end_with_the_task, name="lifeline", daemon=True).start()
+    threading.Thread(target=_end_with_task, name="lifeline", daemon=True).start()
     if request.log is not None:
         log = Path(request.log), request.log_bytes
-        keep_small(*log)
-        threading.Thread(target=_keep_small, args=log, name="log", daemon=True).start()
+        rotate_log(*log)
+        threading.Thread(target=_rotate_log, args=log, name="log", daemon=True).start()
     try:
-        context = Context.for_pipeline(Pipeline.from_dict(request.pipeline), Lines(), _finder(connections))
-        with room_errors():
-            outcome = _outcome(context, request)
+        context = RunContext.for_pipeline(
+            Pipeline.from_dict(request.pipeline), LineReporter(), _connection_resolver(connections)
+        )
+        with translate_disk_full():
+            outcome = _run_request(context, request)
         _write_result(request, {"outcome": outcome})
         return 0
     except CdcError as error:
         failure = error.to_json()
         code = error.exit_code
     except Exception as error:
-        print(scrub(traceback.format_exc(), secrets), file=sys.stderr, flush=True)
+        print(scrub_secrets(traceback.format_exc(), secrets), file=sys.stderr, flush=True)
         failure = {
             "kind": "",
             "message": f"unexpected {type(error).__name__}: {error}",
             "remedy": "See the lines above",
         }
         code = 1
-    failure = {key: scrub(fact, secrets) if isinstance(fact, str) else fact for key, fact in failure.items()}
+    failure = {key: scrub_secrets(fact, secrets) if isinstance(fact, str) else fact for key, fact in failure.items()}
     print(f"error: {failure['message']}. {failure['remedy']}", file=sys.stderr, flush=True)
     _write_result(request, {"error": failure})
     return code
 
 
-def _outcome(context: Context, request: Request) -> dict[str, Any]:
+def _run_request(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     if request.maintain:
-        return kept_up(context, purge=request.purge)
+        return run_maintenance(context, purge=request.purge)
     if request.reread is not None:
-        return _reread(context, request.reread, request.where_key)
+        return _run_resnapshot(context, request.reread, request.where_key)
     if request.verify is not None:
-        return _verify(context, **request.verify)
-    return _stream(context, request) if request.group is None else _group(context, request)
+        return _run_verify(context, **request.verify)
+    return _run_stream(context, request) if request.group is None else _run_group(context, request)
 
 
-def _write_result(request: Request, value: dict[str, Any]) -> None:
+def _write_result(request: DriverRequest, value: dict[str, Any]) -> None:
     """Hand the result to the task, which is on this host: the file has nothing to do with the sink."""
     path = Path(request.result)
     write_json(LocalStorage(path.parent), path.name, value)
 
 
-def _finder(known: dict[str, Connection]) -> Callable[[str], Connection]:
-    def find(conn_id: str) -> Connection:
+def _connection_resolver(known: dict[str, ResolvedConnection]) -> Callable[[str], ResolvedConnection]:
+    def find(conn_id: str) -> ResolvedConnection:
         if conn_id not in known:
-            raise NotReadyError(f"connection {conn_id} was not passed to the driver", f"This must not happen: {REPORT}")
+            raise NotReadyError(
+                f"connection {conn_id} was not passed to the driver", f"This must not happen: {REPORT_REMEDY}"
+            )
         return known[conn_id]
 
     return find
 
 
-def _end_with_the_task() -> None:
+def _end_with_task() -> None:
     """The task holds the other end of standard input: when it is gone, so is the driver with all it has started.
 
     Unless the task has let go. A stream that has just begun ends at a transaction boundary.
     """
-    if sys.stdin.readline() == RELEASE:
+    if sys.stdin.readline() == RELEASE_LINE:
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         kill_session(os.getsid(0))
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _keep_small(log: Path, limit: int) -> None:
+def _rotate_log(log: Path, limit: int) -> None:
     while True:
         time.sleep(_LOG_SECONDS)
-        keep_small(log, limit)
+        rotate_log(log, limit)
 
 
-def _group(context: Context, request: Request) -> dict[str, Any]:
+def _run_group(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     from airflow_provider_cdc.chunk_groups.groups import TaskRequest
-    from airflow_provider_cdc.observe.observer import observed
+    from airflow_provider_cdc.observe.observer import snapshot_observer
     from airflow_provider_cdc.snapshot.progress import table_totals
     from airflow_provider_cdc.snapshot.run import run_group
 
@@ -237,10 +241,10 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
                 store,
                 plan,
                 request.group,
-                _when_needed(context, session),
+                _lazy_spark_runner(context, session),
                 holder=request.holder,
                 requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
-                observe=observed,
+                observe=snapshot_observer,
             )
             plan = context.refresh_plan(plan)
             for totals in table_totals(context, plan, [request.group] if request.group in plan.groups() else []):
@@ -254,123 +258,125 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
             spark.stop()
 
 
-def _reread(context: Context, table: str, where_key: str | None) -> dict[str, Any]:
-    from airflow_provider_cdc.resnapshot.key_ranges import read_again
+def _run_resnapshot(context: RunContext, table: str, where_key: str | None) -> dict[str, Any]:
+    from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
 
     session: list[SparkSession] = []
     try:
         with closing(context.open_state_database()) as store:
-            outcome = read_again(context, store, table, where_key, _when_needed(context, session))
+            outcome = run_resnapshot(context, store, table, where_key, _lazy_spark_runner(context, session))
         return {"table": table, "outcome": outcome}
     finally:
         for spark in session:
             spark.stop()
 
 
-def _when_needed(context: Context, session: list[SparkSession]) -> Runner:
+def _lazy_spark_runner(context: RunContext, session: list[SparkSession]) -> JobRunner:
     """Runner that starts Spark with the first job: a group that is published already needs none."""
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
-        from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
+        from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
 
         if not session:
-            session.append(_start(context)[0])
-        return run_on_spark(session[0], context.reporter.line)(job)
+            session.append(_start_spark(context)[0])
+        return spark_runner(session[0], context.reporter.line)(job)
 
     return run
 
 
-def kept_up(context: Context, *, purge: bool = False) -> dict[str, Any]:
+def run_maintenance(context: RunContext, *, purge: bool = False) -> dict[str, Any]:
     """Compact and tidy the sink's tables; Spark is started only if there is something to compact."""
-    from airflow_provider_cdc.maintenance.upkeep import maintain
+    from airflow_provider_cdc.maintenance.upkeep import maintain_tables
 
     session: list[SparkSession] = []
 
     def run(work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
-        from airflow_provider_cdc.maintenance.spark_job import run_compactions
+        from airflow_provider_cdc.maintenance.spark_job import spark_compaction_runner
 
         if not session:
-            session.append(_start(context)[0])
-        return run_compactions(session[0])(work)
+            session.append(_start_spark(context)[0])
+        return spark_compaction_runner(session[0])(work)
 
     try:
-        return maintain(context, run, purge=purge)
+        return maintain_tables(context, run, purge=purge)
     finally:
         for spark in session:
             spark.stop()
 
 
-def compared(
-    context: Context, *, show_values: bool, selection: Selection, repair: bool = False
+def run_verification(
+    context: RunContext, *, show_values: bool, selection: TableSelection, repair: bool = False
 ) -> list[TableComparison]:
     """Compare source and sink. Spark tasks read the sink where there is a cluster; else threads do, without Spark.
 
     :param repair: read the rows again that differ, and compare once more.
     """
     from airflow_provider_cdc.model.comparison import UNEQUAL
-    from airflow_provider_cdc.verify.repair import repaired
-    from airflow_provider_cdc.verify.report import record_verified
-    from airflow_provider_cdc.verify.run import verify
-    from airflow_provider_cdc.verify.task import run_in_threads
+    from airflow_provider_cdc.verify.repair import repair_tables
+    from airflow_provider_cdc.verify.report import record_verdicts
+    from airflow_provider_cdc.verify.run import verify_tables
+    from airflow_provider_cdc.verify.task import run_scans_in_threads
 
     session: list[SparkSession] = []
 
-    def run(work: Sequence[Scan]) -> Sequence[Gathering]:
-        from airflow_provider_cdc.verify.spark_job import run_scans
+    def run(work: Sequence[SinkScan]) -> Sequence[RowCollector]:
+        from airflow_provider_cdc.verify.spark_job import spark_scan_runner
 
         if not session:
-            session.append(_start(context)[0])
-        return run_scans(session[0], context.reporter.line)(work)
+            session.append(_start_spark(context)[0])
+        return spark_scan_runner(session[0], context.reporter.line)(work)
 
-    runner = run_in_threads if is_local(context.spark_config[0]) else run
+    runner = run_scans_in_threads if is_local_master(context.spark_config[0]) else run
     try:
-        verdicts = verify(context, show_values=show_values, selection=selection, runner=runner)
+        verdicts = verify_tables(context, show_values=show_values, selection=selection, runner=runner)
         if repair and any(verdict.verdict == UNEQUAL for verdict in verdicts):
 
             def compare(tables: tuple[str, ...]) -> list[TableComparison]:
                 chosen = replace(selection, tables=tables)
-                return verify(context, show_values=show_values, selection=chosen, runner=runner)
+                return verify_tables(context, show_values=show_values, selection=chosen, runner=runner)
 
-            verdicts = repaired(context, verdicts, compare)
-        record_verified(context, verdicts)
+            verdicts = repair_tables(context, verdicts, compare)
+        record_verdicts(context, verdicts)
         return verdicts
     finally:
         for spark in session:
             spark.stop()
 
 
-def _verify(context: Context, *, show_values: bool, repair: bool = False, **selection: Any) -> dict[str, Any]:
+def _run_verify(context: RunContext, *, show_values: bool, repair: bool = False, **selection: Any) -> dict[str, Any]:
     from airflow_provider_cdc.verify.report import check_equal
 
-    chosen = Selection(**{**selection, "tables": tuple(selection["tables"])})
-    verdicts = compared(context, show_values=show_values, selection=chosen, repair=repair)
+    chosen = TableSelection(**{**selection, "tables": tuple(selection["tables"])})
+    verdicts = run_verification(context, show_values=show_values, selection=chosen, repair=repair)
     check_equal(verdicts, repair="repair=True", show_values="show_values=True", repaired=repair)
     return {"tables": [v.to_json(show_values=show_values) for v in verdicts]}
 
 
-def _stream(context: Context, request: Request) -> dict[str, Any]:
-    from airflow_provider_cdc.preflight.run import require
+def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
+    from airflow_provider_cdc.preflight.run import require_preflight
 
-    for finding in require(context):
+    for finding in require_preflight(context):
         context.reporter.line(f"{finding.level}: {finding}")
     context.require_plan()
     with closing(context.open_state_database()) as store:
         context.liveness.refuse_if_running(store, context.pipeline.name)
-        spark, ui = _start(context)
+        spark, ui = _start_spark(context)
         try:
-            follow(context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui, lease=request.lease)
+            run_stream_epoch(
+                context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui, lease=request.lease
+            )
         finally:
             spark.stop()
     return {}
 
 
-def _start(context: Context) -> tuple[SparkSession, str | None]:
-    from airflow_provider_cdc.spark.session import start, ui_address
+def _start_spark(context: RunContext) -> tuple[SparkSession, str | None]:
+    from airflow_provider_cdc.spark.session import start_session, ui_address
 
-    spark = start(context.pipeline.name, *context.spark_config, ui=True)
+    spark = start_session(context.pipeline.name, *context.spark_config, ui=True)
     address = ui_address(spark)
     if address:
-        context.reporter.line(UI_LINE + address)
+        context.reporter.line(UI_LINE_PREFIX + address)
     return spark, address
 
 

@@ -12,7 +12,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from airflow_provider_cdc.ddl.key_predicate import BadPredicate
+from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate
 from airflow_provider_cdc.model.offset import Position
 
 #: How a row got into the copy: with a chunk of the snapshot, with its whole table, or with a range of keys,
@@ -21,23 +21,23 @@ SNAPSHOT, TABLE, KEYS, NOTHING = "snapshot", "table", "keys", "nothing"
 #: What has become of what was read: it is not read yet, it is read, it waits for the stream, it is part of the copy.
 WAITING, READ, STAGED, PUBLISHED = "waiting", "read", "staged", "published"
 #: Names of what ``_cdc_op`` says; and of a TRUNCATE, or of the CREATE TABLE with which it all began.
-OPERATIONS = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "empty"}
-_HOW = {
+OPERATION_NAMES = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "empty"}
+_HOW_TEXTS = {
     SNAPSHOT: "by the snapshot: group {group}, chunk {chunk}",
     TABLE: "when the table was read again: group {group}, chunk {chunk}",
     KEYS: "when some of its keys were read again: group {group}, chunk {chunk}",
 }
-_STATES = {
+_STATE_TEXTS = {
     WAITING: ", which is not read yet",
     READ: ", which is read and not published",
     STAGED: "; the stream has not taken it in yet",
     PUBLISHED: "",
 }
-Row = Mapping[str, Any]
+RowValues = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadRecord:
     """Something that was read, and has the key in it.
 
     :param how: one of :data:`SNAPSHOT`, :data:`TABLE`, :data:`KEYS` and :data:`NOTHING`.
@@ -72,7 +72,7 @@ class Read:
         if self.chunk is None:
             where = "of the snapshot" if self.how == SNAPSHOT else "that was read again"
             return f"in no chunk {where}: there was no key so low or so high. Rows come from the binlog alone"
-        text = _HOW[self.how].format(**self.__dict__)
+        text = _HOW_TEXTS[self.how].format(**self.__dict__)
         if self.low is not None:
             text += (
                 f", attempt {self.attempt}, between {self.low} and {self.high} (rows: {self.rows:,}, "
@@ -80,11 +80,11 @@ class Read:
             )
         if self.attempts > 1:
             text += f"; the group was read to its end {self.attempts} times"
-        return text + _STATES[self.state]
+        return text + _STATE_TEXTS[self.state]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
-        return {**self.__dict__, "low": _text(self.low), "high": _text(self.high)}
+        return {**self.__dict__, "low": _position_text(self.low), "high": _position_text(self.high)}
 
 
 @dataclass(frozen=True)
@@ -104,20 +104,20 @@ class RowChange:
     operation: str
     time: str
     gtid: str = ""
-    row: Row | None = None
+    row: RowValues | None = None
 
     def __str__(self) -> str:
         gtid_text = f", GTID {self.gtid}" if self.gtid else ""
-        row = "" if self.row is None else f": {row_text(self.row)}"
+        row = "" if self.row is None else f": {format_row(self.row)}"
         return f"{self.operation} at {self.at} ({self.time}{gtid_text}){row}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
-        return {**self.__dict__, "at": str(self.at), "row": row_json(self.row)}
+        return {**self.__dict__, "at": str(self.at), "row": row_to_json(self.row)}
 
 
 @dataclass(frozen=True)
-class Changes:
+class ChangeSummary:
     """The changes of the row in a part of the binlog.
 
     :param count: how many there are.
@@ -135,7 +135,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Side:
+class RowSide:
     """The row on one side.
 
     :param at: as of which place in the binlog; ``None`` if that is not known.
@@ -145,7 +145,7 @@ class Side:
     """
 
     at: Position | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RowValues, ...] = ()
     unknown_reason: str = ""
     written_by: tuple[str, Position] | None = None
 
@@ -155,17 +155,17 @@ class Side:
             yield f"unknown: {self.unknown_reason}"
             return
         yield ("has no such row" if not self.rows else "has it") + (f", as of {self.at}" if self.at else "")
-        if self.written_by is not None and self.written_by[0] == OPERATIONS["r"]:
+        if self.written_by is not None and self.written_by[0] == OPERATION_NAMES["r"]:
             yield f"as it was read from the source, as of {self.written_by[1]}"
         elif self.written_by is not None:
             yield f"by the {self.written_by[0]} of the transaction that ends at {self.written_by[1]}"
-        yield from map(row_text, self.rows)
+        yield from map(format_row, self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
         written = None if self.written_by is None else {"operation": self.written_by[0], "at": str(self.written_by[1])}
-        rows = [row_json(row) for row in self.rows]
-        return {"at": _text(self.at), "rows": rows, "unknown": self.unknown_reason or None, "written": written}
+        rows = [row_to_json(row) for row in self.rows]
+        return {"at": _position_text(self.at), "rows": rows, "unknown": self.unknown_reason or None, "written": written}
 
 
 @dataclass(frozen=True)
@@ -188,11 +188,11 @@ class Explanation:
     """
 
     table: str
-    key: Row
-    reads: tuple[Read, ...]
-    corrections: Changes
-    source: Side
-    copy: Side
+    key: RowValues
+    reads: tuple[ReadRecord, ...]
+    corrections: ChangeSummary
+    source: RowSide
+    copy: RowSide
     suspended: str = ""
     last_change: RowChange | None = None
     searched_from: Position | None = None
@@ -206,20 +206,20 @@ class Explanation:
         """For people."""
         yield f"{self.table}, {', '.join(f'{name}={value}' for name, value in self.key.items())}"
         if self.suspended:
-            yield from _told("suspended", [self.suspended])
-        yield from _told("read", map(str, self.reads))
-        yield from _told("corrected", self._correction_lines())
-        yield from _told("last change", self._last_change_lines())
-        yield from _told("source", self.source.lines())
-        yield from _told("copy", self.copy.lines())
-        yield from _told("equal", [self.verdict])
+            yield from _titled_lines("suspended", [self.suspended])
+        yield from _titled_lines("read", map(str, self.reads))
+        yield from _titled_lines("corrected", self._correction_lines())
+        yield from _titled_lines("last change", self._last_change_lines())
+        yield from _titled_lines("source", self.source.lines())
+        yield from _titled_lines("copy", self.copy.lines())
+        yield from _titled_lines("equal", [self.verdict])
 
     def _correction_lines(self) -> Iterator[str]:
         corrections = self.corrections
         if corrections.unknown_reason:
             yield f"unknown: {corrections.unknown_reason}"
             return
-        yield f"by {_counted(corrections.count)} between the watermarks" if corrections.count else "by no change"
+        yield f"by {_count_text(corrections.count)} between the watermarks" if corrections.count else "by no change"
         if corrections.count > len(corrections.latest):
             yield f"the last {len(corrections.latest)} of them:"
         yield from map(str, corrections.latest)
@@ -235,7 +235,7 @@ class Explanation:
     @property
     def verdict(self) -> str:
         """Whether source and copy are the same, in words."""
-        behind = f"{_counted(self.pending_changes)} of it behind that place, not in the copy yet"
+        behind = f"{_count_text(self.pending_changes)} of it behind that place, not in the copy yet"
         if self.equal is None:
             return f"not compared: {self.not_compared_reason}"
         if not self.equal:
@@ -247,12 +247,12 @@ class Explanation:
         """Plain JSON value."""
         return {
             "table": self.table,
-            "key": row_json(self.key),
+            "key": row_to_json(self.key),
             "suspended": self.suspended or None,
             "reads": [read.to_json() for read in self.reads],
             "corrections": self.corrections.to_json(),
             "last_change": None if self.last_change is None else self.last_change.to_json(),
-            "searched": _text(self.searched_from),
+            "searched": _position_text(self.searched_from),
             "unsearched": self.search_end_reason or None,
             "source": self.source.to_json(),
             "copy": self.copy.to_json(),
@@ -263,7 +263,7 @@ class Explanation:
         }
 
 
-def key_values(texts: Sequence[str], key: Sequence[str]) -> list[str]:
+def parse_key_texts(texts: Sequence[str], key: Sequence[str]) -> list[str]:
     """The values of a key in its order, from what a person has written: in this order, or each as ``column=value``.
 
     :param key: names of the key's columns.
@@ -275,31 +275,31 @@ def key_values(texts: Sequence[str], key: Sequence[str]) -> list[str]:
     usage = f"the key is ({', '.join(key)}): give {len(key)} values in this order, or each as column=value"
     if not known_names:
         if len(texts) != len(key):
-            raise BadPredicate(f"{usage}; there are {len(texts)}")
+            raise InvalidKeyPredicate(f"{usage}; there are {len(texts)}")
         return list(texts)
     if sorted(known_names) != sorted(key) or len(texts) != len(key):
-        raise BadPredicate(
+        raise InvalidKeyPredicate(
             f"{usage}; there are {', '.join(known_names)}, and {len(texts) - len(known_names)} without a name"
         )
     value_by_name = dict(named)
     return [value_by_name[name] for name in key]
 
 
-def row_text(row: Row) -> str:
+def format_row(row: RowValues) -> str:
     """A row for people."""
-    return ", ".join(f"{name}={_shown(value)}" for name, value in row.items())
+    return ", ".join(f"{name}={_format_value(value)}" for name, value in row.items())
 
 
-def row_json(row: Row | None) -> dict[str, Any] | None:
+def row_to_json(row: RowValues | None) -> dict[str, Any] | None:
     """A row as a plain JSON value."""
-    return None if row is None else {name: _plain(value) for name, value in row.items()}
+    return None if row is None else {name: _json_value(value) for name, value in row.items()}
 
 
-def _shown(value: Any) -> str:
-    return "NULL" if value is None else repr(value) if isinstance(value, str) else str(_plain(value))
+def _format_value(value: Any) -> str:
+    return "NULL" if value is None else repr(value) if isinstance(value, str) else str(_json_value(value))
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
     if isinstance(value, datetime):
@@ -309,15 +309,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _counted(count: int) -> str:
+def _count_text(count: int) -> str:
     return f"{count:,} change{'s' if count > 1 else ''}"
 
 
-def _text(at: Position | None) -> str | None:
+def _position_text(at: Position | None) -> str | None:
     return None if at is None else str(at)
 
 
-def _told(title: str, lines: Any) -> Iterator[str]:
+def _titled_lines(title: str, lines: Any) -> Iterator[str]:
     """Lines with a word before the first one."""
     for number, line in enumerate(lines):
         yield f"  {title if number == 0 else '':12}{line}"

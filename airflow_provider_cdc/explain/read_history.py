@@ -8,7 +8,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.chunk_groups.groups import Group, numbering, watermarks_of
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup, entry_timeline, watermarks_of
 from airflow_provider_cdc.explain.explanation import (
     KEYS,
     NOTHING,
@@ -18,23 +18,23 @@ from airflow_provider_cdc.explain.explanation import (
     STAGED,
     TABLE,
     WAITING,
-    Read,
+    ReadRecord,
 )
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.offset import Lineage
+from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Chunk, Key, Plan
-from airflow_provider_cdc.model.plan_history import Suspended, step_of
+from airflow_provider_cdc.model.plan_history import Suspension, parse_amendment
 from airflow_provider_cdc.model.staged_read import RANGES
 from airflow_provider_cdc.model.start_mode import SNAPSHOT as BEGIN
-from airflow_provider_cdc.mysql.keys.ownership import owners
-from airflow_provider_cdc.resnapshot.staged_files import drawn_numbers, outcome_of, waiting
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.files.layout import amendments_of
+from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_read_numbers, load_outcome
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.files.layout import list_amendments
 from airflow_provider_cdc.sinks.storage.storage import read_json
 
 
 @dataclass(frozen=True)
-class Found:
+class HistoricalRead:
     """Something that was read.
 
     :param read: for people.
@@ -43,14 +43,14 @@ class Found:
     :param binlog_begun: when the server had begun the binlog files of its watermarks.
     """
 
-    read: Read
+    read: ReadRecord
     plan: Plan
-    timeline: Lineage | None = None
+    timeline: Timeline | None = None
     binlog_begun: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Reads:
+class ReadHistory:
     """Looks for them.
 
     :param plan: the plan as it is now.
@@ -58,48 +58,54 @@ class Reads:
     :param key: the key, by the definition of the copy.
     """
 
-    context: Context
+    context: RunContext
     connection: Connection[Any]
     plan: Plan
     index: int
     key: Key
 
-    def find_reads(self) -> list[Found]:
+    def find_reads(self) -> list[HistoricalRead]:
         """All that count, in order of their high watermarks; what was not read or published yet comes last."""
         reads = [self._find_whole_table_read(), *self._find_range_reads()]
 
-        def order(historical_read: Found) -> tuple[bool, int]:
+        def order(historical_read: HistoricalRead) -> tuple[bool, int]:
             high = historical_read.read.high
             seq = historical_read.timeline.seq(high) if historical_read.timeline is not None and high is not None else 0
             return historical_read.read.state != PUBLISHED, seq
 
         return sorted(reads, key=order)
 
-    def _find_whole_table_read(self) -> Found:
+    def _find_whole_table_read(self) -> HistoricalRead:
         """The snapshot; or what has taken its place."""
         rejoin = self.plan.rejoin_of(self.index)
         suspension = self.plan.suspension_of(self.index)
         if self.plan.start != BEGIN:
-            return Found(Read(NOTHING, PUBLISHED), self.plan)
+            return HistoricalRead(ReadRecord(NOTHING, PUBLISHED), self.plan)
         if rejoin is None and suspension is not None and suspension.schema is not None:
-            return Found(Read(TABLE, WAITING), self.plan)
+            return HistoricalRead(ReadRecord(TABLE, WAITING), self.plan)
         if rejoin is None:
             plan = self._plan_with_chunks()
             chunk = self._find_owning_chunk(plan)
-            return Found(Read(SNAPSHOT, PUBLISHED), plan) if chunk is None else self._find_snapshot_read(plan, chunk)
+            return (
+                HistoricalRead(ReadRecord(SNAPSHOT, PUBLISHED), plan)
+                if chunk is None
+                else self._find_snapshot_read(plan, chunk)
+            )
         if rejoin.group is None:  # an older version has not written it down
-            return Found(Read(TABLE, PUBLISHED), self.plan)
+            return HistoricalRead(ReadRecord(TABLE, PUBLISHED), self.plan)
         plan = self._load_reading_plan(rejoin.group)
         chunk = self._find_owning_chunk(plan)
         if chunk is None:
-            return Found(Read(TABLE, PUBLISHED), plan)
+            return HistoricalRead(ReadRecord(TABLE, PUBLISHED), plan)
         return self._ad_hoc_read(TABLE, plan, chunk, PUBLISHED)
 
-    def _find_range_reads(self) -> Iterator[Found]:
+    def _find_range_reads(self) -> Iterator[HistoricalRead]:
         """Ranges of keys that were read again since, and that or the table as far as it waits for the stream."""
         rejoin = self.plan.rejoin_of(self.index)
         last_number, since_seq = (0, 0) if rejoin is None else (rejoin.group or 0, rejoin.seq)
-        staged = {one.number: one.scope for one in waiting(self.context, self.plan) if one.table == self.index}
+        staged = {
+            one.number: one.scope for one in list_pending_reads(self.context, self.plan) if one.table == self.index
+        }
         for number in sorted(self._published_range_reads(last_number) | {*staged}):
             plan = self._load_reading_plan(number)
             if (chunk := self._find_owning_chunk(plan)) is None:
@@ -117,10 +123,10 @@ class Reads:
             return self.plan
 
         def is_end(value: Mapping[str, Any]) -> bool:
-            step = step_of(value)
-            return isinstance(step, Suspended) and step.table == self.index and step.schema is None
+            step = parse_amendment(value)
+            return isinstance(step, Suspension) and step.table == self.index and step.schema is None
 
-        names = amendments_of(context.storage, layout, self.plan.generation)
+        names = list_amendments(context.storage, layout, self.plan.generation)
         amended = (read_json(context.storage, name) for name in names)
         plan = Plan.from_json(read_json(context.storage, layout.plan))
         plan = plan.with_amendments(value for value in amended if not is_end(value))
@@ -128,26 +134,30 @@ class Reads:
 
     def _find_owning_chunk(self, plan: Plan) -> Chunk | None:
         table_chunks = [chunk for chunk in plan.chunks if chunk.table == self.index]
-        (owner,) = owners(self.connection, plan.tables[self.index], table_chunks, [self.key])
+        (owner,) = find_owning_chunks(self.connection, plan.tables[self.index], table_chunks, [self.key])
         return table_chunks[owner] if owner >= 0 else None
 
-    def _find_snapshot_read(self, plan: Plan, chunk: Chunk) -> Found:
-        group = Group(self.context, plan, chunk.group)
+    def _find_snapshot_read(self, plan: Plan, chunk: Chunk) -> HistoricalRead:
+        group = ChunkGroup(self.context, plan, chunk.group)
         attempt = group.published_by_table().get(self.index)
         if attempt is not None:
             return self._read_from_manifest(SNAPSHOT, PUBLISHED, group, chunk, attempt)
         number = next(no for no, listed in enumerate(group.slices) if chunk in listed)
         read = group.read_finished_slices().get(number)
         if read is None:
-            return Found(Read(SNAPSHOT, WAITING, chunk.group, chunk.number), plan)
-        return _of(SNAPSHOT, READ, plan, chunk, read[0], 0, read[1])
+            return HistoricalRead(ReadRecord(SNAPSHOT, WAITING, chunk.group, chunk.number), plan)
+        return _make_historical_read(SNAPSHOT, READ, plan, chunk, read[0], 0, read[1])
 
-    def _ad_hoc_read(self, how: str, plan: Plan, chunk: Chunk, state: str) -> Found:
-        return self._read_from_manifest(how, state, Group(self.context, plan, chunk.group), chunk, 1)
+    def _ad_hoc_read(self, how: str, plan: Plan, chunk: Chunk, state: str) -> HistoricalRead:
+        return self._read_from_manifest(how, state, ChunkGroup(self.context, plan, chunk.group), chunk, 1)
 
-    def _read_from_manifest(self, how: str, state: str, group: Group, chunk: Chunk, attempt: int) -> Found:
+    def _read_from_manifest(
+        self, how: str, state: str, group: ChunkGroup, chunk: Chunk, attempt: int
+    ) -> HistoricalRead:
         entries = (e for e in group.read_manifest(attempt) if any(c["no"] == chunk.number for c in e["chunks"]))
-        return _of(how, state, group.plan, chunk, attempt, group.count_complete_attempts(), next(entries))
+        return _make_historical_read(
+            how, state, group.plan, chunk, attempt, group.count_complete_attempts(), next(entries)
+        )
 
     def _load_reading_plan(self, number: int) -> Plan:
         name = self.context.layout.group_plan(self.plan.generation, number)
@@ -166,21 +176,23 @@ class Reads:
         """
         layout, generation, storage = self.context.layout, self.plan.generation, self.context.storage
         numbers = set()
-        for number in drawn_numbers(self.context, generation):
+        for number in list_read_numbers(self.context, generation):
             if number > last_number:
                 record = read_json(storage, layout.resnapshot(generation, number))
-                outcome = outcome_of(self.context, generation, number)
+                outcome = load_outcome(self.context, generation, number)
                 is_part = record is not None and (record["scope"], record["table"]) == (RANGES, self.index)
                 if is_part and outcome is not None and outcome.published:
                     numbers.add(number)
         return numbers
 
 
-def _of(how: str, state: str, plan: Plan, chunk: Chunk, attempt: int, attempts: int, entry: Mapping[str, Any]) -> Found:
+def _make_historical_read(
+    how: str, state: str, plan: Plan, chunk: Chunk, attempt: int, attempts: int, entry: Mapping[str, Any]
+) -> HistoricalRead:
     """A chunk as the manifest of its file has it."""
     chunk_entry = next(c for c in entry["chunks"] if c["no"] == chunk.number)
     low, high = watermarks_of(chunk_entry)
-    timeline = numbering(plan, entry)
+    timeline = entry_timeline(plan, entry)
     counts = chunk_entry["rows"], chunk_entry["corrected"], chunk_entry["seconds"]
-    read = Read(how, state, chunk.group, chunk.number, attempt, attempts, low, high, *counts, timeline.server)
-    return Found(read, plan, timeline, entry.get("binlogs", {}))
+    read = ReadRecord(how, state, chunk.group, chunk.number, attempt, attempts, low, high, *counts, timeline.server)
+    return HistoricalRead(read, plan, timeline, entry.get("binlogs", {}))

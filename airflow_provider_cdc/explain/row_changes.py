@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.ddl.indirect_writes import Detours
-from airflow_provider_cdc.model.changes import shaped
-from airflow_provider_cdc.model.definitions import Definitions, by_table
-from airflow_provider_cdc.model.offset import Lineage, Position, split_file
-from airflow_provider_cdc.model.schema import SEQ
+from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
+from airflow_provider_cdc.model.changes import conform_to_schema
+from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.offset import Position, Timeline, split_file
+from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
+from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from airflow_provider_cdc.mysql.binlog.walk.space import Only
-from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
-from airflow_provider_cdc.mysql.positions.lookback import LookBack
+from airflow_provider_cdc.mysql.binlog.walk.space import KeyFilter
+from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
+from airflow_provider_cdc.mysql.positions.lookback import XaLookback
 
 #: Bytes of rows in the binlog that are held before those of the row are picked out.
 _FLUSH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowChangeSegment:
     """What happened to the row in a part of the stretch.
 
     :param timeline: numbers the transactions.
@@ -37,7 +37,7 @@ class Piece:
         before it may be of another table of the same name.
     """
 
-    timeline: Lineage
+    timeline: Timeline
     changes: pa.Table
     gtids: Mapping[int, str] = field(default_factory=dict)
     truncation: tuple[int, int] | None = None
@@ -54,7 +54,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class RowChanges:
+class RowChangeReader:
     """Reads them.
 
     :param open_at: opens a blocking binlog stream at a position.
@@ -66,24 +66,26 @@ class RowChanges:
     """
 
     open_at: Callable[[Position], BinlogStream]
-    definitions: Definitions
-    look_back: Callable[[Position], LookBack]
+    definitions: DefinitionHistory
+    look_back: Callable[[Position], XaLookback]
     is_this_row: Callable[[pa.Table], pa.Array]
-    key_filter: Only | None = None
-    text_decoders: Decoders = UNICODE
+    key_filter: KeyFilter | None = None
+    text_decoders: CharsetDecoders = UNICODE_DECODERS
 
     @property
     def schema(self) -> pa.Schema:
         """Schema of the changes."""
         return self.definitions.newest.sink_schema
 
-    def read(self, low: Position, high: Position, binlog_begun: Mapping[str, int] | None = None) -> Iterator[Piece]:
+    def read(
+        self, low: Position, high: Position, binlog_begun: Mapping[str, int] | None = None
+    ) -> Iterator[RowChangeSegment]:
         """What happened in (low, high], which are ends of transactions.
 
         :param binlog_begun: when binlog files were begun, as far as that is known: others of their names are refused.
         """
-        captured, table = by_table([self.definitions]), self.definitions.newest
-        timeline, prepared = numbering(high), Prepared({}, self.look_back(low).prepared_rows, captured)
+        captured, table = histories_by_table([self.definitions]), self.definitions.newest
+        timeline, prepared = position_timeline(high), PreparedXaRows({}, self.look_back(low).prepared_rows, captured)
         gtids = dict[int, str]()
         # Whoever copies the table has judged what leads to it.
         binlog = BinlogReader(
@@ -93,7 +95,7 @@ class RowChanges:
             self.text_decoders,
             with_gtids=True,
             yield_ddl=True,
-            indirect_writes=Detours,
+            indirect_writes=IndirectWrites,
         )
         binlog.file_start_times.update(binlog_begun or {})
         with closing(binlog):
@@ -102,10 +104,14 @@ class RowChanges:
                     seq = timeline.seq(Position(step.file, step.position))
                     if table.id in item.altered_tables:
                         yield from self._take_changes(binlog, high, gtids)
-                        yield Piece(timeline, self.schema.empty_table(), altered_at=Position(item.file, item.position))
+                        yield RowChangeSegment(
+                            timeline, self.schema.empty_table(), altered_at=Position(item.file, item.position)
+                        )
                     if item.emptied_table is not None:
                         yield from self._take_changes(binlog, high, gtids)
-                        yield Piece(timeline, self.schema.empty_table(), {seq: item.gtid}, (seq, item.commit_us))
+                        yield RowChangeSegment(
+                            timeline, self.schema.empty_table(), {seq: item.gtid}, (seq, item.commit_us)
+                        )
                     gtids |= {seq: item.gtid} if item.xa_committed else {}
                     for _ in binlog.decode_rows(prepared.visible_rows(item), seq, item.commit_us):
                         yield from self._take_changes(binlog, high, gtids)
@@ -113,26 +119,28 @@ class RowChanges:
                     yield from self._take_changes(binlog, high, gtids)
             yield from self._take_changes(binlog, high, gtids)
 
-    def _take_changes(self, binlog: BinlogReader, high: Position, gtids: dict[int, str]) -> Iterator[Piece]:
+    def _take_changes(self, binlog: BinlogReader, high: Position, gtids: dict[int, str]) -> Iterator[RowChangeSegment]:
         """Changes up to a place that have been read; what stands behind it has been read in vain.
 
         :param gtids: GTIDs that are known, and may be asked for again: of a transaction that goes on.
         """
-        batches = [shaped(batch, self.schema) for _, batch in binlog.take_changes(key_filter=self.key_filter)]
+        batches = [
+            conform_to_schema(batch, self.schema) for _, batch in binlog.take_changes(key_filter=self.key_filter)
+        ]
         gtids |= binlog.take_gtids()
-        timeline, last_seq = numbering(high), None
+        timeline, last_seq = position_timeline(high), None
         for changes in batches:
-            changes = changes.filter(pc.less_equal(changes[SEQ], timeline.seq(high)))
+            changes = changes.filter(pc.less_equal(changes[SEQ_COLUMN], timeline.seq(high)))
             if changes.num_rows:
-                last_seq = changes[SEQ][-1].as_py()
+                last_seq = changes[SEQ_COLUMN][-1].as_py()
                 changes = changes.filter(self.is_this_row(changes))
             if changes.num_rows:
-                yield Piece(timeline, changes, dict(gtids))
+                yield RowChangeSegment(timeline, changes, dict(gtids))
         if last_seq is not None:
             for seq in gtids.keys() - {last_seq}:
                 del gtids[seq]
 
 
-def numbering(at: Position) -> Lineage:
+def position_timeline(at: Position) -> Timeline:
     """Numbers the transactions of all binlog files that a server may have, by their positions alone."""
-    return Lineage("", f"{split_file(at.file)[0]}0")
+    return Timeline("", f"{split_file(at.file)[0]}0")

@@ -11,30 +11,30 @@ from typing import Any
 import pyarrow as pa
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.config.load_limits import Limits
-from airflow_provider_cdc.explain.explanation import Side
-from airflow_provider_cdc.explain.row_changes import numbering
+from airflow_provider_cdc.config.load_limits import LoadLimits
+from airflow_provider_cdc.explain.explanation import RowSide
+from airflow_provider_cdc.explain.row_changes import position_timeline
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.changes import matched_rows
-from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.changes import mask_changed_keys
+from airflow_provider_cdc.model.definitions import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 from airflow_provider_cdc.model.plan import Chunk, Key
 from airflow_provider_cdc.model.schema import INTEGER_TYPES, TEXT_TYPES, TableSchema
 from airflow_provider_cdc.mysql.chunks.chunk import read_chunk
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
-from airflow_provider_cdc.mysql.client.identity import binlog_end, identity
-from airflow_provider_cdc.mysql.keys.ownership import owned
-from airflow_provider_cdc.mysql.positions.watermark import watermarks
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.scanning import Portion
-from airflow_provider_cdc.verify.source_scan import Source
+from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
+from airflow_provider_cdc.mysql.keys.ownership import mask_owned_rows
+from airflow_provider_cdc.mysql.positions.watermark import make_watermarks
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.scanning import ScanTask
+from airflow_provider_cdc.verify.source_scan import TableSource
 
 #: Mask of the rows that are the one that is looked for.
-Mine = Callable[[pa.Table], pa.Array]
+RowMask = Callable[[pa.Table], pa.Array]
 
 
 @dataclass
-class OneRow:
+class RowLookup:
     """A row by its key.
 
     :param connection: connection to the source.
@@ -42,7 +42,7 @@ class OneRow:
     :param key: the key, by that.
     """
 
-    context: Context
+    context: RunContext
     connection: Connection[Any]
     table: TableSchema
     key: Key
@@ -50,7 +50,7 @@ class OneRow:
     @cached_property
     def server(self) -> str:
         """Identity of the source."""
-        return identity(self.connection)
+        return server_identity(self.connection)
 
     @property
     def key_chunk(self) -> Chunk:
@@ -60,45 +60,45 @@ class OneRow:
     def is_this_row(self, rows: pa.Table) -> pa.Array:
         """Mask of the rows whose key is this one, as the server sees it."""
         if self.table.integer_key_column is not None:
-            return owned(self.connection, self.table, [self.key_chunk], rows)
+            return mask_owned_rows(self.connection, self.table, [self.key_chunk], rows)
         keys = rows.select(list(self.table.key))
         distinct_keys = keys.group_by(list(self.table.key), use_threads=False).aggregate([])
-        return matched_rows(
+        return mask_changed_keys(
             keys,
-            distinct_keys.filter(owned(self.connection, self.table, [self.key_chunk], distinct_keys)),
+            distinct_keys.filter(mask_owned_rows(self.connection, self.table, [self.key_chunk], distinct_keys)),
             self.table.key,
         )
 
-    def find_in_source(self) -> tuple[Side, pa.Table | None, TableSchema | None]:
+    def find_in_source(self) -> tuple[RowSide, pa.Table | None, TableSchema | None]:
         """The row in the source, as of a high watermark; and the table's definition as it is now."""
         listed = find_tables(self.connection, lambda *name: name == self.table.id)
         if not listed:
-            return Side(unknown_reason="the source has no such table any more"), None, None
+            return RowSide(unknown_reason="the source has no such table any more"), None, None
         left_out = self.table.excluded
         try:
             current = read_schema(self.connection, *listed[0], keeps=lambda *name: name[-1] not in left_out)
         except NotReadyError as error:
-            return Side(unknown_reason=error.message), None, None
+            return RowSide(unknown_reason=error.message), None, None
         current = current.with_zero_dates(self.context.pipeline.source.zero_dates)
         if current.fingerprint() == self.table.fingerprint():
             current = self.table
         elif current.key_columns != self.table.key_columns:
             return (
-                Side(unknown_reason=f"its key is another one now ({', '.join(current.key) or 'none'})"),
+                RowSide(unknown_reason=f"its key is another one now ({', '.join(current.key) or 'none'})"),
                 None,
                 current,
             )
-        timeline = replace(numbering(binlog_end(self.connection)), server=self.server)
-        reader = Source(self.context, current, Definitions.from_single(current), timeline, Limits())
+        timeline = replace(position_timeline(binlog_end(self.connection)), server=self.server)
+        reader = TableSource(self.context, current, DefinitionHistory.from_single(current), timeline, LoadLimits())
         with closing(reader.open_window_reader(self.connection, slots.EXPLAIN)) as log:
-            take_watermark = watermarks(self.connection, self.server)
+            take_watermark = make_watermarks(self.connection, self.server)
             try:
                 chunk_read = read_chunk(self.connection, log, current, self.key_chunk, timeline, take_watermark)
             except CdcError as error:  # no watermark, a value that cannot be carried; the rest is known all the same
-                return Side(unknown_reason=f"{error.message}. {error.remedy}"), None, current
-        return Side(chunk_read.high, values(chunk_read.rows, current)), chunk_read.rows, current
+                return RowSide(unknown_reason=f"{error.message}. {error.remedy}"), None, current
+        return RowSide(chunk_read.high, rows_without_meta_columns(chunk_read.rows, current)), chunk_read.rows, current
 
-    def find_in_copy(self, portions: Sequence[Portion], source_row: pa.Table | None) -> pa.Table:
+    def find_in_copy(self, portions: Sequence[ScanTask], source_row: pa.Table | None) -> pa.Table:
         """The row in the copy; none, or by mistake more than one.
 
         :param portions: portions of the copy.
@@ -109,13 +109,13 @@ class OneRow:
             for portion in portions:
                 if keys := self._find_matching_keys(portion, is_match):
                     for rows in portion.read_rows(copy_rows.column_names):
-                        matching = rows.filter(matched_rows(rows, pa.concat_tables(keys), self.table.key))
+                        matching = rows.filter(mask_changed_keys(rows, pa.concat_tables(keys), self.table.key))
                         copy_rows = pa.concat_tables([copy_rows, matching])
             if copy_rows.num_rows:
                 break
         return copy_rows
 
-    def _find_matching_keys(self, portion: Portion, is_match: Mine) -> list[pa.Table]:
+    def _find_matching_keys(self, portion: ScanTask, is_match: RowMask) -> list[pa.Table]:
         """The keys in a portion that are the row's."""
         matching_keys = []
         for rows in portion.read_rows(list(self.table.key)):
@@ -124,7 +124,7 @@ class OneRow:
                 matching_keys.append(matching)
         return matching_keys
 
-    def _match_strategies(self, source_row: pa.Table | None) -> Iterator[Mine]:
+    def _match_strategies(self, source_row: pa.Table | None) -> Iterator[RowMask]:
         """How the copy is searched: first for the spelling that the source has, else the one that was asked for; then
         for all that the server takes for the same, which takes longer.
         """
@@ -135,7 +135,7 @@ class OneRow:
                 else source_row.select(list(self.table.key))
             )
             if keys is not None:
-                yield lambda rows: matched_rows(rows, keys, self.table.key)
+                yield lambda rows: mask_changed_keys(rows, keys, self.table.key)
         yield self.is_this_row
 
     def _requested_key(self) -> pa.Table | None:
@@ -150,7 +150,7 @@ class OneRow:
         return pa.table(columns)
 
 
-def values(rows: pa.Table, table: TableSchema) -> tuple[Mapping[str, Any], ...]:
+def rows_without_meta_columns(rows: pa.Table, table: TableSchema) -> tuple[Mapping[str, Any], ...]:
     """Rows without the columns of the project."""
     names = [column.name for column in table.sink_columns if column.name in rows.column_names]
     return tuple(rows.select(names).to_pylist())

@@ -19,51 +19,51 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.apply.applier import stream_marker
 from airflow_provider_cdc.config.deletes import IGNORE
-from airflow_provider_cdc.config.load_limits import Limits
-from airflow_provider_cdc.ddl.key_predicate import BadPredicate
+from airflow_provider_cdc.config.load_limits import LoadLimits
+from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate
 from airflow_provider_cdc.explain.explanation import (
-    OPERATIONS,
+    OPERATION_NAMES,
     PUBLISHED,
-    Changes,
+    ChangeSummary,
     Explanation,
-    Row,
     RowChange,
-    Side,
-    key_values,
+    RowSide,
+    RowValues,
+    parse_key_texts,
 )
-from airflow_provider_cdc.explain.read_history import Found, Reads
-from airflow_provider_cdc.explain.row_changes import Piece, RowChanges
-from airflow_provider_cdc.explain.row_lookup import OneRow, values
+from airflow_provider_cdc.explain.read_history import HistoricalRead, ReadHistory
+from airflow_provider_cdc.explain.row_changes import RowChangeReader, RowChangeSegment
+from airflow_provider_cdc.explain.row_lookup import RowLookup, rows_without_meta_columns
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.changes import apply_changes, upserts
+from airflow_provider_cdc.model.changes import apply_changes, select_upserts
 from airflow_provider_cdc.model.comparison import DIFFERENT
-from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
 from airflow_provider_cdc.model.start_mode import SNAPSHOT
-from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.keys.ownership import owned
-from airflow_provider_cdc.mysql.keys.ranges import key_of
+from airflow_provider_cdc.mysql.keys.ownership import mask_owned_rows
+from airflow_provider_cdc.mysql.keys.ranges import parse_key
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
-from airflow_provider_cdc.mysql.positions.lookback import look_back
-from airflow_provider_cdc.mysql.positions.resume import resume
-from airflow_provider_cdc.resnapshot.table import index_of
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
+from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
+from airflow_provider_cdc.resnapshot.table import find_table_index
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Readable
-from airflow_provider_cdc.sinks.scanning import portions
-from airflow_provider_cdc.verify.last_changes import SEARCHED_BYTES, newest_first
-from airflow_provider_cdc.verify.row_diff import by_key
-from airflow_provider_cdc.verify.source_scan import Source
+from airflow_provider_cdc.sinks.scanning import plan_table_scan
+from airflow_provider_cdc.verify.last_changes import MAX_SEARCHED_BYTES, binlog_ranges_newest_first
+from airflow_provider_cdc.verify.row_diff import diff_by_key
+from airflow_provider_cdc.verify.source_scan import TableSource
 
 #: Changes of the row that are shown of a part of the binlog, the last ones.
-SHOWN = 10
+MAX_SHOWN_CHANGES = 10
 
 
-def explain(context: Context, label: str, texts: Sequence[str]) -> Explanation:
+def explain_row(context: RunContext, label: str, texts: Sequence[str]) -> Explanation:
     """Say why a row is as it is.
 
     :param label: ``database.table``.
@@ -72,7 +72,7 @@ def explain(context: Context, label: str, texts: Sequence[str]) -> Explanation:
     :raises TransientError: if the source cannot be reached.
     """
     plan = context.require_plan()
-    index = index_of(context, plan, label)
+    index = find_table_index(context, plan, label)
     table = plan.tables[index]
     if not table.key:
         raise NotReadyError(
@@ -82,14 +82,16 @@ def explain(context: Context, label: str, texts: Sequence[str]) -> Explanation:
         )
     with closing(connect(context.connect_args)) as connection:
         try:
-            key_texts = key_values(texts, table.key)
-            key = key_of(connection, table, key_texts)
-        except BadPredicate as error:
+            key_texts = parse_key_texts(texts, table.key)
+            key = parse_key(connection, table, key_texts)
+        except InvalidKeyPredicate as error:
             raise NotReadyError(
                 f"the key of {label}: {error}", f"Name a key: ({', '.join(table.key)})", table=label
             ) from None
-        row = OneRow(context, connection, table, key)
-        return _Explaining(context, connection, plan, index, row).explain(dict(zip(table.key, key_texts, strict=True)))
+        row = RowLookup(context, connection, table, key)
+        return _RowExplainer(context, connection, plan, index, row).explain(
+            dict(zip(table.key, key_texts, strict=True))
+        )
 
 
 class _UnknownError(Exception):
@@ -97,33 +99,33 @@ class _UnknownError(Exception):
 
 
 @dataclass
-class _Explaining:
+class _RowExplainer:
     """What is known of a row.
 
     :param connection: connection to the source.
     :param index: index of its table in the plan.
     """
 
-    context: Context
+    context: RunContext
     connection: Connection[Any]
     plan: Plan
     index: int
-    row: OneRow
+    row: RowLookup
 
     def __post_init__(self) -> None:
         self.table = self.plan.tables[self.index]
         self.resume_offset, self.timeline = self.context.resume_state(self.plan)
 
-    def explain(self, shown: Row) -> Explanation:
+    def explain(self, shown: RowValues) -> Explanation:
         """Look at everything.
 
         :param shown: the key, as it was asked for.
         """
         suspension = self.plan.suspension_of(self.index)
-        reads = Reads(self.context, self.connection, self.plan, self.index, self.row.key).find_reads()
+        reads = ReadHistory(self.context, self.connection, self.plan, self.index, self.row.key).find_reads()
         published = [found for found in reads if found.read.state == PUBLISHED]
         corrections = (
-            self._find_corrections(published[-1]) if published else Changes(unknown_reason="it is not read yet")
+            self._find_corrections(published[-1]) if published else ChangeSummary(unknown_reason="it is not read yet")
         )
         source, rows, current = self.row.find_in_source()
         copy, copied = self._find_in_copy(published, rows)
@@ -146,17 +148,19 @@ class _Explaining:
 
     # ------------------------------------------------------------ the two sides
 
-    def _find_in_copy(self, published: Sequence[Found], source_row: pa.Table | None) -> tuple[Side, pa.Table | None]:
+    def _find_in_copy(
+        self, published: Sequence[HistoricalRead], source_row: pa.Table | None
+    ) -> tuple[RowSide, pa.Table | None]:
         """The row in the sink.
 
         It has everything of the row up to where the stream is, or up to the high watermark with which it was read.
         """
         target = self.context.sink.table(self.table)
         if not target.exists():
-            return Side(unknown_reason="there is no copy of the table yet"), None
+            return RowSide(unknown_reason="there is no copy of the table yet"), None
         if not isinstance(target, Readable):
-            return Side(unknown_reason=f"the {target.name} cannot be read back"), None
-        listed, markers = portions(target)
+            return RowSide(unknown_reason=f"the {target.name} cannot be read back"), None
+        listed, markers = plan_table_scan(target)
         copy_rows = self.row.find_in_copy(listed, source_row)
         suspension = self.plan.suspension_of(self.index)
         seqs = [self.timeline.seq(self.resume_offset.at), markers.get(stream_marker(self.plan.pipeline)) or 0]
@@ -165,37 +169,42 @@ class _Explaining:
             seqs.append(published[-1].timeline.seq(high))
         written_by = None
         if copy_rows.num_rows:
-            seq, operation = copy_rows[SEQ][0].as_py(), copy_rows[OP][0].as_py()
-            written_by = OPERATIONS.get(operation, str(operation)), self.timeline.position(seq)
-        return Side(self.timeline.position(max(seqs)), values(copy_rows, self.table), written_by=written_by), copy_rows
+            seq, operation = copy_rows[SEQ_COLUMN][0].as_py(), copy_rows[OP_COLUMN][0].as_py()
+            written_by = OPERATION_NAMES.get(operation, str(operation)), self.timeline.position(seq)
+        return RowSide(
+            self.timeline.position(max(seqs)), rows_without_meta_columns(copy_rows, self.table), written_by=written_by
+        ), copy_rows
 
     # ------------------------------------------------------------ the binlog
 
-    def _change_reader(self, definitions: Definitions) -> RowChanges:
+    def _change_reader(self, definitions: DefinitionHistory) -> RowChangeReader:
         table, args = definitions.newest, self.context.connect_args
-        source = Source(self.context, table, definitions, Lineage(self.row.server, ""), Limits())
+        source = TableSource(self.context, table, definitions, Timeline(self.row.server, ""), LoadLimits())
         key_filter = None
         if (name := table.integer_key_column) is not None:
-            key_filter = name, lambda keys: owned(self.connection, table, [self.row.key_chunk], pa.table({name: keys}))
-        return RowChanges(
+            key_filter = (
+                name,
+                lambda keys: mask_owned_rows(self.connection, table, [self.row.key_chunk], pa.table({name: keys})),
+            )
+        return RowChangeReader(
             partial(source.open_at, slots.EXPLAIN),
             definitions,
-            partial(look_back, args, self.row.server, by_table([definitions])),
+            partial(make_xa_lookback, args, self.row.server, histories_by_table([definitions])),
             self.row.is_this_row,
             key_filter,
-            decoders(lambda: nullcontext(self.connection), [table]),
+            load_decoders(lambda: nullcontext(self.connection), [table]),
         )
 
-    def _extended_definitions(self, plan: Plan, timeline: Lineage) -> Definitions:
+    def _extended_definitions(self, plan: Plan, timeline: Timeline) -> DefinitionHistory:
         """The definitions by which the binlog is read, also before and behind where the stream goes by them."""
         definitions = plan.definitions_for(timeline)[self.index]
-        return Definitions(((None, definitions.versions[0][1]), *definitions.versions[1:]), definitions.revision)
+        return DefinitionHistory(((None, definitions.versions[0][1]), *definitions.versions[1:]), definitions.revision)
 
-    def _find_corrections(self, historical_read: Found) -> Changes:
+    def _find_corrections(self, historical_read: HistoricalRead) -> ChangeSummary:
         """What has changed the row between the watermarks of what was read."""
         low, high = historical_read.read.low, historical_read.read.high
         if low is None or high is None or historical_read.timeline is None:
-            return Changes()
+            return ChangeSummary()
         try:
             if (
                 historical_read.timeline.newest_segment != self.timeline.newest_segment
@@ -210,16 +219,16 @@ class _Explaining:
             change_reader, count, latest = (
                 self._change_reader(self._extended_definitions(historical_read.plan, historical_read.timeline)),
                 0,
-                deque[RowChange](maxlen=SHOWN),
+                deque[RowChange](maxlen=MAX_SHOWN_CHANGES),
             )
             for segment in change_reader.read(low, high, historical_read.binlog_begun):
                 if segment.altered_at is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered_at}")
                 count += segment.change_count
-                latest.extend(_told(segment, self.table))
+                latest.extend(_latest_changes(segment, self.table))
         except (_UnknownError, CdcError) as error:
-            return Changes(unknown_reason=_words(error))
-        return Changes(count, tuple(latest))
+            return ChangeSummary(unknown_reason=_error_text(error))
+        return ChangeSummary(count, tuple(latest))
 
     def _add_last_change(self, explanation: Explanation, current: TableSchema | None) -> Explanation:
         """With the last change of the row, searched from the newest binlog file back."""
@@ -229,19 +238,19 @@ class _Explaining:
         change_reader = self._change_reader(
             self._extended_definitions(self.plan, self.timeline)
             if is_followed
-            else Definitions.from_single(current or self.table)
+            else DefinitionHistory.from_single(current or self.table)
         )
         end, end_reason = binlog_end(self.connection), "the server has no older binlog"
         searched_from: Position | None = None
         sizes = binlog_sizes(self.connection)
-        for low, high in newest_first(sizes, end):
+        for low, high in binlog_ranges_newest_first(sizes, end):
             last_change: RowChange | None = None
             altered_at: Position | None = None
             try:
                 for segment in change_reader.read(low, high):
                     if segment.altered_at is not None:
                         last_change, altered_at = None, segment.altered_at
-                    if row_changes := _told(segment, change_reader.definitions.newest):
+                    if row_changes := _latest_changes(segment, change_reader.definitions.newest):
                         last_change = row_changes[-1]
             except CdcError as error:
                 end_reason = error.message
@@ -254,7 +263,7 @@ class _Explaining:
                 break
         else:
             if searched_from is not None and searched_from.file != next(iter(sizes)):
-                end_reason = f"no more than {SEARCHED_BYTES >> 30} GiB are searched"
+                end_reason = f"no more than {MAX_SEARCHED_BYTES >> 30} GiB are searched"
         return replace(explanation, searched_from=searched_from, search_end_reason=end_reason)
 
     # ------------------------------------------------------------ whether they agree
@@ -265,7 +274,7 @@ class _Explaining:
         current: TableSchema | None,
         source: pa.Table | None,
         copy: pa.Table | None,
-        published: Sequence[Found],
+        published: Sequence[HistoricalRead],
     ) -> Explanation:
         """With the verdict: both sides are brought to one place.
 
@@ -287,7 +296,7 @@ class _Explaining:
             copy, pending = self._replay_changes(copy, copy_at, source_at)
         else:
             source, _ = self._replay_changes(source, source_at, copy_at)
-        diff = by_key(self.table, source, copy, max_keys=1, allow_extra=self._keeps_deleted)
+        diff = diff_by_key(self.table, source, copy, max_keys=1, allow_extra=self._keeps_deleted)
         if diff.allowed_extra:
             raise _UnknownError("only the copy has it, as it may: the source has deleted it (sink.deletes: ignore)")
         if diff.total and self.plan.start != SNAPSHOT and not copy.num_rows:
@@ -306,11 +315,11 @@ class _Explaining:
         :raises _UnknownError: if the binlog does not tell.
         """
         try:
-            resume(self.connection, self.resume_offset, self.context.binlog_opener(slots.EXPLAIN))
+            check_resume_offset(self.connection, self.resume_offset, self.context.binlog_opener(slots.EXPLAIN))
             sizes = binlog_sizes(self.connection)
             between = [size for name, size in sizes.items() if low < Position(name, 0) and Position(name, 0) < high]
-            if sum(between) > SEARCHED_BYTES:
-                limit = f"more than {SEARCHED_BYTES >> 30} GiB of the binlog are behind that"
+            if sum(between) > MAX_SEARCHED_BYTES:
+                limit = f"more than {MAX_SEARCHED_BYTES >> 30} GiB of the binlog are behind that"
                 raise _UnknownError(f"the copy stands at {low}, and {limit}")
             count, change_reader = 0, self._change_reader(self._extended_definitions(self.plan, self.timeline))
             for segment in change_reader.read(low, high):
@@ -318,7 +327,7 @@ class _Explaining:
                     raise _UnknownError(f"the table was altered at {segment.altered_at}")
                 if segment.truncation is not None and not self._keeps_deleted:
                     rows = rows.slice(0, 0)
-                changes = upserts(segment.changes) if self._keeps_deleted else segment.changes
+                changes = select_upserts(segment.changes) if self._keeps_deleted else segment.changes
                 rows = apply_changes(rows, changes.select(rows.column_names), self.table.key)
                 count += segment.change_count
         except CdcError as error:
@@ -326,20 +335,24 @@ class _Explaining:
         return rows, count
 
 
-def _told(segment: Piece, table: TableSchema) -> list[RowChange]:
+def _latest_changes(segment: RowChangeSegment, table: TableSchema) -> list[RowChange]:
     """The last changes of the row in a piece."""
     changes = []
-    tail = segment.changes.slice(max(0, segment.changes.num_rows - SHOWN))
-    for row, image in zip(tail.select([SEQ, OP, TS]).to_pylist(), values(tail, table), strict=True):
-        time = row[TS].isoformat(timespec="seconds")
-        gtid = segment.gtids.get(row[SEQ], "")
-        changes.append(RowChange(segment.position_of(row[SEQ]), OPERATIONS[row[OP]], time, gtid, image))
+    tail = segment.changes.slice(max(0, segment.changes.num_rows - MAX_SHOWN_CHANGES))
+    for row, image in zip(
+        tail.select([SEQ_COLUMN, OP_COLUMN, TS_COLUMN]).to_pylist(), rows_without_meta_columns(tail, table), strict=True
+    ):
+        time = row[TS_COLUMN].isoformat(timespec="seconds")
+        gtid = segment.gtids.get(row[SEQ_COLUMN], "")
+        changes.append(
+            RowChange(segment.position_of(row[SEQ_COLUMN]), OPERATION_NAMES[row[OP_COLUMN]], time, gtid, image)
+        )
     if segment.truncation is not None:
         seq, microseconds = segment.truncation
         time = datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="seconds")
-        changes.append(RowChange(segment.position_of(seq), OPERATIONS["t"], time, segment.gtids.get(seq, "")))
+        changes.append(RowChange(segment.position_of(seq), OPERATION_NAMES["t"], time, segment.gtids.get(seq, "")))
     return changes
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return error.message if isinstance(error, CdcError) else str(error)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from airflow_provider_cdc.model.errors import AlreadyRunningError, TransientError
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.protocol import Owned
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.protocol import HasOwner
 from airflow_provider_cdc.sinks.storage.storage import Storage
-from airflow_provider_cdc.snapshot.claims import reader
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.snapshot.claims import find_active_reader
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
 #: What was staged by epochs before this one goes.
@@ -39,7 +39,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Belongings:
+class PipelineData:
     """All that is left of a pipeline.
 
     :param plan: its plan, if it is still there.
@@ -54,14 +54,14 @@ class Belongings:
     table_folders: list[Folder]
 
 
-def bookkeeping(context: Context) -> Store | None:
+def open_state_database(context: RunContext) -> StateDatabase | None:
     """The bookkeeping of a pipeline; ``None`` if it is a file that is not there."""
     if context.state_url is None and not context.local_files.state_database.exists():
         return None
     return context.open_state_database()
 
 
-def belongings(context: Context, store: Store | None) -> Belongings:
+def find_pipeline_data(context: RunContext, store: StateDatabase | None) -> PipelineData:
     """Look what there is.
 
     :param store: as of :func:`bookkeeping`.
@@ -71,12 +71,15 @@ def belongings(context: Context, store: Store | None) -> Belongings:
     plan = context.load_plan()
     if store is not None:
         context.liveness.refuse_if_running(store, name)
-        if plan is not None and (active_group := reader(store, plan)) is not None:
+        if plan is not None and (active_group := find_active_reader(store, plan)) is not None:
             raise AlreadyRunningError(
                 f"chunk group {active_group.group_no} of {name} is being read by {active_group.holder}",
                 "Wait for its end, or end it",
             )
-    internal_folders = [_folder(storage, layout.resume_point_folder), _folder(storage, layout.pipeline_folder)]
+    internal_folders = [
+        _measure_folder(storage, layout.resume_point_folder),
+        _measure_folder(storage, layout.pipeline_folder),
+    ]
     local = context.local_files.folder
     if storage.is_remote and local.is_dir():
         sizes = [path.stat().st_size for path in local.rglob("*") if path.is_file()]
@@ -84,13 +87,15 @@ def belongings(context: Context, store: Store | None) -> Belongings:
     table_folders = []
     for table in plan.tables if plan is not None else ():
         target = context.sink.table(table)
-        if target.exists() and isinstance(target, Owned) and target.owner() == name:
-            table_folders.append(_folder(storage, layout.table_folder(table), table.label))
+        if target.exists() and isinstance(target, HasOwner) and target.owner() == name:
+            table_folders.append(_measure_folder(storage, layout.table_folder(table), table.label))
     rows = store.count_rows_by_table(name) if store is not None else {}
-    return Belongings(plan, rows, [folder for folder in internal_folders if folder.file_count], table_folders)
+    return PipelineData(plan, rows, [folder for folder in internal_folders if folder.file_count], table_folders)
 
 
-def forget(context: Context, store: Store | None, data: Belongings, *, delete_tables: bool) -> None:
+def delete_pipeline(
+    context: RunContext, store: StateDatabase | None, data: PipelineData, *, delete_tables: bool
+) -> None:
     """Delete it. The bookkeeping is closed.
 
     :param data: as :func:`belongings` has it.
@@ -100,11 +105,11 @@ def forget(context: Context, store: Store | None, data: Belongings, *, delete_ta
     storage, layout, plan = context.storage, context.layout, data.plan
     if delete_tables:
         for folder in data.table_folders:
-            _clear(storage, folder.name)
+            _delete_folder(storage, folder.name)
             failpoint("forget.after_table")
     elif plan is not None:
         context.sink.change_staging().clear_older_epochs(plan.tables, _ALL_EPOCHS)
-    _clear(storage, layout.resume_point_folder)
+    _delete_folder(storage, layout.resume_point_folder)
     state_file = f"{layout.pipeline_folder}/{context.local_files.state_database.name}"
     for name, _ in [*storage.list(layout.pipeline_folder)]:
         if name != layout.plan and not name.startswith(state_file):
@@ -115,17 +120,17 @@ def forget(context: Context, store: Store | None, data: Belongings, *, delete_ta
         store.delete_pipeline(context.pipeline.name)
         store.close()  # a file of its own is about to go
     failpoint("forget.before_books")
-    _clear(storage, layout.pipeline_folder)
+    _delete_folder(storage, layout.pipeline_folder)
     if storage.is_remote:
         context.local_files.remove_folder()
 
 
-def _folder(storage: Storage, name: str, table: str = "") -> Folder:
+def _measure_folder(storage: Storage, name: str, table: str = "") -> Folder:
     sizes = [size for _, size in storage.list(name)]
     return Folder(name, storage.location(name), len(sizes), sum(sizes), table)
 
 
-def _clear(storage: Storage, name: str) -> None:
+def _delete_folder(storage: Storage, name: str) -> None:
     storage.delete_folder(name)
     if left := next(iter(storage.list(name)), None):
         raise TransientError(

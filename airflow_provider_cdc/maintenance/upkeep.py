@@ -12,30 +12,30 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from airflow_provider_cdc.apply.follow_ddl import beside_a_stream, lagging
-from airflow_provider_cdc.chunk_groups.groups import targets
-from airflow_provider_cdc.maintenance.task import Runner
+from airflow_provider_cdc.apply.follow_ddl import copies_with_old_definition, tolerate_concurrent_ddl
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
+from airflow_provider_cdc.maintenance.task import CompactionRunner
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.resnapshot.dropped_tables import emptied
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.files.size import Size
-from airflow_provider_cdc.sinks.protocol import Compactable, Measured, SinkTable
-from airflow_provider_cdc.sinks.storage.request_counts import carried
-from airflow_provider_cdc.state import now
-from airflow_provider_cdc.state.values import Compacted
+from airflow_provider_cdc.resnapshot.dropped_tables import list_emptied_copies
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.files.size import TableSize
+from airflow_provider_cdc.sinks.protocol import Compactable, Measurable, SinkTable
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
+from airflow_provider_cdc.state import utc_now
+from airflow_provider_cdc.state.values import LastCompaction
 
 #: Compactions whose results are committed together.
-_TOGETHER = 8
+_COMPACTIONS_PER_COMMIT = 8
 #: Seconds between two looks at the tables that have changed, and between two times that old files are looked for.
-_LOOK_SECONDS, _TIDY_SECONDS = 1.0, 600.0
+_POLL_SECONDS, _TIDY_SECONDS = 1.0, 600.0
 #: Seconds between two times that what a table takes is looked up, where it changes.
 _MEASURE_SECONDS = 60.0
 #: Seconds for which the end of a stream waits for upkeep.
 _END_SECONDS = 60.0
 
 
-def compact(
-    table: SinkTable, runner: Runner, should_stop: Callable[[], bool] = lambda: False, *, purge: bool = False
+def compact_table(
+    table: SinkTable, runner: CompactionRunner, should_stop: Callable[[], bool] = lambda: False, *, purge: bool = False
 ) -> int:
     """Compact a table until there is nothing to do.
 
@@ -46,12 +46,12 @@ def compact(
     count = 0
     while isinstance(table, Compactable) and not should_stop() and (compactions := table.plan_compactions(purge=purge)):
         if not purge:  # what is small comes first, and beside a stream there is more of it by then
-            compactions = compactions[:_TOGETHER]
+            compactions = compactions[:_COMPACTIONS_PER_COMMIT]
         committed, purge = 0, False  # rows go on dying beside a stream: that has no end
-        for at in range(0, len(compactions), _TOGETHER):
+        for at in range(0, len(compactions), _COMPACTIONS_PER_COMMIT):
             if should_stop():
                 return count
-            batch = compactions[at : at + _TOGETHER]
+            batch = compactions[at : at + _COMPACTIONS_PER_COMMIT]
             committed += table.commit_compactions(list(zip(batch, runner(batch), strict=True)))
         count += committed
         if not committed:
@@ -59,7 +59,7 @@ def compact(
     return count
 
 
-def maintain(context: Context, runner: Runner, *, purge: bool = False) -> dict[str, Any]:
+def maintain_tables(context: RunContext, runner: CompactionRunner, *, purge: bool = False) -> dict[str, Any]:
     """Compact and tidy all tables of a pipeline, once; beside a stream, or without one. The source is not asked.
 
     :param purge: as for :func:`compact`.
@@ -67,15 +67,15 @@ def maintain(context: Context, runner: Runner, *, purge: bool = False) -> dict[s
     :raises CdcError: of the first table that it cannot be done to, after it was done to the others.
     """
     plan, results = context.require_plan(), []
-    open_tables, errors = targets(context, plan), list[CdcError]()
+    open_tables, errors = open_sink_tables(context, plan), list[CdcError]()
     # A suspended one may be what nobody understands; one that was emptied has files that are to go.
-    for index in sorted([*plan.active_tables, *emptied(context, plan)]):
+    for index in sorted([*plan.active_tables, *list_emptied_copies(context, plan)]):
         schema, open_table = plan.tables[index], open_tables[index]
         try:
-            with beside_a_stream(context, plan):
-                outdated = lagging(context, plan, [index]) if index in plan.active_tables else {}
+            with tolerate_concurrent_ddl(context, plan):
+                outdated = copies_with_old_definition(context, plan, [index]) if index in plan.active_tables else {}
                 table = context.sink.table(outdated[index]) if outdated else open_table
-                count = compact(table, runner, purge=purge)
+                count = compact_table(table, runner, purge=purge)
                 table.clean_up()
         except CdcError as error:
             context.reporter.line(f"{schema.label} is not compacted: {error}")
@@ -91,7 +91,7 @@ def maintain(context: Context, runner: Runner, *, purge: bool = False) -> dict[s
     return {"tables": results}
 
 
-class Upkeep:
+class MaintenanceWorker:
     """Looks after the tables of a stream in a thread of its own.
 
     :param tables: objects that nobody else uses.
@@ -99,31 +99,33 @@ class Upkeep:
     :param log_line: gets a line for each problem.
     """
 
-    def __init__(self, tables: Sequence[SinkTable], runner: Runner | None, log_line: Callable[[str], None]) -> None:
+    def __init__(
+        self, tables: Sequence[SinkTable], runner: CompactionRunner | None, log_line: Callable[[str], None]
+    ) -> None:
         self._tables, self.runner, self._log_line = list(tables), runner, log_line
         self._changed: set[int] = set()
         self._lock = threading.Lock()
         self._since_tidied: set[int] = set()
         self._since_measured: set[int] = set()
-        self._sizes: dict[int, Size] = {}
-        self._compacted: dict[int, Compacted] = {}
+        self._sizes: dict[int, TableSize] = {}
+        self._compacted: dict[int, LastCompaction] = {}
         self._emptied: set[int] = set()
         self._tidied_at = self._measured_at = time.monotonic()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=carried(self._loop), name="upkeep", daemon=True)
+        self._thread = threading.Thread(target=with_current_counts(self._loop), name="upkeep", daemon=True)
 
     def mark_changed(self, index: int) -> None:
         """Hear of a table that was written to."""
         with self._lock:
             self._changed.add(index)
 
-    def take_sizes(self) -> dict[int, Size]:
+    def take_sizes(self) -> dict[int, TableSize]:
         """What tables take, by index: those that were looked at since the last call."""
         with self._lock:
             sizes, self._sizes = self._sizes, {}
         return sizes
 
-    def take_compactions(self) -> dict[int, Compacted]:
+    def take_compactions(self) -> dict[int, LastCompaction]:
         """The last compaction of each table that was compacted since the last call, by index."""
         with self._lock:
             compactions, self._compacted = self._compacted, {}
@@ -167,7 +169,7 @@ class Upkeep:
             self._measure()
 
     def _loop(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
+        while not self._stopping.wait(_POLL_SECONDS):
             with self._lock:
                 written, self._changed = self._changed, set()
             self._since_tidied |= written
@@ -183,9 +185,9 @@ class Upkeep:
         if self.runner is None:
             return
         begun = time.monotonic()
-        if compact(table, self.runner, lambda: self._stopping.is_set() or self._tables[index] is not table):
+        if compact_table(table, self.runner, lambda: self._stopping.is_set() or self._tables[index] is not table):
             with self._lock:
-                self._compacted[index] = Compacted(now(), time.monotonic() - begun)
+                self._compacted[index] = LastCompaction(utc_now(), time.monotonic() - begun)
 
     def _tidy(self) -> None:
         self._tidied_at = time.monotonic()
@@ -202,7 +204,7 @@ class Upkeep:
             self._run_on_table(index, partial(self._measure_table, index))
 
     def _measure_table(self, index: int, table: SinkTable) -> None:
-        if isinstance(table, Measured):
+        if isinstance(table, Measurable):
             size = table.table_size()
             with self._lock:
                 self._sizes[index] = size

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 #: How many buckets there are: a bucket is a word of 16 bits.
-BUCKETS = 1 << 16
+BUCKET_COUNT = 1 << 16
 
 
-class Sums:
+class BucketSums:
     """Sums of some rows; they take the same memory however many rows there are.
 
     ``rows`` are counts (int64) and ``first`` and ``second`` the sums (uint64, modulo 2^64), one value a bucket.
     """
 
     def __init__(self) -> None:
-        self.row_counts: Any = np.zeros(BUCKETS, np.int64)
-        self.first_sums: Any = np.zeros(BUCKETS, np.uint64)
-        self.second_sums: Any = np.zeros(BUCKETS, np.uint64)
+        self.row_counts: Any = np.zeros(BUCKET_COUNT, np.int64)
+        self.first_sums: Any = np.zeros(BUCKET_COUNT, np.uint64)
+        self.second_sums: Any = np.zeros(BUCKET_COUNT, np.uint64)
         #: Bytes of the rows that were added, in memory.
         self.row_bytes = 0
 
@@ -50,14 +50,14 @@ class Sums:
         self.first_sums[at] += np.add.reduceat(first[order], starts)
         self.second_sums[at] += np.add.reduceat(second[order], starts)
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: BucketSums) -> None:
         """Take in all rows of other sums."""
         self.row_counts += other.row_counts
         self.first_sums += other.first_sums
         self.second_sums += other.second_sums
         self.row_bytes += other.row_bytes
 
-    def differing_buckets(self, other: Sums) -> Any:
+    def differing_buckets(self, other: BucketSums) -> Any:
         """Numbers of the buckets in which the rows are not the same, in ascending order."""
         same = (
             (self.row_counts == other.row_counts)

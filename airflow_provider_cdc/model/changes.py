@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.model.schema import OP, SEQ
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
 
 _ROW = "__row"
 
@@ -29,13 +29,13 @@ def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
     if changes.num_rows < 2:
         return changes
     # A plain 0..n key table avoids any clash of a source column's name with those that group_by invents.
-    keys = _keys(changes, key).append_column(_ROW, pa.array(np.arange(changes.num_rows)))
+    keys = _key_table(changes, key).append_column(_ROW, pa.array(np.arange(changes.num_rows)))
     last = keys.group_by([str(i) for i in range(len(key))], use_threads=False).aggregate([(_ROW, "max")])
     rows = last[f"{_ROW}_max"]
     return changes.take(rows.take(pc.sort_indices(rows)))
 
 
-def matched_rows(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Array:
+def mask_changed_keys(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Array:
     """Mask of the rows whose key one of the changes names.
 
     :param rows: any rows with the key columns.
@@ -44,8 +44,8 @@ def matched_rows(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Ar
     """
     if len(key) == 1:
         return pc.is_in(rows[key[0]], value_set=changes[key[0]].combine_chunks())
-    keys = _keys(rows, key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
-    matching_rows = keys.join(_keys(changes, key), [str(i) for i in range(len(key))], join_type="left semi")[_ROW]
+    keys = _key_table(rows, key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+    matching_rows = keys.join(_key_table(changes, key), [str(i) for i in range(len(key))], join_type="left semi")[_ROW]
     return pc.is_in(pa.array(np.arange(rows.num_rows)), value_set=matching_rows.combine_chunks())
 
 
@@ -58,16 +58,16 @@ def apply_changes(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.T
     if changes.num_rows == 0:
         return rows
     last = last_changes(changes, key)
-    unchanged = rows.filter(pc.invert(matched_rows(rows, last, key))) if rows.num_rows else rows
-    return pa.concat_tables([unchanged, upserts(last).select(rows.column_names)])
+    unchanged = rows.filter(pc.invert(mask_changed_keys(rows, last, key))) if rows.num_rows else rows
+    return pa.concat_tables([unchanged, select_upserts(last).select(rows.column_names)])
 
 
-def upserts(changes: pa.Table) -> pa.Table:
+def select_upserts(changes: pa.Table) -> pa.Table:
     """The changes that leave a row behind."""
-    return changes.filter(pc.not_equal(changes[OP], "d"))
+    return changes.filter(pc.not_equal(changes[OP_COLUMN], "d"))
 
 
-def shaped(changes: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+def conform_to_schema(changes: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     """Changes as a table that has come to other columns since: those that they lack are NULL, others are left out.
 
     :param schema: of the table, as it is now.
@@ -79,12 +79,12 @@ def shaped(changes: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def after(changes: pa.Table, seq: int) -> pa.Table:
+def changes_after(changes: pa.Table, seq: int) -> pa.Table:
     """The changes of transactions that end after ``seq``."""
-    return changes.filter(pc.greater(changes[SEQ], pa.scalar(seq, pa.int64())))
+    return changes.filter(pc.greater(changes[SEQ_COLUMN], pa.scalar(seq, pa.int64())))
 
 
-def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def merge_in_binlog_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Put batches of changes together, each of which is in binlog order.
 
     :param batches: at least one.
@@ -92,14 +92,14 @@ def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """
     if len(batches) == 1:
         return batches[0]
-    seqs_by_batch = [pc.unique(batch[SEQ]) for batch in batches]
+    seqs_by_batch = [pc.unique(batch[SEQ_COLUMN]) for batch in batches]
     all_seqs = pa.concat_arrays(seqs_by_batch)
     if pc.count_distinct(all_seqs).as_py() < len(all_seqs):
         seq_range = pc.min_max(all_seqs).as_py()
-        raise ValueError(f"{SEQ} {seq_range['min']} to {seq_range['max']}")
+        raise ValueError(f"{SEQ_COLUMN} {seq_range['min']} to {seq_range['max']}")
     changes = pa.Table.from_batches(batches)
-    return changes.take(pc.sort_indices(changes[SEQ])).combine_chunks().to_batches()[0]
+    return changes.take(pc.sort_indices(changes[SEQ_COLUMN])).combine_chunks().to_batches()[0]
 
 
-def _keys(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+def _key_table(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     return pa.table([rows[name] for name in key], names=[str(i) for i in range(len(key))])

@@ -9,17 +9,17 @@ from typing import Any
 
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Chunk, Key
-from airflow_provider_cdc.model.progress import duration
+from airflow_provider_cdc.model.progress import format_duration
 
 #: The source has a row that the sink lacks; the sink has one that the source lacks, or has it twice; or the two differ.
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
-KINDS = (MISSING, EXTRA, DIFFERENT)
+DIFFERENCE_KINDS = (MISSING, EXTRA, DIFFERENT)
 #: The verdict on a table. The third one says nothing about its rows: something stands in the way of a comparison.
 EQUAL, UNEQUAL, NOT_COMPARABLE = "equal", "different", "not_comparable"
 
 
 @dataclass(frozen=True)
-class Touched:
+class LastChange:
     """The last transaction in the binlog that changed a row.
 
     :param position: where it ends, and ``time``: when it was committed, in ISO 8601.
@@ -33,7 +33,7 @@ class Touched:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RowDifference:
     """A key whose rows are not the same.
 
     :param kind: one of :data:`KINDS`.
@@ -45,7 +45,7 @@ class Difference:
     kind: str
     key: Key = field(repr=False)
     columns: tuple[str, ...] = ()
-    last_change: Touched | None = None
+    last_change: LastChange | None = None
 
     def describe(self, *, show_values: bool) -> str:
         """One line for people."""
@@ -63,7 +63,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class CopyPlace:
+class CopyPosition:
     """How far a copy stands.
 
     :param position: the position up to which it has everything.
@@ -79,7 +79,7 @@ class CopyPlace:
     def __str__(self) -> str:
         if self.oldest_missing_commit is None or self.lag_seconds is None:
             return f"the copy stands at {self.position}"
-        return f"the copy stands at {self.position} and lacks commits since {self.oldest_missing_commit} ({duration(self.lag_seconds)})"
+        return f"the copy stands at {self.position} and lacks commits since {self.oldest_missing_commit} ({format_duration(self.lag_seconds)})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
@@ -88,7 +88,7 @@ class CopyPlace:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ComparisonRefusal:
     """Why a table cannot be compared now.
 
     :param reason: what stands in the way, and ``remedy``: what to do about it.
@@ -131,17 +131,17 @@ class TableComparison:
     at: Position | None
     examples: tuple[str, ...] = ()
     kept: int = 0
-    refusal: Refusal | None = None
+    refusal: ComparisonRefusal | None = None
     at_least: bool = False
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[RowDifference, ...] = ()
     ranges: tuple[Chunk, ...] = field(default=(), repr=False)
     columns: dict[str, int] = field(default_factory=dict, hash=False)
     searched: Position | None = None
     repaired: int = 0
-    copy: CopyPlace | None = None
+    copy: CopyPosition | None = None
 
     @classmethod
-    def from_refusal(cls, table: str, refusal: Refusal, copy: CopyPlace | None) -> TableComparison:
+    def from_refusal(cls, table: str, refusal: ComparisonRefusal, copy: CopyPosition | None) -> TableComparison:
         """The result of a table that cannot be compared."""
         return cls(table, 0, 0, 0, 0, None, refusal=refusal, copy=copy)
 
@@ -194,7 +194,7 @@ class TableComparison:
         """
         value = {**self.__dict__, "verdict": self.verdict, "equal": self.is_equal, "examples": list(self.examples)}
         value["at"] = None if self.at is None else str(self.at)
-        refusal = value.pop("refusal") or Refusal("")
+        refusal = value.pop("refusal") or ComparisonRefusal("")
         value |= {"reason": refusal.reason, "remedy": refusal.remedy, "retry": refusal.retry}
         value["copy"] = None if self.copy is None else self.copy.to_json()
         value["differences"] = [d.to_json(show_values=show_values) for d in self.differences]

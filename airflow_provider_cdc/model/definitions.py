@@ -13,7 +13,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Definitions:
+class DefinitionHistory:
     """The definitions of one table, each from a place of the binlog on.
 
     :param versions: (place, definition), the oldest first. The first place is ``None`` where the first definition holds
@@ -30,7 +30,7 @@ class Definitions:
     is_suspended: bool = False
 
     @classmethod
-    def from_single(cls, definition: TableSchema) -> Definitions:
+    def from_single(cls, definition: TableSchema) -> DefinitionHistory:
         """One definition that holds everywhere."""
         return cls(((None, definition),))
 
@@ -57,7 +57,7 @@ class Definitions:
         """Whether a definition begins to hold exactly at a place: a DDL that ends there has been followed."""
         return any(since == position for since, _ in self.versions)
 
-    def with_change(self, position: Position, definition: TableSchema) -> Definitions:
+    def with_change(self, position: Position, definition: TableSchema) -> DefinitionHistory:
         """These definitions, and another one that holds from a place on: the end of the DDL.
 
         :raises ValueError: if a definition begins to hold there or behind that already.
@@ -65,31 +65,31 @@ class Definitions:
         last = self.versions[-1][0]
         if last is not None and position <= last:
             raise ValueError(f"a definition of {definition.label} from {position} on cannot follow one from {last} on")
-        return Definitions((*self.versions, (position, definition)), self.revision)
+        return DefinitionHistory((*self.versions, (position, definition)), self.revision)
 
-    def suspended_at(self, position: Position | None) -> Definitions:
+    def suspended_at(self, position: Position | None) -> DefinitionHistory:
         """These definitions, of which none holds from a place on: the table is suspended there.
 
         :param position: ``None`` for the beginning.
         """
         return replace(self, suspended_from=position, is_suspended=True)
 
-    def replanned(self, position: Position, definition: TableSchema) -> Definitions:
+    def replanned(self, position: Position, definition: TableSchema) -> DefinitionHistory:
         """What takes their place when the table is planned again: nothing before a place is of concern any more.
 
         :param position: the low watermark behind which it is read.
         """
-        return Definitions(((position, definition),), self.revision + 1)
+        return DefinitionHistory(((position, definition),), self.revision + 1)
 
-    def on_other_server(self) -> Definitions:
+    def on_other_server(self) -> DefinitionHistory:
         """What holds at another server than that of the places, once all of them have been passed."""
-        return Definitions(((None, self.newest),), self.revision)
+        return DefinitionHistory(((None, self.newest),), self.revision)
 
-    def with_zero_dates(self, policy: str) -> Definitions:
+    def with_zero_dates(self, policy: str) -> DefinitionHistory:
         """The same definitions under another policy, which is no part of them."""
         return replace(self, versions=tuple((at, d.with_zero_dates(policy)) for at, d in self.versions))
 
-    def with_full_before_images(self) -> Definitions:
+    def with_full_before_images(self) -> DefinitionHistory:
         """The same definitions where old rows are wanted whole."""
         return replace(self, versions=tuple((at, replace(d, full_before_images=True)) for at, d in self.versions))
 
@@ -99,7 +99,7 @@ class Definitions:
         return {"version": _VERSION, "revision": self.revision, "definitions": steps}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Definitions:
+    def from_json(cls, value: Mapping[str, Any]) -> DefinitionHistory:
         """Inverse of :meth:`to_json`.
 
         A value without a version is a bare definition with ``since`` and ``revision`` in it, as plans had it before.
@@ -118,9 +118,9 @@ class Definitions:
 
 
 #: The definitions of captured tables by (database, table), spelled as the server spells them.
-Captured = Mapping[tuple[str, str], Definitions]
+CapturedTables = Mapping[tuple[str, str], DefinitionHistory]
 
 
-def by_table(definitions: Iterable[Definitions]) -> dict[tuple[str, str], Definitions]:
+def histories_by_table(definitions: Iterable[DefinitionHistory]) -> dict[tuple[str, str], DefinitionHistory]:
     """Definitions by the tables that they are of."""
     return {history.newest.id: history for history in definitions}

@@ -14,10 +14,12 @@ import re
 from typing import Any, ClassVar, Self
 
 #: The kinds of errors, by name.
-KINDS: dict[str, type[CdcError]] = {}
+ERROR_CLASSES: dict[str, type[CdcError]] = {}
 
 #: The remedy for what must not happen.
-REPORT = "report it in the project's issue tracker, with this message, the server's version and the package's version"
+REPORT_REMEDY = (
+    "report it in the project's issue tracker, with this message, the server's version and the package's version"
+)
 
 
 class CdcError(Exception):
@@ -45,7 +47,7 @@ class CdcError(Exception):
         declared = vars(cls).get("__annotations__", {})
         cls.fields = (*cls.fields, *(name for name in declared if name not in cls.fields))
         if cls.__module__ == __name__:
-            KINDS[cls.__name__] = cls
+            ERROR_CLASSES[cls.__name__] = cls
 
     def __init__(self, message: str, remedy: str = "", **facts: str | int | None) -> None:
         super().__init__(message, remedy)
@@ -66,7 +68,7 @@ class CdcError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value: ``kind``, ``message``, ``remedy`` and the facts; :func:`error_of` turns it back."""
-        return {"kind": kind_of(self), "message": self.message, "remedy": self.remedy, **self.facts}
+        return {"kind": error_kind(self), "message": self.message, "remedy": self.remedy, **self.facts}
 
 
 class NotReadyError(CdcError):
@@ -225,38 +227,38 @@ class FencedError(TerminalError):
     """A newer run of the same pipeline has taken over; this one must not commit any more."""
 
 
-def kind_of(error: CdcError) -> str:
+def error_kind(error: CdcError) -> str:
     """Name of an error's class; of one that is made elsewhere, that of the class in this module that it is based on."""
     return next(c.__name__ for c in type(error).__mro__ if c.__module__ == __name__)
 
 
-def error_of(kind: str | None, message: str, remedy: str = "", **facts: Any) -> CdcError:
+def make_error(kind: str | None, message: str, remedy: str = "", **facts: Any) -> CdcError:
     """An error by the name of its class; :class:`UnexpectedError` for one that is not the project's own.
 
     :param facts: its fields; those that the class does not have, as of a newer version, are left out.
     """
-    error_class = KINDS.get(kind or "", UnexpectedError)
+    error_class = ERROR_CLASSES.get(kind or "", UnexpectedError)
     return error_class(message, remedy, **{name: fact for name, fact in facts.items() if name in error_class.fields})
 
 
-_MARK = re.compile(r"<<cdc (\{.*?\}) cdc>>", re.DOTALL)
+_EMBEDDED_ERROR = re.compile(r"<<cdc (\{.*?\}) cdc>>", re.DOTALL)
 
 
-def pack(error: CdcError) -> str:
+def embed_error(error: CdcError) -> str:
     """An error as text that survives being quoted in somebody else's traceback; :func:`unpack` finds it there."""
     return f"<<cdc {json.dumps(error.to_json())} cdc>>"
 
 
-def unpack(text: str) -> CdcError | None:
+def extract_error(text: str) -> CdcError | None:
     """The error that :func:`pack` put into a text, ``None`` if there is none."""
-    match = _MARK.search(text)
+    match = _EMBEDDED_ERROR.search(text)
     if match is None:
         return None
     try:
         value = json.loads(match[1])
     except ValueError:
         return None
-    return error_of(**value)
+    return make_error(**value)
 
 
-KINDS[CdcError.__name__] = CdcError
+ERROR_CLASSES[CdcError.__name__] = CdcError

@@ -15,7 +15,7 @@ from uuid import UUID
 #: Closed intervals (first, last), sorted, neither overlapping nor touching.
 Intervals = tuple[tuple[int, int], ...]
 #: (uuid, tag); the tag of an ordinary GTID is the empty text.
-Source = tuple[str, str]
+GtidSource = tuple[str, str]
 
 _TAG = re.compile(r"[a-z_][a-z0-9_]{0,31}")
 _INTERVAL = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -28,14 +28,14 @@ class GtidSet:
     """
 
     __slots__ = ("_intervals",)
-    _intervals: Mapping[Source, Intervals]
+    _intervals: Mapping[GtidSource, Intervals]
 
-    def __init__(self, intervals: Mapping[Source, Iterable[tuple[int, int]]] | None = None) -> None:
+    def __init__(self, intervals: Mapping[GtidSource, Iterable[tuple[int, int]]] | None = None) -> None:
         """Build a set.
 
         :param intervals: for each (uuid, tag) closed intervals in any order; they may overlap.
         """
-        merged = {source: _merge(parts) for source, parts in (intervals or {}).items()}
+        merged = {source: _merge_intervals(parts) for source, parts in (intervals or {}).items()}
         self._intervals = MappingProxyType({source: parts for source, parts in merged.items() if parts})
 
     @classmethod
@@ -45,10 +45,10 @@ class GtidSet:
         :param text: such as ``uuid:1-5:8,\nuuid2:1-3:tag:1-2``; line ends and blanks anywhere are ignored.
         :raises ValueError: if it is not a GTID set.
         """
-        intervals: dict[Source, list[tuple[int, int]]] = {}
+        intervals: dict[GtidSource, list[tuple[int, int]]] = {}
         for part in filter(None, "".join(text.split()).split(",")):
             uuid, *items = part.split(":")
-            source = (_uuid(uuid), "")
+            source = (_parse_uuid(uuid), "")
             if not items:
                 raise ValueError(f"not a GTID set: {part!r} has no numbers")
             for item in items:
@@ -58,7 +58,7 @@ class GtidSet:
                         raise ValueError(f"not a GTID set: bad interval {item!r}")
                     intervals.setdefault(source, []).append((first, last))
                 else:
-                    source = (source[0], _tag(item))
+                    source = (source[0], _parse_tag(item))
         return cls(intervals)
 
     def __str__(self) -> str:
@@ -82,18 +82,18 @@ class GtidSet:
 
     def __contains__(self, gtid: str) -> bool:
         """Whether one GTID, such as ``uuid:7`` or ``uuid:tag:7``, is in the set."""
-        source, number = split(gtid)
+        source, number = split_gtid(gtid)
         return any(first <= number <= last for first, last in self._intervals.get(source, ()))
 
     def add(self, gtid: str) -> GtidSet:
         """The set with one GTID more; cheap where the GTID follows the highest number, as in a stream."""
-        source, number = split(gtid)
+        source, number = split_gtid(gtid)
         parts = self._intervals.get(source, ())
         if parts and number == parts[-1][1] + 1:
             changed: Intervals = (*parts[:-1], (parts[-1][0], number))
         else:
-            changed = _merge((*parts, (number, number)))
-        return _of({**self._intervals, source: changed})
+            changed = _merge_intervals((*parts, (number, number)))
+        return _from_merged({**self._intervals, source: changed})
 
     def with_all(self, gtids: Iterable[str]) -> GtidSet:
         """The set with more GTIDs and runs of them, such as ``uuid:7-9``."""
@@ -104,20 +104,24 @@ class GtidSet:
         """All GTIDs of both sets."""
         result = dict(self._intervals)
         for source, parts in other._intervals.items():
-            result[source] = _merge((*result.get(source, ()), *parts))
-        return _of(result)
+            result[source] = _merge_intervals((*result.get(source, ()), *parts))
+        return _from_merged(result)
 
     def subtract(self, other: GtidSet) -> GtidSet:
         """The GTIDs of this set that the other lacks."""
         result = {
-            source: _subtract(parts, other._intervals.get(source, ())) for source, parts in self._intervals.items()
+            source: _subtract_intervals(parts, other._intervals.get(source, ()))
+            for source, parts in self._intervals.items()
         }
-        return _of({source: parts for source, parts in result.items() if parts})
+        return _from_merged({source: parts for source, parts in result.items() if parts})
 
     def repeated_in(self, more: GtidSet) -> GtidSet:
         """The GTIDs of both sets, of this one and of what a binlog has behind it: in one binlog there are none."""
-        common = {source: _common(parts, self._intervals.get(source, ())) for source, parts in more._intervals.items()}
-        return _of({source: parts for source, parts in common.items() if parts})
+        common = {
+            source: _intersect_intervals(parts, self._intervals.get(source, ()))
+            for source, parts in more._intervals.items()
+        }
+        return _from_merged({source: parts for source, parts in common.items() if parts})
 
     def issubset(self, other: GtidSet) -> bool:
         """Whether every GTID of this set is in the other."""
@@ -129,7 +133,7 @@ class GtidSet:
 
 
 @dataclass(frozen=True)
-class MariadbPosition:
+class MariadbGtidPosition:
     """Where a MariaDB binlog stands: of each replication domain the newest GTID, ``domain-server-number``.
 
     :param newest: (server, number) by domain.
@@ -138,7 +142,7 @@ class MariadbPosition:
     newest: Mapping[int, tuple[int, int]]
 
     @classmethod
-    def parse(cls, text: str) -> MariadbPosition:
+    def parse(cls, text: str) -> MariadbGtidPosition:
         """Read the text of ``@@global.gtid_binlog_pos`` and its like, such as ``0-1-7,3-1-2``.
 
         :raises ValueError: if it is of another form.
@@ -154,45 +158,45 @@ class MariadbPosition:
 
     def __contains__(self, gtid: str) -> bool:
         """Whether one GTID lies at or before the position: GTIDs of a domain have an order."""
-        return MariadbPosition.parse(gtid).issubset(self)
+        return MariadbGtidPosition.parse(gtid).issubset(self)
 
-    def issubset(self, other: MariadbPosition) -> bool:
+    def issubset(self, other: MariadbGtidPosition) -> bool:
         """Whether all that lies at or before this position lies at or before the other."""
         return all(d in other.newest and number <= other.newest[d][1] for d, (_, number) in self.newest.items())
 
-    def minus_all(self, gtids: Iterable[str]) -> MariadbPosition:
+    def minus_all(self, gtids: Iterable[str]) -> MariadbGtidPosition:
         """The position without the domains in which it is reached with more GTIDs, in their order."""
         reached = self.parse(",".join(gtids))
-        return MariadbPosition(
+        return MariadbGtidPosition(
             {d: gtid for d, gtid in self.newest.items() if gtid[1] > reached.newest.get(d, (0, 0))[1]}
         )
 
-    def repeated_in(self, more: MariadbPosition) -> MariadbPosition:
+    def repeated_in(self, more: MariadbGtidPosition) -> MariadbGtidPosition:
         """Nothing: in a binlog of MariaDB the numbers of a domain need not grow (``gtid_strict_mode=OFF``)."""
-        return MariadbPosition({})
+        return MariadbGtidPosition({})
 
-    def union(self, more: MariadbPosition) -> MariadbPosition:
+    def union(self, more: MariadbGtidPosition) -> MariadbGtidPosition:
         """The position that is reached with more, which comes behind it."""
-        return MariadbPosition({**self.newest, **more.newest})
+        return MariadbGtidPosition({**self.newest, **more.newest})
 
-    def add(self, gtid: str) -> MariadbPosition:
+    def add(self, gtid: str) -> MariadbGtidPosition:
         """The position with one GTID more, which is the newest of its domain."""
-        return MariadbPosition({**self.newest, **MariadbPosition.parse(gtid).newest})
+        return MariadbGtidPosition({**self.newest, **MariadbGtidPosition.parse(gtid).newest})
 
-    def with_all(self, gtids: Iterable[str]) -> MariadbPosition:
+    def with_all(self, gtids: Iterable[str]) -> MariadbGtidPosition:
         """The position with more GTIDs, in their order."""
-        return MariadbPosition({**self.newest, **MariadbPosition.parse(",".join(gtids)).newest})
+        return MariadbGtidPosition({**self.newest, **MariadbGtidPosition.parse(",".join(gtids)).newest})
 
 
-def kind_of(server: str) -> type[GtidSet] | type[MariadbPosition]:
+def gtid_class_of(server: str) -> type[GtidSet] | type[MariadbGtidPosition]:
     """How a server tells which transactions it has.
 
-    :param server: its identity (:func:`airflow_provider_cdc.mysql.client.identity.identity`).
+    :param server: its identity (:func:`airflow_provider_cdc.mysql.client.identity.server_identity`).
     """
-    return MariadbPosition if server.startswith("mariadb:") else GtidSet
+    return MariadbGtidPosition if server.startswith("mariadb:") else GtidSet
 
 
-def split(gtid: str) -> tuple[Source, int]:
+def split_gtid(gtid: str) -> tuple[GtidSource, int]:
     """Take one GTID apart: ``((uuid, tag), number)``.
 
     :raises ValueError: if it is not one GTID.
@@ -201,10 +205,10 @@ def split(gtid: str) -> tuple[Source, int]:
     tag, _, number = rest.rpartition(":")
     if not (number.isascii() and number.isdigit() and int(number) > 0):
         raise ValueError(f"not a GTID: {gtid!r}")
-    return (_uuid(uuid), _tag(tag) if tag else ""), int(number)
+    return (_parse_uuid(uuid), _parse_tag(tag) if tag else ""), int(number)
 
 
-def parse_owned(text: str) -> dict[str, tuple[int, ...]]:
+def parse_gtid_owned(text: str) -> dict[str, tuple[int, ...]]:
     r"""Read ``@@global.gtid_owned``: the GTIDs of transactions that are being committed at this moment.
 
     The server prints ``uuid:7#11:8#12,\nuuid2:tag:3#9``: after each number the threads that own it. A number
@@ -217,24 +221,24 @@ def parse_owned(text: str) -> dict[str, tuple[int, ...]]:
     owned: dict[str, tuple[int, ...]] = {}
     for part in filter(None, "".join(text.split()).split(",")):
         uuid, *items = part.split(":")
-        prefix = _uuid(uuid)
+        prefix = _parse_uuid(uuid)
         for item in items:
             number, *threads = item.split("#")
             if number.isascii() and number.isdigit():
                 owned[f"{prefix}:{int(number)}"] = tuple(int(thread) for thread in threads if thread.isdigit())
             else:
-                prefix = f"{_uuid(uuid)}:{_tag(item)}"
+                prefix = f"{_parse_uuid(uuid)}:{_parse_tag(item)}"
     return owned
 
 
-def _of(intervals: dict[Source, Intervals]) -> GtidSet:
+def _from_merged(intervals: dict[GtidSource, Intervals]) -> GtidSet:
     """A set from intervals that are already merged."""
     result = GtidSet()
     result._intervals = MappingProxyType(intervals)
     return result
 
 
-def _merge(parts: Iterable[tuple[int, int]]) -> Intervals:
+def _merge_intervals(parts: Iterable[tuple[int, int]]) -> Intervals:
     merged: list[tuple[int, int]] = []
     for first, last in sorted(parts):
         if merged and first <= merged[-1][1] + 1:
@@ -244,7 +248,7 @@ def _merge(parts: Iterable[tuple[int, int]]) -> Intervals:
     return tuple(merged)
 
 
-def _common(parts: Intervals, others: Intervals) -> Intervals:
+def _intersect_intervals(parts: Intervals, others: Intervals) -> Intervals:
     common, i, j = [], 0, 0
     while i < len(parts) and j < len(others):
         first, last = max(parts[i][0], others[j][0]), min(parts[i][1], others[j][1])
@@ -257,7 +261,7 @@ def _common(parts: Intervals, others: Intervals) -> Intervals:
     return tuple(common)
 
 
-def _subtract(parts: Intervals, removed: Intervals) -> Intervals:
+def _subtract_intervals(parts: Intervals, removed: Intervals) -> Intervals:
     remaining = []
     for first, last in parts:
         for a, b in removed:
@@ -271,7 +275,7 @@ def _subtract(parts: Intervals, removed: Intervals) -> Intervals:
     return tuple(remaining)
 
 
-def _uuid(text: str) -> str:
+def _parse_uuid(text: str) -> str:
     # A plain form (36 characters, as nearly always) is not parsed again: this runs once a transaction.
     if len(text) == 36 and text.islower() and text.count("-") == 4:
         return text
@@ -281,7 +285,7 @@ def _uuid(text: str) -> str:
         raise ValueError(f"not a GTID: {text!r} is not a server uuid") from None
 
 
-def _tag(text: str) -> str:
+def _parse_tag(text: str) -> str:
     tag = text.lower()
     if not _TAG.fullmatch(tag):
         raise ValueError(f"not a GTID: bad tag {text!r}")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 #: Digits that the whole numbers of Arrow have at most.
-_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+_INTEGER_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
 @dataclass(frozen=True)
-class Loss:
+class RetainedRowsLoss:
     """Rows that ``sink.deletes`` keeps, and that could not stay in a copy of another definition.
 
     :param reason: what is in the way.
@@ -32,7 +32,7 @@ class Loss:
         )
 
 
-def cannot_keep(old: pa.Schema, old_key: Sequence[str], new: pa.Schema, new_key: Sequence[str]) -> str | None:
+def why_not_retainable(old: pa.Schema, old_key: Sequence[str], new: pa.Schema, new_key: Sequence[str]) -> str | None:
     """Why rows that were written under one definition cannot be rows under another one, ``None`` if they can.
 
     A column that is gone is left out, and one that is new is NULL. If there is one of each, a column may have got
@@ -45,7 +45,7 @@ def cannot_keep(old: pa.Schema, old_key: Sequence[str], new: pa.Schema, new_key:
         return f"its key was ({', '.join(old_key)}), and is ({', '.join(new_key)})"
     for field in new:
         place = old.get_field_index(field.name)
-        if place >= 0 and not holds_all(field.type, was := old.field(place).type):
+        if place >= 0 and not can_hold_all_values(field.type, was := old.field(place).type):
             return f"column {field.name} was {was}, and is {field.type}"
     removed = [name for name in old.names if name not in new.names]
     added = [name for name in new.names if name not in old.names]
@@ -56,16 +56,16 @@ def cannot_keep(old: pa.Schema, old_key: Sequence[str], new: pa.Schema, new_key:
     return None
 
 
-def holds_all(new: pa.DataType, old: pa.DataType) -> bool:
+def can_hold_all_values(new: pa.DataType, old: pa.DataType) -> bool:
     """Whether a column can have all values of another type, and not as others."""
     return bool(new == old) or is_wider(old, new)
 
 
 def is_wider(old: pa.DataType, new: pa.DataType) -> bool:
     """Whether a type has all values of another one, and more."""
-    if old in _DIGITS and new in _DIGITS:
-        return _DIGITS[old] < _DIGITS[new]
-    if pa.types.is_decimal(new) and (old in _DIGITS or pa.types.is_decimal(old)):
-        digits, scale = (_DIGITS[old], 0) if old in _DIGITS else (old.precision - old.scale, old.scale)
+    if old in _INTEGER_DIGITS and new in _INTEGER_DIGITS:
+        return _INTEGER_DIGITS[old] < _INTEGER_DIGITS[new]
+    if pa.types.is_decimal(new) and (old in _INTEGER_DIGITS or pa.types.is_decimal(old)):
+        digits, scale = (_INTEGER_DIGITS[old], 0) if old in _INTEGER_DIGITS else (old.precision - old.scale, old.scale)
         return bool(new.scale >= scale and new.precision - new.scale >= digits)
     return bool(old == pa.float32() and new == pa.float64())

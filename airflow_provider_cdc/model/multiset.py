@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.model.schema import META_COLUMNS, OP, SEQ
+from airflow_provider_cdc.model.schema import META_COLUMNS, OP_COLUMN, SEQ_COLUMN
 
 _ROW = "row"
 #: For each file the rows that it loses: number of a row group -> indices in it.
-Lost = dict[str, dict[int, Any]]
+RemovedRows = dict[str, dict[int, Any]]
 
 
 class MissingRowsError(Exception):
@@ -34,7 +34,7 @@ class MissingRowsError(Exception):
 
 
 @dataclass(frozen=True)
-class Net:
+class NetChange:
     """What changes come to in the end.
 
     :param added: the rows that are more than before: of several equal ones the newest.
@@ -50,16 +50,16 @@ class Net:
         return bool(self.added.num_rows or self.removed.num_rows)
 
 
-def images(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+def row_images(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Images of rows, in a form whose equality is that of their bits: columns ``0``, ``1``, ...
 
     :param names: columns of the source.
     """
-    columns = [_comparable(rows[name]) for name in names]
+    columns = [_bit_comparable(rows[name]) for name in names]
     return pa.table(columns, names=[str(i) for i in range(len(columns))])
 
 
-def numbers(images: pa.Table) -> Any:
+def number_images(images: pa.Table) -> Any:
     """A number for each row of :func:`images`, counted from 0: equal images have the same one, others do not.
 
     :returns: array of int64.
@@ -72,27 +72,27 @@ def numbers(images: pa.Table) -> Any:
     return image_numbers
 
 
-def weights(changes: pa.Table) -> Any:
+def change_weights(changes: pa.Table) -> Any:
     """1 for each change that leaves a row behind, -1 for each that takes one away."""
-    return np.where(pc.equal(changes[OP], "d").to_numpy(), -1, 1)
+    return np.where(pc.equal(changes[OP_COLUMN], "d").to_numpy(), -1, 1)
 
 
-def net(changes: pa.Table, names: Sequence[str]) -> Net:
+def net_change(changes: pa.Table, names: Sequence[str]) -> NetChange:
     """Add up changes: what is put in and taken out again, in whatever order, leaves nothing to do.
 
     :param changes: changes in binlog order, an update as a deletion and an insertion.
     :param names: columns of the source.
     """
-    number, weight = numbers(images(changes, names)), weights(changes)
+    number, weight = number_images(row_images(changes, names)), change_weights(changes)
     sums = np.bincount(number, weight).astype(np.int64)
     # From the newest on; the first ones of each image, as many as there are more.
     newest = np.arange(changes.num_rows)[::-1]
-    added = first(newest[weight[newest] > 0], number, sums)
-    removed = first(newest[weight[newest] < 0], number, np.where(sums < 0, 1, 0))
-    return Net(changes.take(np.sort(added)), changes.take(removed), -sums[number[removed]])
+    added = take_first_of_each(newest[weight[newest] > 0], number, sums)
+    removed = take_first_of_each(newest[weight[newest] < 0], number, np.where(sums < 0, 1, 0))
+    return NetChange(changes.take(np.sort(added)), changes.take(removed), -sums[number[removed]])
 
 
-def first(rows: Any, number: Any, wanted: Any) -> Any:
+def take_first_of_each(rows: Any, number: Any, wanted: Any) -> Any:
     """The first of some rows of each number, as many as are wanted of it.
 
     :param rows: indices into ``number``.
@@ -103,7 +103,9 @@ def first(rows: Any, number: Any, wanted: Any) -> Any:
     return rows[rank < wanted[number[rows]]]
 
 
-def search(files: Iterable[tuple[str, Iterable[pa.Table]]], change: Net, ignore_below_seq: int = 0) -> Lost:
+def find_removed_rows(
+    files: Iterable[tuple[str, Iterable[pa.Table]]], change: NetChange, ignore_below_seq: int = 0
+) -> RemovedRows:
     """Where the rows are that a change takes away. Files are read one after the other, and no further than needed.
 
     :param files: name and row groups of each.
@@ -111,15 +113,19 @@ def search(files: Iterable[tuple[str, Iterable[pa.Table]]], change: Net, ignore_
     :raises MissingRowsError: if there are fewer rows than are taken away.
     """
     names = [name for name in change.removed.column_names if name not in META_COLUMNS]
-    wanted, missing_counts, removed_rows = images(change.removed, names), change.removed_counts.copy(), Lost()
+    wanted, missing_counts, removed_rows = (
+        row_images(change.removed, names),
+        change.removed_counts.copy(),
+        RemovedRows(),
+    )
     for path, groups in files:
         if not missing_counts.any() and not ignore_below_seq:
             break
         for number, rows in enumerate(groups):
-            old = pc.less(rows[SEQ], ignore_below_seq).to_numpy()
+            old = pc.less(rows[SEQ_COLUMN], ignore_below_seq).to_numpy()
             indices = np.flatnonzero(old)
             if missing_counts.any():
-                indices = np.concatenate((indices, _take(images(rows, names), wanted, missing_counts, ~old)))
+                indices = np.concatenate((indices, _match_rows(row_images(rows, names), wanted, missing_counts, ~old)))
             if len(indices):
                 removed_rows.setdefault(path, {})[number] = indices
     if missing_counts.any():
@@ -128,7 +134,7 @@ def search(files: Iterable[tuple[str, Iterable[pa.Table]]], change: Net, ignore_
     return removed_rows
 
 
-def remaining(groups: Iterable[pa.Table], removed: dict[int, Any]) -> Iterator[pa.Table]:
+def without_removed_rows(groups: Iterable[pa.Table], removed: dict[int, Any]) -> Iterator[pa.Table]:
     """What is left of a file.
 
     :param groups: its row groups.
@@ -140,7 +146,7 @@ def remaining(groups: Iterable[pa.Table], removed: dict[int, Any]) -> Iterator[p
         yield rows.filter(pa.array(mask))
 
 
-def _take(rows: pa.Table, wanted: pa.Table, left: Any, mask: Any) -> Any:
+def _match_rows(rows: pa.Table, wanted: pa.Table, left: Any, mask: Any) -> Any:
     """Indices of rows that equal one that is wanted, no more of each than are left; those are then counted down.
 
     :param mask: which of the rows count.
@@ -150,28 +156,28 @@ def _take(rows: pa.Table, wanted: pa.Table, left: Any, mask: Any) -> Any:
         if not mask.any():
             return np.empty(0, np.int64)
     candidates = np.flatnonzero(mask)
-    number = numbers(pa.concat_tables([wanted, rows.take(candidates)]))
+    number = number_images(pa.concat_tables([wanted, rows.take(candidates)]))
     row_of = np.full(len(number), -1)
     row_of[number[: wanted.num_rows]] = np.arange(wanted.num_rows)
     equal = row_of[number[wanted.num_rows :]]
-    matched = first(np.flatnonzero(equal >= 0), equal, left)
+    matched = take_first_of_each(np.flatnonzero(equal >= 0), equal, left)
     left -= np.bincount(equal[matched], minlength=len(left))
     return candidates[matched]
 
 
-def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _bit_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
     if pa.types.is_floating(kind):
         bits = pa.int32() if kind == pa.float32() else pa.int64()
         return pa.chunked_array([chunk.view(bits) for chunk in column.chunks], bits)
     if pa.types.is_list(kind):
-        return pa.chunked_array([_bytes(chunk) for chunk in column.chunks], pa.large_binary())
+        return pa.chunked_array([_vector_bytes(chunk) for chunk in column.chunks], pa.large_binary())
     # Large: no more than 2 GiB of one column could be grouped otherwise.
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     return column.cast(large.get(kind, kind))
 
 
-def _bytes(vectors: pa.ListArray) -> pa.LargeBinaryArray:
+def _vector_bytes(vectors: pa.ListArray) -> pa.LargeBinaryArray:
     lengths = pc.fill_null(pc.list_value_length(vectors), 0).to_numpy().astype(np.int64)
     values = vectors.flatten()
     offsets = np.concatenate(([0], np.cumsum(lengths * values.type.bit_width // 8))).astype(np.int64)

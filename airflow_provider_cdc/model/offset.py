@@ -116,7 +116,7 @@ class Offset:
 
 
 @dataclass(frozen=True)
-class Lineage:
+class Timeline:
     """Maps positions to ``_cdc_seq`` and back.
 
     A segment is one unbroken run of binlog files of one server; a failover opens the next one.
@@ -130,25 +130,25 @@ class Lineage:
     server: str
     start_file: str
     first_ordinal: int = 1
-    previous: Lineage | None = None
+    previous: Timeline | None = None
 
     @property
-    def segments(self) -> list[Lineage]:
+    def segments(self) -> list[Timeline]:
         """All segments, the oldest first, each with those before it."""
         return [*(self.previous.segments if self.previous else ()), self]
 
     @property
-    def newest_segment(self) -> Lineage:
+    def newest_segment(self) -> Timeline:
         """The newest segment by itself. No two segments of a pipeline are equal, of the same server either."""
         return replace(self, previous=None)
 
-    def with_segment(self, server: str, start_file: str, highest_seq: int) -> Lineage:
+    def with_segment(self, server: str, start_file: str, highest_seq: int) -> Timeline:
         """The lineage with one more segment.
 
         :param server: its server, and ``start_file`` its first file.
         :param highest_seq: the highest ``_cdc_seq`` that anything has: all of the segment are above it.
         """
-        return Lineage(server, start_file, (highest_seq >> POSITION_BITS) + 1, self)
+        return Timeline(server, start_file, (highest_seq >> POSITION_BITS) + 1, self)
 
     def seq(self, at: Position) -> int:
         """``_cdc_seq`` of a transaction that ends at ``at``: file ordinal in the high bits, position in the low 41.
@@ -186,7 +186,7 @@ class Lineage:
         return {"server": self.server, "start_file": self.start_file, "base": self.first_ordinal}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any], previous: Lineage | None = None) -> Lineage:
+    def from_json(cls, value: dict[str, Any], previous: Timeline | None = None) -> Timeline:
         """Inverse of :meth:`to_json`.
 
         :param previous: the segments before it.
@@ -198,7 +198,7 @@ class Lineage:
         return [segment.to_json() for segment in self.segments]
 
     @classmethod
-    def from_segments(cls, values: Sequence[dict[str, Any]]) -> Lineage:
+    def from_segments(cls, values: Sequence[dict[str, Any]]) -> Timeline:
         """Inverse of :meth:`segments_to_json`.
 
         :param values: at least one.

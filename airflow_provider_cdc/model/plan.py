@@ -13,11 +13,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_cdc.model.definitions import Captured, Definitions, by_table
-from airflow_provider_cdc.model.offset import POSITION_BITS, Lineage, Offset, Position
-from airflow_provider_cdc.model.plan_history import Followed, Rejoined, Step, Suspended, in_order, step_of, with_schema
+from airflow_provider_cdc.model.definitions import CapturedTables, DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.offset import POSITION_BITS, Offset, Position, Timeline
+from airflow_provider_cdc.model.plan_history import (
+    Amendment,
+    FollowedDdl,
+    Rejoin,
+    Suspension,
+    parse_amendment,
+    sort_amendments,
+    with_changed_schema,
+)
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.start_mode import SNAPSHOT, Start
+from airflow_provider_cdc.model.start_mode import SNAPSHOT, StreamStart
 
 KeyValue = int | str
 Key = tuple[KeyValue, ...]
@@ -26,9 +34,9 @@ Key = tuple[KeyValue, ...]
 MAX_GROUPS = 1000
 #: Numbers of groups that are not of the plan are not below this one: tables, or ranges of keys, that are read again by
 #: themselves (:mod:`airflow_provider_cdc.model.staged_read`).
-FIRST_ASIDE = 1_000_000
+AD_HOC_GROUP_BASE = 1_000_000
 #: A chunk has at most so many times the wanted rows, where that can be known beforehand.
-TOLERANCE = 4
+MAX_CHUNK_OVERSIZE = 4
 #: Chunks that one file holds: large files, and not much to read again when a task dies.
 CHUNKS_PER_FILE = 16
 
@@ -104,15 +112,15 @@ class Plan:
     pipeline: str
     generation: int
     p0: Offset
-    timeline: Lineage
+    timeline: Timeline
     patterns: tuple[tuple[str, ...], ...]
-    definitions: tuple[Definitions, ...]
+    definitions: tuple[DefinitionHistory, ...]
     chunks: tuple[Chunk, ...]
     costs: tuple[PlanCost, ...] = field(default=(), compare=False)
-    start: Start = field(default=SNAPSHOT, hash=False)
+    start: StreamStart = field(default=SNAPSHOT, hash=False)
     table_path: str = "{database}/{table}"
     lower_case: bool = False
-    amendments: tuple[Step, ...] = ()
+    amendments: tuple[Amendment, ...] = ()
     superseded_chunks: tuple[Chunk, ...] = field(default=(), compare=False)
 
     @property
@@ -134,7 +142,7 @@ class Plan:
         return tuple(index for index in range(len(self.definitions)) if self.suspension_of(index) is None)
 
     @property
-    def suspensions(self) -> tuple[Suspended, ...]:
+    def suspensions(self) -> tuple[Suspension, ...]:
         """What has suspended those that are, in the plan's order."""
         suspensions = map(self.suspension_of, range(len(self.definitions)))
         return tuple(step for step in suspensions if step is not None)
@@ -144,9 +152,9 @@ class Plan:
         rejoin = self.rejoin_of(table)
         return self.definitions[table].revision if rejoin is None else rejoin.revision
 
-    def rejoin_of(self, table: int) -> Rejoined | None:
+    def rejoin_of(self, table: int) -> Rejoin | None:
         """How a table has rejoined the last time that it was read again as a whole."""
-        rejoins = (step for step in self.amendments if isinstance(step, Rejoined) and step.table == table)
+        rejoins = (step for step in self.amendments if isinstance(step, Rejoin) and step.table == table)
         return max(rejoins, key=lambda step: step.revision, default=None)
 
     def base_definition_of(self, table: int) -> TableSchema:
@@ -154,25 +162,25 @@ class Plan:
         rejoin = self.rejoin_of(table)
         return self.definitions[table].newest if rejoin is None else rejoin.schema
 
-    def followed_ddls_of(self, table: int) -> list[Followed]:
+    def followed_ddls_of(self, table: int) -> list[FollowedDdl]:
         """The DDL of a table that has been followed since then, the oldest first."""
         revision = self.revision_of(table)
-        return [s for s in self.amendments if isinstance(s, Followed) and (s.table, s.revision) == (table, revision)]
+        return [s for s in self.amendments if isinstance(s, FollowedDdl) and (s.table, s.revision) == (table, revision)]
 
-    def suspension_of(self, table: int) -> Suspended | None:
+    def suspension_of(self, table: int) -> Suspension | None:
         """What has suspended a table; ``None`` if it is not."""
         revision = self.revision_of(table)
         suspensions = (
-            s for s in self.amendments if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision)
+            s for s in self.amendments if isinstance(s, Suspension) and (s.table, s.revision) == (table, revision)
         )
         return next(suspensions, None)
 
     @staticmethod
-    def is_addition(amendment: Step) -> bool:
+    def is_addition(amendment: Amendment) -> bool:
         """Whether a step adds a table to the plan."""
-        return isinstance(amendment, Suspended) and amendment.schema is not None
+        return isinstance(amendment, Suspension) and amendment.schema is not None
 
-    def definitions_for(self, timeline: Lineage) -> tuple[Definitions, ...]:
+    def definitions_for(self, timeline: Timeline) -> tuple[DefinitionHistory, ...]:
         """The definitions over time, for those who read the binlog of a lineage's newest segment.
 
         Places of another segment mean nothing there. A stream goes on in a new segment only when it has passed all
@@ -184,12 +192,12 @@ class Plan:
             for index, history in enumerate(self.definitions)
         )
 
-    def _definition_history(self, index: int, planned: Definitions, timeline: Lineage) -> Definitions:
-        def place(step: Step) -> Position | None:
+    def _definition_history(self, index: int, planned: DefinitionHistory, timeline: Timeline) -> DefinitionHistory:
+        def place(step: Amendment) -> Position | None:
             return None if step.seq >> POSITION_BITS < timeline.first_ordinal else timeline.position(step.seq)
 
         if (rejoin := self.rejoin_of(index)) is not None:
-            planned = Definitions(((place(rejoin), rejoin.schema),), rejoin.revision)
+            planned = DefinitionHistory(((place(rejoin), rejoin.schema),), rejoin.revision)
         history = planned
         for ddl in self.followed_ddls_of(index):
             if (at := place(ddl)) is None:
@@ -200,9 +208,9 @@ class Plan:
             history = history.suspended_at(place(suspension))
         return history
 
-    def captured_tables(self, timeline: Lineage) -> Captured:
+    def captured_tables(self, timeline: Timeline) -> CapturedTables:
         """The same by table."""
-        return by_table(self.definitions_for(timeline))
+        return histories_by_table(self.definitions_for(timeline))
 
     def start_seq(self, table: int) -> int:
         """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or where the
@@ -220,27 +228,29 @@ class Plan:
             bounds ``lower`` and ``upper`` (``None`` for a table without chunks), of which the newest one of a table
             counts; or what a step's ``to_json`` returned.
         """
-        parsed = [(amendment, step_of(amendment)) for amendment in amendments]
-        all_amendments = in_order([*self.amendments, *(step for _, step in parsed if step is not None)])
+        parsed = [(amendment, parse_amendment(amendment)) for amendment in amendments]
+        all_amendments = sort_amendments([*self.amendments, *(step for _, step in parsed if step is not None)])
         plan = replace(
             self, amendments=all_amendments, definitions=(*self.definitions, *self._added_tables(all_amendments))
         )
         replans = [amendment for amendment, step in parsed if step is None]
-        replanned = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in replans]
+        replanned = [(a["table"], DefinitionHistory.from_json(a.get("definitions") or a["schema"]), a) for a in replans]
         for index, definitions, amendment in sorted(replanned, key=lambda found: (found[0], found[1].revision)):
             plan = plan._with_replanned_table(index, definitions, amendment["lower"], amendment["upper"])
         return plan._without_superseded_chunks()
 
-    def _added_tables(self, amendments: Iterable[Step]) -> list[Definitions]:
+    def _added_tables(self, amendments: Iterable[Amendment]) -> list[DefinitionHistory]:
         """Tables that steps add to the plan, in their order.
 
         :raises ValueError: if one is missing.
         """
-        added = {s.table: s.schema for s in amendments if isinstance(s, Suspended) and s.schema is not None}
+        added = {s.table: s.schema for s in amendments if isinstance(s, Suspension) and s.schema is not None}
         indexes = sorted(index for index in added if index >= len(self.definitions))
         if indexes != [len(self.definitions) + n for n in range(len(indexes))]:
             raise ValueError(f"tables {indexes} were added to a plan of {len(self.definitions)}")
-        return [Definitions.from_single(definition) for index in indexes if (definition := added[index]) is not None]
+        return [
+            DefinitionHistory.from_single(definition) for index in indexes if (definition := added[index]) is not None
+        ]
 
     def _without_superseded_chunks(self) -> Plan:
         """The plan without the chunks of tables whose rows are not what those hold any more."""
@@ -257,7 +267,7 @@ class Plan:
         )
 
     def _with_replanned_table(
-        self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]
+        self, index: int, definitions: DefinitionHistory, lower: Sequence[Any], upper: Sequence[Any]
     ) -> Plan:
         table_chunks = [c for c in self.chunks if c.table == index]
         changed_chunks = {}
@@ -274,7 +284,7 @@ class Plan:
             self,
             definitions=tuple(d.with_zero_dates(policy) for d in self.definitions),
             amendments=tuple(
-                with_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.amendments
+                with_changed_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.amendments
             ),
         )
 
@@ -284,7 +294,7 @@ class Plan:
             self,
             definitions=tuple(d.with_full_before_images() if wanted(d.newest) else d for d in self.definitions),
             amendments=tuple(
-                with_schema(
+                with_changed_schema(
                     step, lambda table: replace(table, full_before_images=table.full_before_images or wanted(table))
                 )
                 for step in self.amendments
@@ -379,18 +389,20 @@ class Plan:
             value["pipeline"],
             value["generation"],
             Offset.from_json(value["p0"]),
-            Lineage.from_json(value["lineage"]),
+            Timeline.from_json(value["lineage"]),
             tuple(tuple(p) for p in value["patterns"]),
-            tuple(Definitions.from_json(t) for t in value["tables"]),
+            tuple(DefinitionHistory.from_json(t) for t in value["tables"]),
             tuple(Chunk.from_json(c) for c in value["chunks"]),
             start=value.get("start", SNAPSHOT),
             table_path=value.get("table_path", cls.table_path),
             lower_case=value.get("lower_case", cls.lower_case),
-            amendments=in_order(filter(None, map(step_of, value.get("steps", value.get("followed", ()))))),
+            amendments=sort_amendments(
+                filter(None, map(parse_amendment, value.get("steps", value.get("followed", ()))))
+            ),
         )
 
 
-def even_step(low: int, high: int, rows: int, chunk_rows: int) -> int | None:
+def even_chunk_width(low: int, high: int, rows: int, chunk_rows: int) -> int | None:
     """Width of chunks for an even split of integer keys, or ``None`` where too many numbers are no keys.
 
     A chunk cannot have more rows than numbers, so none has more than :data:`TOLERANCE` times the wanted rows, wherever
@@ -402,12 +414,12 @@ def even_step(low: int, high: int, rows: int, chunk_rows: int) -> int | None:
     :param chunk_rows: wanted rows a chunk.
     """
     numbers = high - low + 1
-    if numbers > TOLERANCE * rows:
+    if numbers > MAX_CHUNK_OVERSIZE * rows:
         return None
     return max(chunk_rows, math.ceil(numbers * chunk_rows / rows))
 
 
-def chunks_of(table: int, lowers: Iterable[Key], high: Key) -> list[Chunk]:
+def chunks_from_bounds(table: int, lowers: Iterable[Key], high: Key) -> list[Chunk]:
     """Chunks of one table from their lower bounds in order; the last one ends with ``high``, included.
 
     Numbers and groups are given by :func:`number_and_group`.
@@ -430,7 +442,7 @@ def number_and_group(chunks: Iterable[Chunk], group_rows: int, chunk_rows: int) 
     return tuple(replace(chunk, number=i, group=i // size) for i, chunk in enumerate(listed_chunks))
 
 
-def slices(chunks: Sequence[Chunk], per_file: int = CHUNKS_PER_FILE) -> list[tuple[Chunk, ...]]:
+def cut_into_slices(chunks: Sequence[Chunk], per_file: int = CHUNKS_PER_FILE) -> list[tuple[Chunk, ...]]:
     """Cut the chunks of a group into runs that become one file each; a run never crosses a table."""
     slices_so_far: list[list[Chunk]] = []
     for chunk in chunks:

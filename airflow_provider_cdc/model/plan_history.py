@@ -13,7 +13,7 @@ from airflow_provider_cdc.model.schema import TableSchema
 
 
 @dataclass(frozen=True)
-class Followed:
+class FollowedDdl:
     """A DDL that the stream has followed: from its end on, a table has another definition.
 
     :param table: index of the table in the plan.
@@ -33,13 +33,13 @@ class Followed:
         return {"table": self.table, "revision": self.revision, "seq": self.seq, "followed": self.schema.to_json()}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Followed:
+    def from_json(cls, value: Mapping[str, Any]) -> FollowedDdl:
         """Inverse of :meth:`to_json`."""
         return cls(value["table"], value["revision"], value["seq"], TableSchema.from_json(value["followed"]))
 
 
 @dataclass(frozen=True)
-class Suspended:
+class Suspension:
     """A table that the stream goes on without: its copy stands where it was.
 
     :param table: index of the table in the plan.
@@ -81,14 +81,14 @@ class Suspended:
         return value if self.schema is None else {**value, "added": self.schema.to_json()}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Suspended:
+    def from_json(cls, value: Mapping[str, Any]) -> Suspension:
         """Inverse of :meth:`to_json`."""
         schema = TableSchema.from_json(value["added"]) if "added" in value else None
         return cls(value["table"], value["revision"], value["seq"], **value["suspended"], schema=schema)
 
 
 @dataclass(frozen=True)
-class Rejoined:
+class Rejoin:
     """A table that was read again as a whole: from a place on, the stream follows it as it was read.
 
     :param table: index of the table in the plan.
@@ -121,33 +121,33 @@ class Rejoined:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Rejoined:
+    def from_json(cls, value: Mapping[str, Any]) -> Rejoin:
         """Inverse of :meth:`to_json`."""
         schema = TableSchema.from_json(value["rejoined"])
         slices, group, keeps = tuple(value["slices"]), value.get("group"), value.get("keeps", True)
         return cls(value["table"], value["revision"], value["seq"], schema, slices, group, keeps)
 
 
-Step = Followed | Suspended | Rejoined
-_KINDS: dict[str, type[Step]] = {"followed": Followed, "suspended": Suspended, "rejoined": Rejoined}
+Amendment = FollowedDdl | Suspension | Rejoin
+_AMENDMENT_CLASSES: dict[str, type[Amendment]] = {"followed": FollowedDdl, "suspended": Suspension, "rejoined": Rejoin}
 
 
-def kind_of_step(step: Step) -> str:
+def kind_of_step(step: Amendment) -> str:
     """Name of the kind of a step, as it is stored: ``followed``, ``suspended`` or ``rejoined``."""
-    return next(name for name, kind in _KINDS.items() if isinstance(step, kind))
+    return next(name for name, kind in _AMENDMENT_CLASSES.items() if isinstance(step, kind))
 
 
-def step_of(value: Mapping[str, Any]) -> Step | None:
+def parse_amendment(value: Mapping[str, Any]) -> Amendment | None:
     """A step from its JSON value; ``None`` for something else."""
-    return next((kind.from_json(value) for name, kind in _KINDS.items() if name in value), None)
+    return next((kind.from_json(value) for name, kind in _AMENDMENT_CLASSES.items() if name in value), None)
 
 
-def in_order(amendments: Iterable[Step]) -> tuple[Step, ...]:
+def sort_amendments(amendments: Iterable[Amendment]) -> tuple[Amendment, ...]:
     """Each step once, by ``_cdc_seq``: a share of the plan has some of them already."""
     unique = {(type(step), step.table, step.revision, step.seq): step for step in amendments}
     return tuple(sorted(unique.values(), key=lambda step: (step.seq, step.table, step.revision)))
 
 
-def with_schema(amendment: Step, change: Callable[[TableSchema], TableSchema]) -> Step:
+def with_changed_schema(amendment: Amendment, change: Callable[[TableSchema], TableSchema]) -> Amendment:
     """A step with another definition, if it has one."""
     return amendment if amendment.schema is None else replace(amendment, schema=change(amendment.schema))

@@ -70,7 +70,7 @@ class ChunkProgress:
         parts = [f"{self.chunks_done}/{self.chunks_total} chunks", f"{self.rows:,} rows"]
         parts += [] if rate is None else [f"{rate:,} rows/s"]
         parts.append(f"{self.corrected:,} corrected")
-        parts += [f"{duration(eta)} left"] if eta else []
+        parts += [f"{format_duration(eta)} left"] if eta else []
         return ", ".join(parts) + (f"; paused: {self.paused}" if self.paused else "")
 
 
@@ -86,7 +86,7 @@ def active_seconds(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds for people: ``42 s``, ``7 min``, ``3.5 h``, ``12 d``."""
     for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:

@@ -19,20 +19,20 @@ from airflow_provider_cdc.model.errors import NotReadyError
 #: Charsets whose bytes are UTF-8 as they stand in the binlog and in the result set.
 UTF8_CHARSETS = frozenset({"utf8mb4", "utf8mb3", "utf8", "ascii"})
 #: Charsets of which every code that is text comes back from Unicode as it was, on every server.
-BOTH_WAYS = frozenset(
+ROUND_TRIP_CHARSETS = frozenset(
     {"utf8mb4", "utf8mb3", "utf8", "utf16", "utf16le", "utf32"}
     | {"latin1", "latin2", "latin5", "latin7", "cp850", "cp852", "cp866", "koi8r", "koi8u", "keybcs2"}
     | {"macce", "macroman"}
 )
 
 #: Stands at the end of the type of a column that row events have and the catalog does not.
-HIDDEN = "/* hidden */"
+HIDDEN_SUFFIX = "/* hidden */"
 
 #: Columns that the project adds behind the source's own, in this order.
-SEQ, OP, TS = "_cdc_seq", "_cdc_op", "_cdc_ts"
-META_COLUMNS = (SEQ, OP, TS)
+SEQ_COLUMN, OP_COLUMN, TS_COLUMN = "_cdc_seq", "_cdc_op", "_cdc_ts"
+META_COLUMNS = (SEQ_COLUMN, OP_COLUMN, TS_COLUMN)
 #: Behind these, in tables whose deleted rows stay: whether a row is deleted in the source.
-DELETED = "_cdc_deleted"
+DELETED_COLUMN = "_cdc_deleted"
 
 _SIGNED = {
     "tinyint": pa.int8(),
@@ -70,7 +70,7 @@ GEOMETRY_TYPES = frozenset(
 ADDRESS_TYPES = {"uuid": 16, "inet6": 16, "inet4": 4}
 #: All types that can be carried, as ``information_schema`` names them. Each place that has to know of a type is asked
 #: for each of these by tests/types/test_every_place.py.
-TYPES = (
+SUPPORTED_TYPES = (
     INTEGER_TYPES
     | TEXT_TYPES
     | BINARY_TYPES
@@ -143,7 +143,7 @@ class Column:
     @property
     def is_hidden(self) -> bool:
         """Whether only row events have the column."""
-        return self.column_type.endswith(HIDDEN)
+        return self.column_type.endswith(HIDDEN_SUFFIX)
 
     @property
     def has_old_temporal_format(self) -> bool:
@@ -159,7 +159,7 @@ class Column:
         """Why the column cannot be carried exactly, or ``None`` if it can."""
         if self.data_type == "vector" and (self.charset is not None or self.collation is not None):
             return f"type {self.column_type} is not supported yet"
-        return None if self.data_type in TYPES else f"type {self.column_type} is not supported yet"
+        return None if self.data_type in SUPPORTED_TYPES else f"type {self.column_type} is not supported yet"
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -189,11 +189,11 @@ class Column:
             "vector": pa.list_(pa.float32()),
         }
         if kind not in simple:
-            raise unknown_type(self)
+            raise unknown_type_error(self)
         return simple[kind]
 
 
-def unknown_type(column: Column) -> NotReadyError:
+def unknown_type_error(column: Column) -> NotReadyError:
     """The error of a place in the code that does not know the type of a column."""
     return NotReadyError(
         f"column {column.name}: {column.unsupported_reason() or f'type {column.column_type} is not known here'}",
@@ -308,9 +308,9 @@ class TableSchema:
         """Arrow schema of a sink table: the columns of the copy, then ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
         schema = pa.schema([pa.field(c.name, c.arrow_type) for c in self.sink_columns])
         for added in (
-            pa.field(SEQ, pa.int64()),
-            pa.field(OP, pa.string()),
-            pa.field(TS, pa.timestamp("us", tz="UTC")),
+            pa.field(SEQ_COLUMN, pa.int64()),
+            pa.field(OP_COLUMN, pa.string()),
+            pa.field(TS_COLUMN, pa.timestamp("us", tz="UTC")),
         ):
             schema = schema.append(added)
         return schema

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 #: ``stream.schema_changes``.
-EVOLVE, LENIENT, IGNORE, EXCEPTION = MODES = ("evolve", "lenient", "ignore", "exception")
+EVOLVE, LENIENT, IGNORE, EXCEPTION = SCHEMA_MODES = ("evolve", "lenient", "ignore", "exception")
 #: Kinds of changes that a pipeline may take over or not. A renamed column is one dropped and one added.
-ADD_COLUMN, DROP_COLUMN, ALTER_TYPE = KINDS = ("add.column", "drop.column", "alter.column.type")
+ADD_COLUMN, DROP_COLUMN, ALTER_TYPE = CHANGE_KINDS = ("add.column", "drop.column", "alter.column.type")

@@ -20,19 +20,19 @@ LAG = 101
 #: Whoever plans a snapshot, and looks for the place where the stream is to begin.
 PLAN = 102
 #: A driver that writes down once a minute how far the source is ahead.
-SAMPLE = 103
+LAG_SAMPLE = 103
 #: ``explain``, which looks for the changes of a row.
 EXPLAIN = 104
 #: The highest slot.
-LAST = 1000
+LAST_SLOT = 1000
 
 #: Highest ``snapshot.parallelism`` and ``stream.parallelism``.
 MAX_PARALLELISM = 64
 #: Copies of a Spark task that may be at work at the same time.
-COPIES = 4
+MAX_TASK_COPIES = 4
 
 #: The readers of the chunks that ``verify`` compares; there are no more of them.
-VERIFIERS = range(174, 190)
+VERIFY_READERS = range(174, 190)
 
 _GUARDS = range(3, 93)
 _BATCH_READERS = range(110, 110 + MAX_PARALLELISM)
@@ -41,7 +41,7 @@ _WORKERS = range(200, 1000)
 _ATTEMPT_STRIDE, _COPY_STRIDE = 66, 199
 
 
-def guard(group: int) -> int:
+def binlog_guard_slot(group: int) -> int:
     """The retention guard of a chunk group, which looks when binlog files were begun. Groups 90 apart share one.
 
     :param group: number of the group.
@@ -49,7 +49,7 @@ def guard(group: int) -> int:
     return _GUARDS[group % len(_GUARDS)]
 
 
-def batch_readers(parallelism: int) -> range:
+def batch_reader_slots(parallelism: int) -> range:
     """The tasks that read a batch of the stream, one slot each.
 
     :param parallelism: how many there are.
@@ -57,7 +57,7 @@ def batch_readers(parallelism: int) -> range:
     return _BATCH_READERS[:parallelism]
 
 
-def workers(group: int, attempt: int, parallelism: int) -> list[list[int]]:
+def chunk_worker_slots(group: int, attempt: int, parallelism: int) -> list[list[int]]:
     """The workers that read a chunk group: for each, a slot for each of its :data:`COPIES`.
 
     Groups that are read at the same time must not share any, nor an attempt with one before it that still goes on, nor
@@ -69,16 +69,16 @@ def workers(group: int, attempt: int, parallelism: int) -> list[list[int]]:
     """
     first = group * parallelism + _ATTEMPT_STRIDE * (attempt % 3)
     return [
-        [_WORKERS[(first + worker + _COPY_STRIDE * copy) % len(_WORKERS)] for copy in range(COPIES)]
+        [_WORKERS[(first + worker + _COPY_STRIDE * copy) % len(_WORKERS)] for copy in range(MAX_TASK_COPIES)]
         for worker in range(parallelism)
     ]
 
 
-def reading_workers(earlier_reads: int, parallelism: int) -> list[list[int]]:
+def resnapshot_worker_slots(earlier_reads: int, parallelism: int) -> list[list[int]]:
     """The same of a table, or of ranges, that is read again. They count from the other end, so that the first ones
     share none with the first groups.
 
     :param earlier_reads: how many readings were begun before it.
     :param parallelism: workers of each.
     """
-    return workers(-1 - earlier_reads, 0, parallelism)
+    return chunk_worker_slots(-1 - earlier_reads, 0, parallelism)

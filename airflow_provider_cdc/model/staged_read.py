@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Rejoined, Step, Suspended, kind_of_step
-from airflow_provider_cdc.model.step_kinds import ADDED, ASKED, REMOVED
+from airflow_provider_cdc.model.plan_history import Amendment, Rejoin, Suspension, kind_of_step
+from airflow_provider_cdc.model.step_kinds import ADDED, REMOVED, REQUESTED
 
 #: What was read: a chunk group of the plan, a table as a whole, or ranges of a table's keys.
 GROUP, TABLE, RANGES = "group", "table", "ranges"
 #: The first number of the sequence. Groups of the plan, and numbers that older versions have computed, are below.
-FIRST_READING = 1_000_000_000_000
+FIRST_READ_NUMBER = 1_000_000_000_000
 
 #: What identifies a step of a table: its kind, the revision that it belongs to, and its ``_cdc_seq``.
-StepId = tuple[str, int, int]
+AmendmentId = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedRead:
     """Rows that were read to their end and wait to be published.
 
     :param number: the reading's number; 0 for a group that an older version has read.
@@ -49,9 +49,9 @@ class Staged:
     attempt: int
     high_watermark: Position
     start: Offset
-    timeline: Lineage
+    timeline: Timeline
     revision: int = 0
-    amendments: tuple[StepId, ...] = ()
+    amendments: tuple[AmendmentId, ...] = ()
     request_id: int | None = None
     requested_by: str | None = None
 
@@ -72,7 +72,7 @@ class Staged:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], default_timeline: Lineage) -> Staged:
+    def from_json(cls, value: Mapping[str, Any], default_timeline: Timeline) -> StagedRead:
         """Inverse of :meth:`to_json`.
 
         :param default_timeline: the segment of a value that names none.
@@ -87,7 +87,7 @@ class Staged:
             value["attempt"],
             Position.from_json(value["high"]),
             Offset.from_json(value["since"]),
-            Lineage.from_json(value["lineage"]) if "lineage" in value else default_timeline,
+            Timeline.from_json(value["lineage"]) if "lineage" in value else default_timeline,
             value.get("revision") or 0,
             tuple((kind, revision, seq) for kind, revision, seq in value.get("steps", ())),
             value.get("request"),
@@ -95,7 +95,7 @@ class Staged:
         )
 
 
-class ReadNumbers(NamedTuple):
+class PublishedReadNumbers(NamedTuple):
     """Numbers of the readings whose rows a copy has, as its markers say; 0 for none.
 
     :param ranges: the highest one of ranges, and ``groups`` of a chunk group that was read again.
@@ -105,7 +105,7 @@ class ReadNumbers(NamedTuple):
     groups: int
 
 
-class Refusal(NamedTuple):
+class PublishRefusal(NamedTuple):
     """Why rows may not be published any more.
 
     :param reason: for people.
@@ -116,16 +116,18 @@ class Refusal(NamedTuple):
     superseded: bool = False
 
 
-def step_ids(plan: Plan, table: int) -> tuple[StepId, ...]:
+def amendment_ids(plan: Plan, table: int) -> tuple[AmendmentId, ...]:
     """The steps of a table that stand in its current revision.
 
     :param table: index of the table in the plan.
     """
     revision = plan.revision_of(table)
-    return tuple(_id(step) for step in plan.amendments if step.table == table and step.revision == revision)
+    return tuple(_amendment_id(step) for step in plan.amendments if step.table == table and step.revision == revision)
 
 
-def in_turn(staged_reads: Iterable[Staged], can_publish: Callable[[Staged], bool]) -> list[Staged]:
+def order_for_publishing(
+    staged_reads: Iterable[StagedRead], can_publish: Callable[[StagedRead], bool]
+) -> list[StagedRead]:
     """What waits, in the order in which it is looked at: the one that began first comes first.
 
     Of whole readings of one table that the stream may publish the last one comes first: the others need not get in
@@ -138,16 +140,16 @@ def in_turn(staged_reads: Iterable[Staged], can_publish: Callable[[Staged], bool
         staged.table: staged.number for staged in waiting if staged.scope == TABLE and can_publish(staged)
     }
 
-    def turn(staged: Staged) -> tuple[int, int]:
+    def turn(staged: StagedRead) -> tuple[int, int]:
         is_whole = staged.scope == TABLE and staged.number <= newest_table_read.get(staged.table, 0)
         return (newest_table_read[staged.table] if is_whole else staged.number), -staged.number
 
     return sorted(waiting, key=turn)
 
 
-def refusal(
-    staged: Staged, table: int, plan: Plan, timeline: Lineage, published: ReadNumbers, *, captured: bool
-) -> Refusal | None:
+def publish_refusal(
+    staged: StagedRead, table: int, plan: Plan, timeline: Timeline, published: PublishedReadNumbers, *, captured: bool
+) -> PublishRefusal | None:
     """Why rows may not be published in a table any more; ``None`` if they may. It takes no look at any server.
 
     :param table: index of the table in the plan.
@@ -156,54 +158,54 @@ def refusal(
     :param captured: whether the pipeline copies the table.
     """
     if staged.scope != GROUP and staged.table is None:
-        return Refusal("an older version has read it")
+        return PublishRefusal("an older version has read it")
     if staged.timeline != timeline.newest_segment:
-        return Refusal(f"it was read at server {staged.timeline.server}, before the stream went on at another")
+        return PublishRefusal(f"it was read at server {staged.timeline.server}, before the stream went on at another")
     if not captured:
-        return Refusal("the pipeline does not copy it any more")
+        return PublishRefusal("the pipeline does not copy it any more")
     rejoin = plan.rejoin_of(table)
     if rejoin is not None and (rejoin.group or 0) > staged.number:
-        return Refusal("it was read again as a whole by a reading that began later", superseded=True)
+        return PublishRefusal("it was read again as a whole by a reading that began later", superseded=True)
     # Chunk groups have no keys in common.
     if max(published.ranges, 0 if staged.scope == GROUP else published.groups) > staged.number:
-        return Refusal("a part of it was read again by a reading that began later")
+        return PublishRefusal("a part of it was read again by a reading that began later")
     if staged.scope == GROUP:  # which has no place of its own: it belongs to the plan, or not
         return None
     later_amendments = [
         step
         for step in plan.amendments
-        if step.table == table and step.revision >= staged.revision and _id(step) not in staged.amendments
+        if step.table == table and step.revision >= staged.revision and _amendment_id(step) not in staged.amendments
     ]
     if staged.scope == RANGES:
-        return _refused_part(later_amendments, plan.suspension_of(table))
+        return _why_not_ranges(later_amendments, plan.suspension_of(table))
     since = timeline.seq(staged.start.at)
-    return next(filter(None, (_refused_whole(step, since) for step in later_amendments)), None)
+    return next(filter(None, (_why_not_table(step, since) for step in later_amendments)), None)
 
 
-def _id(amendment: Step) -> StepId:
+def _amendment_id(amendment: Amendment) -> AmendmentId:
     return kind_of_step(amendment), amendment.revision, amendment.seq
 
 
-def _refused_part(later_amendments: Iterable[Step], suspended: Suspended | None) -> Refusal | None:
+def _why_not_ranges(later_amendments: Iterable[Amendment], suspended: Suspension | None) -> PublishRefusal | None:
     """Ranges need the table that they were read for, as it was: they take the place of a part of it."""
     if suspended is not None:
-        return Refusal("it is suspended")
-    if any(isinstance(step, Rejoined) for step in later_amendments):
-        return Refusal("it was read again as a whole since")
-    return Refusal("it was altered since") if any(True for _ in later_amendments) else None
+        return PublishRefusal("it is suspended")
+    if any(isinstance(step, Rejoin) for step in later_amendments):
+        return PublishRefusal("it was read again as a whole since")
+    return PublishRefusal("it was altered since") if any(True for _ in later_amendments) else None
 
 
-def _refused_whole(amendment: Step, since: int) -> Refusal | None:
+def _why_not_table(amendment: Amendment, since: int) -> PublishRefusal | None:
     """A step that came since the reading began, if it keeps the rows out.
 
     That an older reading has rejoined does not: this one takes its place. Nor does what the binlog has done at or
     before the start position, where the stream may not have been yet: the rows and their definition have it in them.
     But what a person has done to a table is of the moment, wherever the stream stood then.
     """
-    if isinstance(amendment, Rejoined):
+    if isinstance(amendment, Rejoin):
         return None
-    if isinstance(amendment, Suspended) and amendment.kind == ASKED:
-        return Refusal("it was suspended on request since")
-    if isinstance(amendment, Suspended) and amendment.kind in (ADDED, REMOVED):
-        return Refusal("it was removed from the pipeline since")
-    return Refusal("it was altered, or suspended, since") if amendment.seq > since else None
+    if isinstance(amendment, Suspension) and amendment.kind == REQUESTED:
+        return PublishRefusal("it was suspended on request since")
+    if isinstance(amendment, Suspension) and amendment.kind in (ADDED, REMOVED):
+        return PublishRefusal("it was removed from the pipeline since")
+    return PublishRefusal("it was altered, or suspended, since") if amendment.seq > since else None

@@ -12,14 +12,14 @@ from enum import StrEnum
 from typing import Protocol, TypeGuard
 
 #: Seconds between two heartbeats, and after how many without one a stream counts as lost.
-HEARTBEAT_SECONDS, LOST_SECONDS = 1.0, 15.0
+HEARTBEAT_SECONDS, LOST_AFTER_SECONDS = 1.0, 15.0
 #: Seconds before the first restart, which each further one doubles, and the longest wait.
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
 #: Drivers that may be lost within so many seconds of running.
-LOSSES, LOSS_SECONDS = 5, 600.0
+MAX_LOSSES, LOSS_WINDOW_SECONDS = 5, 600.0
 
 
-def later_try(own_try: str, newest: str | None) -> TypeGuard[str]:
+def is_superseded_by(own_try: str, newest: str | None) -> TypeGuard[str]:
     """Whether a later try of the same task supervises the stream now.
 
     :param own_try: a try, as the bookkeeping names supervisors: ``<task>, try <number>``.
@@ -30,7 +30,7 @@ def later_try(own_try: str, newest: str | None) -> TypeGuard[str]:
     return other == task and number.isdecimal() and newer.isdecimal() and int(newer) > int(number)
 
 
-class Run(Protocol):
+class StreamRun(Protocol):
     """What the bookkeeping says of one run of a stream."""
 
     @property
@@ -46,7 +46,7 @@ class Run(Protocol):
         """Its last sign of life."""
 
 
-class Verdict(StrEnum):
+class WatchOutcome(StrEnum):
     """Why a watch is over."""
 
     CAUGHT_UP = "caught_up"
@@ -57,13 +57,13 @@ class Verdict(StrEnum):
 
 
 @dataclass
-class Pulse:
+class HeartbeatMonitor:
     """Whether the owner of a heartbeat is alive, looked at again and again.
 
     :param patience: seconds for which it may stand still.
     """
 
-    patience: float = LOST_SECONDS
+    patience: float = LOST_AFTER_SECONDS
     _last_heartbeat: object = None
     _last_change: float = 0.0
     _has_moved: bool = False
@@ -84,7 +84,7 @@ class Pulse:
 
 
 @dataclass
-class Watch:
+class EpochWatch:
     """Watches one epoch.
 
     :param epoch: the epoch.
@@ -92,10 +92,10 @@ class Watch:
     """
 
     epoch: int
-    patience: float = LOST_SECONDS
-    _monitor: Pulse | None = None
+    patience: float = LOST_AFTER_SECONDS
+    _monitor: HeartbeatMonitor | None = None
 
-    def observe(self, newest: Run | None, now: float) -> Verdict | None:
+    def observe(self, newest: StreamRun | None, now: float) -> WatchOutcome | None:
         """Look at the newest run of the stream.
 
         :param newest: its row; ``None`` when the bookkeeping could not be asked, or has lost it.
@@ -106,15 +106,15 @@ class Watch:
             self._monitor = None  # begins to count anew when the bookkeeping is back
             return None
         if newest.epoch > self.epoch:
-            return Verdict.SUPERSEDED
+            return WatchOutcome.SUPERSEDED
         if newest.state != "running":
-            return Verdict(newest.state)
-        self._monitor = self._monitor or Pulse(self.patience)
-        return Verdict.LOST if self._monitor.observe(newest.heartbeat_at, now) is False else None
+            return WatchOutcome(newest.state)
+        self._monitor = self._monitor or HeartbeatMonitor(self.patience)
+        return WatchOutcome.LOST if self._monitor.observe(newest.heartbeat_at, now) is False else None
 
 
 @dataclass(frozen=True)
-class Restarts:
+class RestartHistory:
     """What has gone wrong with a stream, as far as it counts for the next restart.
 
     Plain values, since they travel from one process of a task to the next, and only durations: each of the processes
@@ -129,21 +129,21 @@ class Restarts:
     seconds: float = 0.0
     losses: tuple[float, ...] = ()
 
-    def with_failure(self, lived: float, *, made_progress: bool, lost: bool) -> Restarts:
+    def with_failure(self, lived: float, *, made_progress: bool, lost: bool) -> RestartHistory:
         """Count one more end that nobody wanted.
 
         :param lived: seconds for which the stream, or the try to start it, lasted.
         :param made_progress: whether it has got further. One that has run for long has, too: its source may be idle.
         :param lost: whether the driver ended without saying why, as one does that is killed for its memory.
         """
-        renewed = made_progress or lived >= LOSS_SECONDS
-        return Restarts(
+        renewed = made_progress or lived >= LOSS_WINDOW_SECONDS
+        return RestartHistory(
             1 if renewed else self.failures + 1,
             0.0 if renewed else self.seconds + lived,
-            (*self.losses, lived)[-LOSSES:] if lost else self.losses,
+            (*self.losses, lived)[-MAX_LOSSES:] if lost else self.losses,
         )
 
-    def after_delay(self) -> Restarts:
+    def after_delay(self) -> RestartHistory:
         """The same after :attr:`delay`."""
         return replace(self, seconds=self.seconds + self.delay)
 
@@ -159,4 +159,4 @@ class Restarts:
     @property
     def is_crash_looping(self) -> bool:
         """Whether drivers are lost so often that another one would be lost as well."""
-        return len(self.losses) == LOSSES and sum(self.losses) < LOSS_SECONDS
+        return len(self.losses) == MAX_LOSSES and sum(self.losses) < LOSS_WINDOW_SECONDS

@@ -6,30 +6,30 @@ from collections.abc import Collection
 from functools import lru_cache
 
 #: Database and table.
-Table = tuple[str, str]
+TableName = tuple[str, str]
 
 
 @lru_cache(1 << 14)
-def fold(name: str) -> str:
+def fold_name(name: str) -> str:
     """A name as it is compared: two that a server takes for one are equal, whatever its lower_case_table_names.
 
     Servers turn each character by itself into one lower-case one. So ``lower()`` will not do, which looks at the
     character's neighbours, and makes two of some. A few that servers tell apart are equal here.
     """
-    return name.lower() if name.isascii() else "".join(map(_fold, name))
+    return name.lower() if name.isascii() else "".join(map(_fold_character, name))
 
 
-def folded(table: Table) -> Table:
+def fold_table(table: TableName) -> TableName:
     """The names of a table and its database, each as :func:`fold` writes it."""
-    return fold(table[0]), fold(table[1])
+    return fold_name(table[0]), fold_name(table[1])
 
 
-def _fold(character: str) -> str:
+def _fold_character(character: str) -> str:
     lowered = character.casefold()
     return lowered if len(lowered) == 1 else character.lower()[0]
 
 
-def may_name(names: Collection[Table], table: Table) -> bool:
+def may_match(names: Collection[TableName], table: TableName) -> bool:
     """Whether one of the names in a statement may be that of a table.
 
     A name that could not be decoded has lone surrogates, and may be any name that is not ASCII.
@@ -41,9 +41,9 @@ def may_name(names: Collection[Table], table: Table) -> bool:
     if all(part.isascii() for part in table):
         return False
     return any(
-        all(a == b or (_is_unknown(a) and not b.isascii()) for a, b in zip(f, table, strict=True)) for f in names
+        all(a == b or (_is_undecodable(a) and not b.isascii()) for a, b in zip(f, table, strict=True)) for f in names
     )
 
 
-def _is_unknown(name: str) -> bool:
+def _is_undecodable(name: str) -> bool:
     return not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name)

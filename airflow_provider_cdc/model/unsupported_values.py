@@ -8,30 +8,30 @@ from airflow_provider_cdc.model.errors import UnfitError
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
 #: A date that does not exist; bytes that are not text; a key with no way back from Unicode; bytes that make no sense.
-Reason = Literal["date", "text", "key", "damaged"]
+UnsupportedReason = Literal["date", "text", "key", "damaged"]
 
-_KEY_FIRST = "Give the row another key in the source, or convert the column to utf8mb4"
-KEY_REMEDY = f"{_KEY_FIRST}, then start with a fresh sink.path; or exclude the table in source.exclude"
+_FIX_KEY = "Give the row another key in the source, or convert the column to utf8mb4"
+KEY_REMEDY = f"{_FIX_KEY}, then start with a fresh sink.path; or exclude the table in source.exclude"
 DATE_REMEDY = (
     "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows; then run again. "
     "A change that is in the binlog already can only be copied as NULL"
 )
 #: Of rows of the binlog: what has to be done before the table is read again.
-_IN_BINLOG: dict[Reason, str] = {
+_BINLOG_REMEDIES: dict[UnsupportedReason, str] = {
     "date": "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows in the source",
     "text": "Correct the row in the source",
-    "key": _KEY_FIRST,
+    "key": _FIX_KEY,
     "damaged": "",
 }
 #: Of rows of a SELECT.
-_IN_TABLE: dict[Reason, str] = {
+_SELECT_REMEDIES: dict[UnsupportedReason, str] = {
     **dict.fromkeys(("text", "damaged"), "Correct the rows, or exclude the table"),
     "date": DATE_REMEDY,
     "key": KEY_REMEDY,
 }
 
 
-class UnfitValue(Exception):
+class UnsupportedValue(Exception):
     """A value that its Arrow type cannot hold.
 
     :param column: number of the column.
@@ -40,12 +40,14 @@ class UnfitValue(Exception):
     :param seq: ``_cdc_seq`` of its row, if it has one.
     """
 
-    def __init__(self, column: int, reason: Reason, description: str, seq: int = 0) -> None:
+    def __init__(self, column: int, reason: UnsupportedReason, description: str, seq: int = 0) -> None:
         super().__init__(description)
         self.column, self.reason, self.description, self.seq = column, reason, description, seq
 
 
-def in_binlog(table: TableSchema, column: Column | None, reason: Reason, description: str, place: str) -> UnfitError:
+def binlog_value_error(
+    table: TableSchema, column: Column | None, reason: UnsupportedReason, description: str, place: str
+) -> UnfitError:
     """The error for a value in the binlog.
 
     :param column: its column; ``None`` if that cannot be told.
@@ -57,17 +59,17 @@ def in_binlog(table: TableSchema, column: Column | None, reason: Reason, descrip
         f"{description} in {name} of {table.label}, at {place}{', cannot be carried' if reason == 'date' else ''}",
         table.label,
         place=place,
-        first=_IN_BINLOG[reason],
+        first=_BINLOG_REMEDIES[reason],
         column=None if column is None else column.name,
         reason=reason,
     )
 
 
-def in_table(table: TableSchema, column: Column, error: UnfitValue) -> UnfitError:
+def select_value_error(table: TableSchema, column: Column, error: UnsupportedValue) -> UnfitError:
     """The error for a value that a SELECT has found."""
     return UnfitError(
         f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {error.description}",
-        _IN_TABLE[error.reason],
+        _SELECT_REMEDIES[error.reason],
         table=table.label,
         column=column.name,
         reason=error.reason,

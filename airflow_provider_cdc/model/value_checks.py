@@ -14,22 +14,22 @@ from airflow_provider_cdc.model.errors import NotReadyError
 _CONN_ID = re.compile(r"[A-Za-z0-9_.\-]{1,250}")
 
 
-def refused(key: str, value: object, allowed: str) -> NotReadyError:
+def invalid_value(key: str, value: object, allowed: str) -> NotReadyError:
     """The error for a value that is not allowed."""
     return NotReadyError(f"{key} is {reprlib.repr(value)}", f"It must be {allowed}")
 
 
-def unbuilt(key: str, value: object, remedy: str) -> NotReadyError:
+def not_supported_yet(key: str, value: object, remedy: str) -> NotReadyError:
     """The error for a value that a later version may take."""
     return NotReadyError(f"{key}: {reprlib.repr(value)} is not supported yet", remedy)
 
 
-def check_whole(key: str, value: object, low: int, high: int | None = None) -> None:
+def check_integer(key: str, value: object, low: int, high: int | None = None) -> None:
     """Refuse what is not a whole number of a range."""
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
     if not fits:
         allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
-        raise refused(key, value, allowed)
+        raise invalid_value(key, value, allowed)
 
 
 def check_choice(key: str, value: object, supported: tuple[str, ...], planned: tuple[str, ...], remedy: str) -> None:
@@ -42,8 +42,8 @@ def check_choice(key: str, value: object, supported: tuple[str, ...], planned: t
     if value in supported:
         return
     if value in planned:
-        raise unbuilt(key, value, remedy)
-    raise refused(key, value, f"one of {', '.join(supported)}" if len(supported) > 1 else supported[0])
+        raise not_supported_yet(key, value, remedy)
+    raise invalid_value(key, value, f"one of {', '.join(supported)}" if len(supported) > 1 else supported[0])
 
 
 def check_conn_id(key: str, value: object) -> None:
@@ -55,7 +55,7 @@ def check_conn_id(key: str, value: object) -> None:
         )
 
 
-def key_names(section: type[Any]) -> str:
+def format_keys(section: type[Any]) -> str:
     """The keys of a section, for people.
 
     :param section: a dataclass.
@@ -76,7 +76,7 @@ def check_keys(prefix: str, value: Mapping[Any, Any], section: type[Any]) -> Non
             name = key if isinstance(key, str) and key.isprintable() else repr(key)
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"Did you mean {prefix}{near[0]}? " if near else ""
-            raise NotReadyError(f"unknown key {prefix}{name[:80]}", f"{hint}The keys here are {key_names(section)}")
+            raise NotReadyError(f"unknown key {prefix}{name[:80]}", f"{hint}The keys here are {format_keys(section)}")
     for key, spec in known.items():
         required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
         if required and value.get(key) is None and (prefix or key == "name"):

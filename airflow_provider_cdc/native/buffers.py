@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 #: Bytes of one column of strings after which a batch is cut: offsets have 31 bits.
-LARGEST = 1 << 30
+MAX_STRING_BYTES = 1 << 30
 
 
-def copied(array: Any) -> pa.Buffer:
+def copy_to_arrow(array: Any) -> pa.Buffer:
     """The bytes of an array, in memory of Arrow's pool: it keeps for the next time what is given back."""
     buffer = pa.allocate_buffer(array.nbytes)
     if array.nbytes:
@@ -33,7 +33,7 @@ def is_utf8(content: pa.Buffer, offsets: Any) -> bool:
     return not ((data[starts] & 0xC0) == 0x80).any()
 
 
-def enlarged(array: Any, size: int, fill: int = 0) -> Any:
+def enlarge(array: Any, size: int, fill: int = 0) -> Any:
     """A larger array that begins like another one."""
     larger = np.empty(size, array.dtype)
     larger[: len(array)] = array

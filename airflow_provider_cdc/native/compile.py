@@ -24,7 +24,7 @@ import numba
 
 #: The caller holds the arrays for as long as a call lasts, and the machine code makes none, so references need not be
 #: counted: each count is a locked instruction, several for every row image. What would need memory does not compile.
-BORROWED: Any = {"_nrt": False}
+NO_REFCOUNTS: Any = {"_nrt": False}
 
 _config: Any = numba.config
 _lock = threading.Lock()
@@ -40,9 +40,9 @@ def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Ca
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         folder = cache_folder(*map(Path, sources))
         with _lock, _numba_cache(folder):
-            machine_code: Callable[..., Any] = numba.njit(signature, nogil=True, cache=folder is not None, **BORROWED)(
-                function
-            )
+            machine_code: Callable[..., Any] = numba.njit(
+                signature, nogil=True, cache=folder is not None, **NO_REFCOUNTS
+            )(function)
         return machine_code
 
     return decorate
@@ -61,12 +61,12 @@ def cache_folder(*sources: Path) -> Path | None:
     ]
     made_from += [llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()]
     name = hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]
-    for parent in _parents():
+    for parent in _cache_parents():
         folder = parent / name
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
-            if _ours(parent) and _ours(folder):
+            if _is_only_ours(parent) and _is_only_ours(folder):
                 with tempfile.TemporaryFile(dir=folder):
                     return folder
         except OSError:
@@ -74,7 +74,7 @@ def cache_folder(*sources: Path) -> Path | None:
     return None
 
 
-def _parents() -> Iterator[Path]:
+def _cache_parents() -> Iterator[Path]:
     if _config.CACHE_DIR:
         yield Path(_config.CACHE_DIR) / "airflow-provider-cdc"
     with contextlib.suppress(RuntimeError):  # a user without a home
@@ -84,7 +84,7 @@ def _parents() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"airflow-provider-cdc-{os.geteuid()}"
 
 
-def _ours(folder: Path) -> bool:
+def _is_only_ours(folder: Path) -> bool:
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 

@@ -10,21 +10,21 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from airflow_provider_cdc.native.compile import BORROWED
+from airflow_provider_cdc.native.compile import NO_REFCOUNTS
 
 #: Bytes behind the end of the data, in the input and in each column, that may be read or written as rubbish: short
 #: strings are copied in two words, however long they are.
-SLACK = 32
+PADDING = 32
 
-NO_DATE = -(1 << 40)
+INVALID_DATE = -(1 << 40)
 
-inlined: Any = njit(nogil=True, forceinline=True, **BORROWED)
-called: Any = njit(nogil=True, **BORROWED)
+inlined: Any = njit(nogil=True, forceinline=True, **NO_REFCOUNTS)
+not_inlined: Any = njit(nogil=True, **NO_REFCOUNTS)
 _intrinsic: Any = intrinsic
 _memcpy: Any = cgutils.raw_memcpy
 
 
-def _memory(width: Any) -> tuple[Any, Any, Any]:
+def _memory_access(width: Any) -> tuple[Any, Any, Any]:
     """(load from a byte array at an index, load from an address, store at an address) of ``width`` bytes."""
     number: Any = {1: types.uint8, 2: types.uint16, 4: types.uint32, 8: types.uint64}[width]
 
@@ -54,14 +54,14 @@ def _memory(width: Any) -> tuple[Any, Any, Any]:
     return take, load, store
 
 
-_, load8, store8 = _memory(1)
-take16, _, store16 = _memory(2)
-take32, load32, store32 = _memory(4)
-take64, load64, store64 = _memory(8)
+_, load8, store8 = _memory_access(1)
+read16, _, store16 = _memory_access(2)
+read32, load32, store32 = _memory_access(4)
+read64, load64, store64 = _memory_access(8)
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
-def copy(context: Any, address: Any, data: Any, at: Any, size: Any) -> Any:
+def copy_bytes(context: Any, address: Any, data: Any, at: Any, size: Any) -> Any:
     """Copy ``size`` bytes of a byte array to an address."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -76,12 +76,12 @@ def copy(context: Any, address: Any, data: Any, at: Any, size: Any) -> Any:
 def days_since_1970(year: Any, month: Any, day: Any) -> Any:
     """Days since 1970-01-01; ``NO_DATE``, below every true one, if the parts are not a date."""
     if year < 1 or year > 9999 or month < 1 or month > 12 or day < 1:
-        return NO_DATE
+        return INVALID_DATE
     last: Any = 30 + ((month + (month >> 3)) & 1)
     if month == 2:
         last = 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
     if day > last:
-        return NO_DATE
+        return INVALID_DATE
     # Years that begin in March, counted in eras of 400 years.
     shifted = year - (1 if month <= 2 else 0)
     era = shifted // 400
@@ -91,7 +91,7 @@ def days_since_1970(year: Any, month: Any, day: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def unset(address: Any, bit: Any) -> Any:
+def clear_bit(address: Any, bit: Any) -> Any:
     """Clear a bit of a validity bitmap."""
     byte = address + (bit >> 3)
     store8(byte, np.uint8(load8(byte) & ~(1 << (bit & 7))))

@@ -12,13 +12,13 @@ import numpy as np
 
 from airflow_provider_cdc.native import primitives
 from airflow_provider_cdc.native.compile import compiled
-from airflow_provider_cdc.native.primitives import inlined, take64
+from airflow_provider_cdc.native.primitives import inlined, read64
 
 _NULL = np.uint64(0)
 _INITIAL = np.array([0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573], np.uint64)
 
 
-def begin(rows: int, secret: Any) -> Any:
+def init_states(rows: int, secret: Any) -> Any:
     """States of rows.
 
     :param secret: two words.
@@ -30,25 +30,25 @@ def begin(rows: int, secret: Any) -> Any:
     return state
 
 
-def end(state: Any) -> tuple[Any, Any]:
+def finish_states(state: Any) -> tuple[Any, Any]:
     """The two words of each row."""
     first, second = np.empty(len(state), np.uint64), np.empty(len(state), np.uint64)
-    _end(state, first, second)
+    _finish_rows(state, first, second)
     return first, second
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _rotated(word: Any, bits: Any) -> Any:
+def _rotate_left(word: Any, bits: Any) -> Any:
     return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _round(a: Any, b: Any, c: Any, d: Any) -> Any:
+def _sip_round(a: Any, b: Any, c: Any, d: Any) -> Any:
     a, c = a + b, c + d
-    b, d = _rotated(b, 13) ^ a, _rotated(d, 16) ^ c
-    a, c = _rotated(a, 32) + d, c + b
-    b, d = _rotated(b, 17) ^ c, _rotated(d, 21) ^ a
-    return a, b, _rotated(c, 32), d
+    b, d = _rotate_left(b, 13) ^ a, _rotate_left(d, 16) ^ c
+    a, c = _rotate_left(a, 32) + d, c + b
+    b, d = _rotate_left(b, 17) ^ c, _rotate_left(d, 21) ^ a
+    return a, b, _rotate_left(c, 32), d
 
 
 @compiled("void(uint64[:, ::1], uint64[::1], uint8[::1])", __file__, primitives.__file__)
@@ -61,17 +61,17 @@ def add_words(state: Any, values: Any, valid: Any) -> None:
         a, b, c, d = state[row, 0], state[row, 1], state[row, 2], state[row, 3]
         tag = np.uint64(valid[row])
         d = d ^ tag
-        a, b, c, d = _round(a, b, c, d)
+        a, b, c, d = _sip_round(a, b, c, d)
         a = a ^ tag
         word = values[row] if valid[row] else _NULL
         d = d ^ word
-        a, b, c, d = _round(a, b, c, d)
+        a, b, c, d = _sip_round(a, b, c, d)
         a = a ^ word
         state[row, 0], state[row, 1], state[row, 2], state[row, 3] = a, b, c, d
 
 
 @compiled("void(uint64[:, ::1], uint8[::1], int64[::1], uint8[::1])", __file__, primitives.__file__)
-def add_texts(state: Any, data: Any, offsets: Any, valid: Any) -> None:
+def add_bytes(state: Any, data: Any, offsets: Any, valid: Any) -> None:
     """Take in a column of bytes.
 
     :param offsets: where each value begins in ``data``, and behind the last one where it ends.
@@ -84,13 +84,13 @@ def add_texts(state: Any, data: Any, offsets: Any, valid: Any) -> None:
         if valid[row]:
             word = np.uint64(1 + stop - at)
         d = d ^ word
-        a, b, c, d = _round(a, b, c, d)
+        a, b, c, d = _sip_round(a, b, c, d)
         a = a ^ word
         if valid[row]:
             while at + 8 <= stop:
-                word = take64(data, at)
+                word = read64(data, at)
                 d = d ^ word
-                a, b, c, d = _round(a, b, c, d)
+                a, b, c, d = _sip_round(a, b, c, d)
                 a = a ^ word
                 at += 8
             if at < stop:
@@ -100,20 +100,20 @@ def add_texts(state: Any, data: Any, offsets: Any, valid: Any) -> None:
                     shift = shift + np.uint64(8)
                     at += 1
                 d = d ^ word
-                a, b, c, d = _round(a, b, c, d)
+                a, b, c, d = _sip_round(a, b, c, d)
                 a = a ^ word
         state[row, 0], state[row, 1], state[row, 2], state[row, 3] = a, b, c, d
 
 
 @compiled("void(uint64[:, ::1], uint64[::1], uint64[::1])", __file__, primitives.__file__)
-def _end(state: Any, first: Any, second: Any) -> None:
+def _finish_rows(state: Any, first: Any, second: Any) -> None:
     for row in range(state.shape[0]):
         a, b, c, d = state[row, 0], state[row, 1], state[row, 2], state[row, 3]
         c = c ^ np.uint64(0xEE)
         for _ in range(3):
-            a, b, c, d = _round(a, b, c, d)
+            a, b, c, d = _sip_round(a, b, c, d)
         first[row] = a ^ b ^ c ^ d
         b = b ^ np.uint64(0xDD)
         for _ in range(3):
-            a, b, c, d = _round(a, b, c, d)
+            a, b, c, d = _sip_round(a, b, c, d)
         second[row] = a ^ b ^ c ^ d

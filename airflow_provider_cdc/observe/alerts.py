@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.observe.alert_rules import FAILED, SETTLED_SECONDS, SUSPENDED, Limits, Observed, standing
+from airflow_provider_cdc.observe.alert_rules import (
+    FAILED,
+    RECOVERED_AFTER_SECONDS,
+    SUSPENDED,
+    AlertLimits,
+    ObservedState,
+    active_alerts,
+)
 from airflow_provider_cdc.observe.metrics import FRESH_SECONDS, is_suspended
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.state import StateDatabase
 
 
 @dataclass(frozen=True)
@@ -44,20 +51,20 @@ class Alert:
         return {**{n: getattr(self, n) for n in ("pipeline", "kind", "detail", "over")}, "table": table, "since": since}
 
 
-def news(store: Store, pipeline: str, limits: Limits, kinds: Collection[str]) -> list[Alert]:
+def find_alert_changes(store: StateDatabase, pipeline: str, limits: AlertLimits, kinds: Collection[str]) -> list[Alert]:
     """What somebody has to be told now.
 
     :param kinds: those that somebody wants to hear of.
     """
-    from airflow_provider_cdc.state import now
+    from airflow_provider_cdc.state import utc_now
 
     recorded = {(row.kind, row.subject): row for row in store.alerts(pipeline)}
-    active = standing(limits, _observed(store, pipeline), recorded.keys())
+    active = active_alerts(limits, _observe(store, pipeline), recorded.keys())
     alerts = []
     for (kind, subject), detail in active.items():
         row = recorded.get((kind, subject))
         if kind in kinds and (row is None or row.told_at is None):
-            since = now() if row is None else row.since
+            since = utc_now() if row is None else row.since
             text = row.detail if row is not None and kind == FAILED else detail
             alerts.append(Alert(pipeline, kind, subject, text, since, over=False))
     resolved = [row for key, row in recorded.items() if key not in active]
@@ -65,37 +72,37 @@ def news(store: Store, pipeline: str, limits: Limits, kinds: Collection[str]) ->
     return alerts
 
 
-def is_news(store: Store, pipeline: str, request: Mapping[str, Any]) -> bool | None:
+def has_alert_changes(store: StateDatabase, pipeline: str, request: Mapping[str, Any]) -> bool | None:
     """Whether there is something to tell; ``None`` for no.
 
     :param request: ``kinds`` and ``limits``, as plain values.
     """
-    return bool(news(store, pipeline, Limits(**request["limits"]), request["kinds"])) or None
+    return bool(find_alert_changes(store, pipeline, AlertLimits(**request["limits"]), request["kinds"])) or None
 
 
-def begin(store: Store, alert: Alert) -> None:
+def record_alert(store: StateDatabase, alert: Alert) -> None:
     """Note that a trouble stands, before somebody is told."""
     if not alert.over:
         store.raise_alert(alert.pipeline, alert.kind, alert.subject, alert.detail)
 
 
-def begin_failure(store: Store, pipeline: str, error: str) -> None:
+def record_failure(store: StateDatabase, pipeline: str, error: str) -> None:
     """Note that the stream has failed, unless it has not recovered since it did so before."""
     if not any(row.kind == FAILED for row in store.alerts(pipeline)):
         run = store.newest_epoch(pipeline)
         store.raise_alert(pipeline, FAILED, str(run.epoch if run else 0), error)
 
 
-def told(store: Store, alert: Alert) -> None:
+def record_notified(store: StateDatabase, alert: Alert) -> None:
     """Note that somebody was told."""
     record = store.clear_alert if alert.over else store.mark_alert_notified
     record(alert.pipeline, alert.kind, alert.subject)
 
 
-def _observed(store: Store, pipeline: str) -> Observed:
-    from airflow_provider_cdc.state import now
+def _observe(store: StateDatabase, pipeline: str) -> ObservedState:
+    from airflow_provider_cdc.state import utc_now
 
-    current_time, run, sample = now(), store.newest_epoch(pipeline), store.last_sample(pipeline)
+    current_time, run, sample = utc_now(), store.newest_epoch(pipeline), store.last_sample(pipeline)
     epoch = None if run is None else run.epoch
     if sample is not None and (sample.epoch != epoch or (current_time - sample.at).total_seconds() > FRESH_SECONDS):
         sample = None
@@ -107,7 +114,7 @@ def _observed(store: Store, pipeline: str) -> Observed:
     tables = [row for row in store.table_states(pipeline) if is_suspended(row)]
     is_healthy = run is not None and (
         run.state in ("caught_up", "stopped")
-        or (run.state == "running" and (run.heartbeat_at - run.started_at).total_seconds() > SETTLED_SECONDS)
+        or (run.state == "running" and (run.heartbeat_at - run.started_at).total_seconds() > RECOVERED_AFTER_SECONDS)
     )
     suspended = {f"{row.database}.{row.name}": row.reason or "" for row in tables}
-    return Observed(lag, hours, suspended, epoch if is_healthy else None)
+    return ObservedState(lag, hours, suspended, epoch if is_healthy else None)

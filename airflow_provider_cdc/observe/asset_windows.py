@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import Store, TableCounts
+    from airflow_provider_cdc.state import StateDatabase, TableCounts
 
 #: (database, name) of a table.
 TableId = tuple[str, str]
@@ -20,13 +20,13 @@ _COUNTS = ("inserts", "updates", "deletes")
 CATCH_UPS, WATCHER, SNAPSHOTS = "catch_ups", "watcher", "snapshots"
 
 
-def mark_of(counts: TableCounts) -> dict[str, Any]:
+def window_mark(counts: TableCounts) -> dict[str, Any]:
     """Where a window ends, as JSON."""
     values = {name: getattr(counts, name) for name in (*_COUNTS, "position", "reread")}
     return {**values, "time": counts.updated_at.isoformat(timespec="seconds")}
 
 
-def window(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> dict[str, Any]:
+def window_between(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> dict[str, Any]:
     """What lies between two marks.
 
     :param before: ``None`` for the beginning. So it is taken if ``after`` counts less: the bookkeeping was made anew.
@@ -46,22 +46,24 @@ def window(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> dict[s
     }
 
 
-def is_empty(asset_window: Mapping[str, Any]) -> bool:
+def is_window_empty(asset_window: Mapping[str, Any]) -> bool:
     """Whether nothing has happened in a window."""
     return not (asset_window["reread"] or any(asset_window[name] for name in _COUNTS))
 
 
-def caught_up(store: Store, pipeline: str, by: str) -> dict[TableId, dict[str, Any]]:
+def take_catch_up_windows(store: StateDatabase, pipeline: str, by: str) -> dict[TableId, dict[str, Any]]:
     """Windows of all tables that end now, by database and name.
 
     :param by: the task that tells of them: if it is run again, they begin where they began.
     """
-    marks = {(one.database, one.name): mark_of(one) for one in store.table_counts(pipeline)}
+    marks = {(one.database, one.name): window_mark(one) for one in store.table_counts(pipeline)}
     last_marks = store.advance_windows(pipeline, CATCH_UPS, marks, by)
-    return {table: window(last_marks[table], mark) for table, mark in marks.items()}
+    return {table: window_between(last_marks[table], mark) for table, mark in marks.items()}
 
 
-def new_snapshots(store: Store, pipeline: str, generation: int, tables: Iterable[TableId], by: str) -> list[TableId]:
+def take_new_snapshots(
+    store: StateDatabase, pipeline: str, generation: int, tables: Iterable[TableId], by: str
+) -> list[TableId]:
     """Tables of whose snapshot no other task has told."""
     mark = {"generation": generation}
     last_marks = store.advance_windows(pipeline, SNAPSHOTS, dict.fromkeys(tables, mark), by)

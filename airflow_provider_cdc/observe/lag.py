@@ -9,16 +9,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.comparison import CopyPlace
+from airflow_provider_cdc.model.comparison import CopyPosition
 from airflow_provider_cdc.model.errors import CdcError, TerminalError
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
-from airflow_provider_cdc.mysql.client.identity import identity, same_server
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
+from airflow_provider_cdc.mysql.client.identity import check_same_server, server_identity
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import server_time
-from airflow_provider_cdc.mysql.positions.lag import oldest_unread, unread_bytes
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.mysql.positions.lag import oldest_unread_commit, unread_bytes
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.binlog_guard import PurgeWatch
 from airflow_provider_cdc.state.models import BatchRow
 
@@ -52,48 +52,48 @@ class Lag:
         }
 
 
-def lag_of(context: Context, offset: Offset, slot: int = slots.LAG) -> Lag:
+def measure_lag(context: RunContext, offset: Offset, slot: int = slots.LAG) -> Lag:
     """Ask the source. One that cannot be reached is no error.
 
     :param offset: the resume point.
     :param slot: the slot to look with, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
     """
     try:
-        return _ask(context, offset, slot)
+        return _query_lag(context, offset, slot)
     except CdcError as error:
         return Lag(unknown=" ".join(error.message.split()))
 
 
-def copy_place(context: Context, plan: Plan) -> CopyPlace:
+def read_copy_position(context: RunContext, plan: Plan) -> CopyPosition:
     """How far the copy stands, for those who compare it.
 
     :raises CdcError: if the source cannot be asked, or is another one.
     """
     offset = context.resume_state(plan)[0]
     with closing(connect(context.connect_args)) as connection:
-        same_server(identity(connection), offset.server)
+        check_same_server(server_identity(connection), offset.server)
         size = unread_bytes(connection, offset.at)
         if size is None:  # the file is gone: whoever reads on from there says so
-            return CopyPlace(offset.at)
-        committed = oldest_unread(context.binlog_opener(slots.VERIFY), offset.at) if size else None
+            return CopyPosition(offset.at)
+        committed = oldest_unread_commit(context.binlog_opener(slots.VERIFY), offset.at) if size else None
         if committed is None:
-            return CopyPlace(offset.at, None, 0.0)
+            return CopyPosition(offset.at, None, 0.0)
         since = datetime.fromtimestamp(committed, UTC).isoformat(timespec="seconds")
-        return CopyPlace(offset.at, since, max(0.0, server_time(connection) - committed))
+        return CopyPosition(offset.at, since, max(0.0, server_time(connection) - committed))
 
 
-def _ask(context: Context, offset: Offset, slot: int) -> Lag:
+def _query_lag(context: RunContext, offset: Offset, slot: int) -> Lag:
     open_at = context.binlog_opener(slot)
     # Rows of open XA transactions are read again from where they were prepared.
-    needed = min([offset.at, *(at for _, at in map(parse_entry, offset.open_xa) if at is not None)])
+    needed = min([offset.at, *(at for _, at in map(parse_xa_entry, offset.open_xa) if at is not None)])
     with closing(connect(context.connect_args)) as connection:
-        same_server(identity(connection), offset.server)
+        check_same_server(server_identity(connection), offset.server)
         size = unread_bytes(connection, offset.at)
         try:
             purge_in = PurgeWatch(replace(offset, at=needed), slot).seconds_to_purge_on(context, connection)
         except TerminalError as error:
             return Lag(None, size, 0.0, error.message)
-        committed = oldest_unread(open_at, offset.at) if size else None
+        committed = oldest_unread_commit(open_at, offset.at) if size else None
         age = 0.0 if committed is None else max(0.0, server_time(connection) - committed)
     return Lag(age, size, purge_in)
 

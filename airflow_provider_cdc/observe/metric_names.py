@@ -94,10 +94,10 @@ def prometheus_text(measurements: Iterable[Measurement]) -> str:
         full = metric.prometheus_name
         lines += [f"# HELP {full} {metric.help_text}", f"# TYPE {full} {'counter' if metric.is_counter else 'gauge'}"]
         for one in by_name[name]:
-            labels = ",".join(f'{label}="{_escaped(value)}"' for label, value in one.tags.items())
+            labels = ",".join(f'{label}="{_escape_label(value)}"' for label, value in one.tags.items())
             lines.append(f"{full}{{{labels}}} {one.value!r}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _escaped(value: str) -> str:
+def _escape_label(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -13,38 +13,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
-from airflow_provider_cdc.model.step_kinds import ASKED
+from airflow_provider_cdc.model.step_kinds import REQUESTED
 from airflow_provider_cdc.observe.metric_names import Measurement
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import Store, StreamRow, TableStateRow
+    from airflow_provider_cdc.state import EpochRow, StateDatabase, TableStateRow
 
 #: Seconds after which a stream that says nothing does not count as running, and a sample says nothing any more.
 _ALIVE_SECONDS, FRESH_SECONDS = 60.0, 300.0
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def measure(store: Store, pipeline: str) -> list[Measurement]:
+def measure_pipeline(store: StateDatabase, pipeline: str) -> list[Measurement]:
     """The numbers of a pipeline as they are now.
 
     What is not known is not among them: how far a source is ahead that nobody has asked for five minutes, for one.
     """
     return [
         Measurement(name, float(value), pipeline, table)
-        for name, value, table in (*_of_pipeline(store, pipeline), *_of_tables(store, pipeline))
+        for name, value, table in (*_pipeline_values(store, pipeline), *_table_values(store, pipeline))
         if value is not None
     ]
 
 
-Numbers = Iterator[tuple[str, float | None, str | None]]
+MetricValues = Iterator[tuple[str, float | None, str | None]]
 
 
-def _of_pipeline(store: Store, pipeline: str) -> Numbers:
-    from airflow_provider_cdc.state import now
+def _pipeline_values(store: StateDatabase, pipeline: str) -> MetricValues:
+    from airflow_provider_cdc.state import utc_now
 
-    moment, run = now(), store.newest_epoch(pipeline)
+    moment, run = utc_now(), store.newest_epoch(pipeline)
     if run is not None:
-        yield from _of_stream(run, moment)
+        yield from _stream_values(run, moment)
     sample = store.last_sample(pipeline)
     if sample is not None and (moment - sample.at).total_seconds() < FRESH_SECONDS:
         yield "lag_seconds", sample.lag_seconds, None
@@ -64,7 +64,7 @@ def _of_pipeline(store: Store, pipeline: str) -> Numbers:
         yield "chunks_total", sum(table.chunks for table in progress), None
 
 
-def _of_stream(run: StreamRow, moment: datetime) -> Numbers:
+def _stream_values(run: EpochRow, moment: datetime) -> MetricValues:
     age = max(0.0, (moment - run.heartbeat_at).total_seconds())
     yield "running", run.state == "running" and age < _ALIVE_SECONDS, None
     yield "paused", run.paused_by is not None, None
@@ -72,10 +72,10 @@ def _of_stream(run: StreamRow, moment: datetime) -> Numbers:
     yield "heartbeat_age_seconds", age, None
 
 
-def _of_tables(store: Store, pipeline: str) -> Numbers:
-    from airflow_provider_cdc.state import now
+def _table_values(store: StateDatabase, pipeline: str) -> MetricValues:
+    from airflow_provider_cdc.state import utc_now
 
-    tables, moment = [row for row in store.table_states(pipeline) if row.state != "removed"], now()
+    tables, moment = [row for row in store.table_states(pipeline) if row.state != "removed"], utc_now()
     yield "tables", len(tables), None
     yield "suspended_tables", sum(map(is_suspended, tables)), None
     for row in tables:
@@ -100,10 +100,10 @@ def _of_tables(store: Store, pipeline: str) -> Numbers:
 
 def is_suspended(row: TableStateRow) -> bool:
     """Whether the stream goes on without a table, so that somebody has to do something: nobody has asked for it."""
-    return row.state == "suspended" and row.kind != ASKED
+    return row.state == "suspended" and row.kind != REQUESTED
 
 
-def write_file(text: str, path: Path) -> None:
+def write_atomically(text: str, path: Path) -> None:
     """Put a text in the place of a file: who reads it sees the old one or the new one, whole.
 
     :raises NotReadyError: if it cannot be written.
@@ -119,7 +119,7 @@ def write_file(text: str, path: Path) -> None:
         raise NotReadyError(f"{path} cannot be written: {error.strerror}", "Name a file in a writable folder") from None
 
 
-def serve(address: str, render: Callable[[], str], log_line: Callable[[str], None]) -> None:
+def serve_metrics(address: str, render: Callable[[], str], log_line: Callable[[str], None]) -> None:
     """Answer ``GET /metrics`` until SIGTERM or SIGINT.
 
     :param address: ``host:port``.

@@ -21,22 +21,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.ddl.schema_policy import describe_change
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.step_kinds import ADDED
-from airflow_provider_cdc.observe.lag import lag_of
-from airflow_provider_cdc.observe.table_state import Standing, table_state
-from airflow_provider_cdc.resnapshot.staged_files import tables_waiting
-from airflow_provider_cdc.resnapshot.suspension import known_to_be_gone, remedy_of
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.files.size import Size
-from airflow_provider_cdc.sinks.protocol import Measured, SinkTable
-from airflow_provider_cdc.sinks.storage.request_counts import carried
-from airflow_provider_cdc.state import Store, TableProgress, TableStanding, now
-from airflow_provider_cdc.state.values import Compacted
+from airflow_provider_cdc.observe.lag import measure_lag
+from airflow_provider_cdc.observe.table_state import PipelineState, table_state
+from airflow_provider_cdc.resnapshot.staged_files import tables_pending_publication
+from airflow_provider_cdc.resnapshot.suspension import suspension_remedy, tables_known_missing
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.files.size import TableSize
+from airflow_provider_cdc.sinks.protocol import Measurable, SinkTable
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
+from airflow_provider_cdc.state import StateDatabase, TableProgress, TableStatus, utc_now
+from airflow_provider_cdc.state.values import LastCompaction
 
 #: Seconds between two looks, and from the beginning to the first time that the source is asked.
-_SECONDS, _FIRST_SECONDS = 60.0, 5.0
+_INTERVAL_SECONDS, _FIRST_SAMPLE_SECONDS = 60.0, 5.0
 #: Of drivers that read a snapshot side by side, one asks the source: seconds for which a sample is good for all.
 _FRESH_SECONDS = 45.0
 #: Seconds for which the end of a driver waits for a look.
@@ -44,7 +44,7 @@ _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class DriverView:
     """What a driver knows of its pipeline at a moment.
 
     :param plan: the plan as it is now.
@@ -55,8 +55,8 @@ class Seen:
 
     plan: Plan
     offset: Offset
-    timeline: Lineage
-    state: Standing
+    timeline: Timeline
+    state: PipelineState
     epoch: int | None = None
     batches: int = 0
     changes: int = 0
@@ -72,24 +72,24 @@ class Observer:
 
     def __init__(
         self,
-        context: Context,
-        store: Store,
-        get_view: Callable[[], Seen | None],
-        sizes: Callable[[], Mapping[int, Size]] = dict,
-        compacted: Callable[[], Mapping[int, Compacted]] = dict,
+        context: RunContext,
+        store: StateDatabase,
+        get_view: Callable[[], DriverView | None],
+        sizes: Callable[[], Mapping[int, TableSize]] = dict,
+        compacted: Callable[[], Mapping[int, LastCompaction]] = dict,
     ) -> None:
         self._context, self._store, self._get_view, self._take_sizes = context, store, get_view, sizes
         self._take_compacted = compacted
         self._lock, self._write_lock = threading.Lock(), threading.Lock()
         self._applied: dict[int, Counter[str]] = {}
-        self._sizes: dict[int, Size] = {}
-        self._compacted: dict[int, Compacted] = {}
-        self._written: dict[int, TableStanding] = {}
+        self._sizes: dict[int, TableSize] = {}
+        self._compacted: dict[int, LastCompaction] = {}
+        self._written: dict[int, TableStatus] = {}
         self._definition_cache: tuple[Plan, list[list[Any]]] | None = None
         self._chunk_progress: Mapping[tuple[str, str], TableProgress] | None = None
         self._missing: Collection[int] = ()
         self._wake_event, self._stopping = threading.Event(), False
-        self._thread = threading.Thread(target=carried(self._loop), name="observer", daemon=True)
+        self._thread = threading.Thread(target=with_current_counts(self._loop), name="observer", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -123,25 +123,25 @@ class Observer:
                 self._write(view, tables)
 
     def _loop(self) -> None:
-        due = time.monotonic() + _FIRST_SECONDS
+        due = time.monotonic() + _FIRST_SAMPLE_SECONDS
         while not self._stopping:
             if self._wake_event.wait(max(0.0, due - time.monotonic())):
                 self._wake_event.clear()
             else:
-                due = time.monotonic() + _SECONDS
+                due = time.monotonic() + _INTERVAL_SECONDS
                 with self._log_failures("how far the source is ahead"):
                     self._record_sample()
             if not self._stopping:
                 with self._log_failures("which tables are gone from the source"):
                     if (view := self._get_view()) is not None:
-                        self._missing = known_to_be_gone(self._context, view.plan)
+                        self._missing = tables_known_missing(self._context, view.plan)
                 self.write()
 
     def _record_sample(self) -> None:
         view = self._get_view()
         if view is None or (view.epoch is None and self._is_fresh(view.plan.pipeline)):
             return
-        lag = lag_of(self._context, view.offset, slots.SAMPLE)
+        lag = measure_lag(self._context, view.offset, slots.LAG_SAMPLE)
         self._store.record_sample(
             view.plan.pipeline,
             view.epoch,
@@ -155,13 +155,15 @@ class Observer:
 
     def _is_fresh(self, pipeline: str) -> bool:
         sample = self._store.last_sample(pipeline)
-        return sample is not None and 0 <= (now() - sample.at).total_seconds() < _FRESH_SECONDS
+        return sample is not None and 0 <= (utc_now() - sample.at).total_seconds() < _FRESH_SECONDS
 
-    def _write(self, view: Seen, tables: Mapping[int, SinkTable] | None) -> None:
+    def _write(self, view: DriverView, tables: Mapping[int, SinkTable] | None) -> None:
         plan, is_first = view.plan, tables is None and not self._written
         if view.epoch is None:
             self._chunk_progress = None  # of a stream they stay as they are
-        measured = {index: table.table_size() for index, table in (tables or {}).items() if isinstance(table, Measured)}
+        measured = {
+            index: table.table_size() for index, table in (tables or {}).items() if isinstance(table, Measurable)
+        }
         with self._lock:
             self._sizes |= {**self._take_sizes(), **measured}
             sizes, self._sizes = self._sizes, {}
@@ -172,7 +174,7 @@ class Observer:
             states = {index: self._table_state(view, index) for index in (tables or range(len(plan.tables)))}
             # Where the stream stands moves all the time: that alone is not worth a row.
             changed = applied.keys() | sizes.keys() | compacted.keys()
-            due = {i: s for i, s in states.items() if i in changed or _still(s) != self._written.get(i)}
+            due = {i: s for i, s in states.items() if i in changed or _without_position(s) != self._written.get(i)}
             if not due and not is_first:
                 return
             self._store.write_table_states(
@@ -191,21 +193,21 @@ class Observer:
                     self._applied.setdefault(index, Counter()).update(counts)
             raise
         if tables is None:
-            self._written |= {index: _still(standing) for index, standing in due.items()}
+            self._written |= {index: _without_position(standing) for index, standing in due.items()}
 
-    def _table_state(self, view: Seen, index: int) -> TableStanding:
+    def _table_state(self, view: DriverView, index: int) -> TableStatus:
         plan, table = view.plan, view.plan.tables[index]
         suspension, progress = plan.suspension_of(index), self._table_progress(plan).get(table.id)
         state = replace(view.state, missing=self._missing)
         was_added = suspension is not None and suspension.kind == ADDED
-        return TableStanding(
+        return TableStatus(
             *table.id,
             table_state(self._context, plan, index, state),
             position=state.position if suspension is None else None if was_added else suspension.at,
             since=None if suspension is None else datetime.fromisoformat(suspension.since),
             kind=suspension.kind if suspension else None,
             reason=suspension.message if suspension else None,
-            remedy=(remedy_of(plan, suspension) if suspension else "") or None,
+            remedy=(suspension_remedy(plan, suspension) if suspension else "") or None,
             chunks_done=progress.done if progress else 0,
             chunks_total=progress.chunks if progress else 0,
             definitions=self._definitions(view)[index],
@@ -217,7 +219,7 @@ class Observer:
             self._chunk_progress = {(row.database, row.table): row for row in rows}
         return self._chunk_progress
 
-    def _definitions(self, view: Seen) -> list[list[Any]]:
+    def _definitions(self, view: DriverView) -> list[list[Any]]:
         if self._definition_cache is None or self._definition_cache[0] is not view.plan:
             by_table_index = []
             for definitions in view.plan.definitions_for(view.timeline):
@@ -249,12 +251,12 @@ class Observer:
                 self._context.reporter.line(f"{what} could not be written down: {type(error).__name__}: {error}")
 
 
-def observed(context: Context, store: Store, plan: Plan) -> Observer:
+def snapshot_observer(context: RunContext, store: StateDatabase, plan: Plan) -> Observer:
     """The observer of a driver that reads a part of a snapshot."""
-    return Observer(context, store, partial(_seen, context, store, plan))
+    return Observer(context, store, partial(_snapshot_view, context, store, plan))
 
 
-def _seen(context: Context, store: Store, plan: Plan) -> Seen | None:
+def _snapshot_view(context: RunContext, store: StateDatabase, plan: Plan) -> DriverView | None:
     """How the snapshot stands; ``None`` beside a stream, which sees to that."""
     stream = store.newest_epoch(plan.pipeline)
     if stream is not None and stream.state == "running":
@@ -268,10 +270,10 @@ def _seen(context: Context, store: Store, plan: Plan) -> Seen | None:
     )
     offset, timeline = resume_point or (plan.p0, plan.timeline)
     at = str(offset.at) if resume_point else None
-    pending_resnapshots = tables_waiting(context, plan)
-    state = Standing(groups, complete, None if stream is None else False, at, None, pending_resnapshots, ())
-    return Seen(plan, offset, timeline, state)
+    pending_resnapshots = tables_pending_publication(context, plan)
+    state = PipelineState(groups, complete, None if stream is None else False, at, None, pending_resnapshots, ())
+    return DriverView(plan, offset, timeline, state)
 
 
-def _still(state: TableStanding) -> TableStanding:
+def _without_position(state: TableStatus) -> TableStatus:
     return state._replace(position=None)

@@ -11,15 +11,15 @@ import click
 from airflow_provider_cdc.model.progress import ChunkProgress
 
 #: Seconds between two lines about the same thing where there is no terminal.
-_PAUSE = 5.0
+_LINE_SECONDS = 5.0
 
 
-def reporter() -> Lines | Bars:
+def make_reporter() -> LineReporter | BarReporter:
     """Reporter that suits standard error."""
-    return Bars() if sys.stderr.isatty() else Lines()
+    return BarReporter() if sys.stderr.isatty() else LineReporter()
 
 
-class Sparingly:
+class ProgressThrottle:
     """Says which progress is worth a line: the first and the last, and in between one every few seconds."""
 
     def __init__(self) -> None:
@@ -29,19 +29,19 @@ class Sparingly:
         """Whether enough has happened since the last line about the same thing; it then counts as told."""
         at, before = self._last_shown.get(progress.label, (float("-inf"), 0))
         done = progress.chunks_done
-        is_worth_showing = done != before and (done == progress.chunks_total or time.monotonic() - at > _PAUSE)
+        is_worth_showing = done != before and (done == progress.chunks_total or time.monotonic() - at > _LINE_SECONDS)
         if is_worth_showing:
             self._last_shown[progress.label] = time.monotonic(), done
         return is_worth_showing
 
 
-class Lines:
+class LineReporter:
     """Writes lines with the time."""
 
     def __init__(self) -> None:
-        self._throttle = Sparingly()
+        self._throttle = ProgressThrottle()
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> LineReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,7 +57,7 @@ class Lines:
             self.line(f"{progress.label}: {progress}")
 
 
-class Bars:
+class BarReporter:
     """Shows a bar for each thing that is being worked on; what is done becomes a line.
 
     :param console: where; standard error by default.
@@ -76,7 +76,7 @@ class Bars:
         self._tasks: dict[str, Any] = {}
         self._done: set[str] = set()
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> BarReporter:
         self._bars.start()
         return self
 

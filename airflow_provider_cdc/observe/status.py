@@ -5,27 +5,27 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_cdc.chunk_groups.groups import targets
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.observe.lag import changes_per_second, lag_of
-from airflow_provider_cdc.observe.table_state import Standing, table_status
-from airflow_provider_cdc.resnapshot.dropped_tables import emptied
-from airflow_provider_cdc.resnapshot.staged_files import tables_waiting
-from airflow_provider_cdc.resnapshot.suspension import known_to_be_gone, missed, remedy_of
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.protocol import Measured
-from airflow_provider_cdc.sinks.storage.request_counts import summed
+from airflow_provider_cdc.observe.lag import changes_per_second, measure_lag
+from airflow_provider_cdc.observe.table_state import PipelineState, list_table_statuses
+from airflow_provider_cdc.resnapshot.dropped_tables import list_emptied_copies
+from airflow_provider_cdc.resnapshot.staged_files import tables_pending_publication
+from airflow_provider_cdc.resnapshot.suspension import list_suspensions, suspension_remedy, tables_known_missing
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.protocol import Measurable
+from airflow_provider_cdc.sinks.storage.request_counts import sum_counts
 from airflow_provider_cdc.snapshot.progress import group_progress, snapshot_progress
-from airflow_provider_cdc.snapshot.run import adopt_published
-from airflow_provider_cdc.state import Store, StreamRow
+from airflow_provider_cdc.snapshot.run import adopt_published_groups
+from airflow_provider_cdc.state import EpochRow, StateDatabase
 from airflow_provider_cdc.state.models import BatchRow
-from airflow_provider_cdc.system.processes import tail
+from airflow_provider_cdc.system.processes import tail_log
 
 #: Lines of a stream's log that the status shows.
 LOG_LINES = 10
 
 
-def status(context: Context) -> dict[str, Any]:
+def read_status(context: RunContext) -> dict[str, Any]:
     """State of a pipeline as a JSON value. The source is asked how far it is ahead, if it can be reached.
 
     :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
@@ -41,8 +41,10 @@ def status(context: Context) -> dict[str, Any]:
     plan = context.require_plan()
     store = context.open_state_database()
     try:
-        open_tables = targets(context, plan)
-        complete = adopt_published(context, store, plan) and all(open_tables[i].exists() for i in plan.active_tables)
+        open_tables = open_sink_tables(context, plan)
+        complete = adopt_published_groups(context, store, plan) and all(
+            open_tables[i].exists() for i in plan.active_tables
+        )
         rows = store.table_progress(plan.pipeline, plan.generation)
         snapshot = store.snapshot(plan.pipeline, plan.generation)
         seconds = None
@@ -54,42 +56,42 @@ def status(context: Context) -> dict[str, Any]:
         groups = group_progress(context, store, plan)
         progress_of_all = snapshot_progress(groups)
         offset = context.sink.resume_point().read()
-        stream, is_running = _look(context, store)
+        stream, is_running = _find_run(context, store)
         totals = store.batch_totals(plan.pipeline)
         recent = store.last_batches(plan.pipeline, 1000)
         idle_phase = "stopped" if stream else "snapshot_complete"
         phase = "streaming" if is_running else idle_phase if complete else "snapshot"
-        lag = lag_of(context, offset or plan.p0)
-        state = Standing(
+        lag = measure_lag(context, offset or plan.p0)
+        state = PipelineState(
             group_states={group.group_no: group.state for group, _ in groups},
             snapshot_complete=complete,
             stream_running=None if stream is None else is_running,
             position=None if offset is None else str(offset.at),
             lag_seconds=lag.to_json()["lag_seconds"],
-            pending_resnapshots=tables_waiting(context, plan),
-            missing=known_to_be_gone(context, plan),
-            emptied=emptied(context, plan),
+            pending_resnapshots=tables_pending_publication(context, plan),
+            missing=tables_known_missing(context, plan),
+            emptied=list_emptied_copies(context, plan),
         )
         return {
             "pipeline": plan.pipeline,
             "phase": phase,
             "generation": plan.generation,
             "start": plan.start,
-            "tables": table_status(
+            "tables": list_table_statuses(
                 context, plan, context.resume_state(plan)[1], {(row.database, row.table): row for row in rows}, state
             ),
             "suspended": [
                 {
                     "table": plan.tables[suspension.table].label,
                     **{name: getattr(suspension, name) for name in ("at", "since", "kind", "message")},
-                    "remedy": remedy_of(plan, suspension),
+                    "remedy": suspension_remedy(plan, suspension),
                 }
-                for suspension in missed(context, plan)
+                for suspension in list_suspensions(context, plan)
                 if suspension.table not in state.missing
             ],
             "snapshot": {
                 "complete": complete,
-                "traffic": summed(request_counts)
+                "traffic": sum_counts(request_counts)
                 if (request_counts := [g.traffic for g, _ in groups if g.traffic])
                 else None,
                 **progress_of_all.to_json(),
@@ -114,7 +116,7 @@ def status(context: Context) -> dict[str, Any]:
             "sink": [
                 {"table": schema.label, **table.table_size().to_json()}
                 for schema, table in ((plan.tables[i], open_tables[i]) for i in plan.active_tables)
-                if isinstance(table, Measured) and table.exists()
+                if isinstance(table, Measurable) and table.exists()
             ],
             "offset": None if offset is None else offset.to_json(),
             **lag.to_json(),
@@ -129,26 +131,27 @@ def status(context: Context) -> dict[str, Any]:
                 "error": stream.error,
                 "ui": stream.ui,
                 "supervisor": stream.supervisor,
-                "supervised_seconds_ago": _age(stream.supervised_at),
-                "progress_seconds_ago": _age(stream.progress_at),
+                "supervised_seconds_ago": _seconds_since(stream.supervised_at),
+                "progress_seconds_ago": _seconds_since(stream.progress_at),
                 "log": stream.log,
-                "log_tail": tail(stream.log, LOG_LINES),
+                "log_tail": tail_log(stream.log, LOG_LINES),
                 "batches": totals.batches,
                 "changes": totals.changes,
                 "index_bytes": stream.index_bytes,
                 "index_disk_bytes": stream.index_disk_bytes,
                 "index_bytes_per_table": context.pipeline.sink.index_bytes,
-                "traffic": stream.traffic and {"last_batch": _last_asked(stream, recent), "run": stream.traffic},
-                "changes_per_second": _rate(stream, recent, is_running),
-                "lag_p50_seconds": _weighted(recent, "lag_p50_ms", 0.5),
-                "lag_p95_seconds": _weighted(recent, "lag_p95_ms", 0.95),
+                "traffic": stream.traffic
+                and {"last_batch": _last_request_counts(stream, recent), "run": stream.traffic},
+                "changes_per_second": _change_rate(stream, recent, is_running),
+                "lag_p50_seconds": _weighted_percentile(recent, "lag_p50_ms", 0.5),
+                "lag_p95_seconds": _weighted_percentile(recent, "lag_p95_ms", 0.95),
             },
         }
     finally:
         store.close()
 
 
-def _look(context: Context, store: Store) -> tuple[StreamRow | None, bool]:
+def _find_run(context: RunContext, store: StateDatabase) -> tuple[EpochRow | None, bool]:
     """The newest run, and whether it goes on; as the bookkeeping has it, if that takes no signs of life now."""
     try:
         return context.liveness.wait_until_known(store, context.pipeline.name)
@@ -157,7 +160,7 @@ def _look(context: Context, store: Store) -> tuple[StreamRow | None, bool]:
         return run, run is not None and run.state == "running"
 
 
-def _rate(stream: StreamRow, recent: list[BatchRow], is_running: bool) -> float:
+def _change_rate(stream: EpochRow, recent: list[BatchRow], is_running: bool) -> float:
     run_batches = [b for b in recent if b.epoch == stream.epoch]
     return changes_per_second(
         run_batches,
@@ -166,15 +169,15 @@ def _rate(stream: StreamRow, recent: list[BatchRow], is_running: bool) -> float:
     )
 
 
-def _last_asked(stream: StreamRow, recent: list[BatchRow]) -> Any:
+def _last_request_counts(stream: EpochRow, recent: list[BatchRow]) -> Any:
     return next((batch.traffic for batch in recent if batch.epoch == stream.epoch), None)
 
 
-def _age(moment: datetime | None) -> float | None:
+def _seconds_since(moment: datetime | None) -> float | None:
     return None if moment is None else round((datetime.now(UTC) - moment).total_seconds(), 1)
 
 
-def _weighted(batches: list[Any], name: str, share: float) -> float | None:
+def _weighted_percentile(batches: list[Any], name: str, share: float) -> float | None:
     """Percentile over batches, each counted as often as it has changes; seconds."""
     pairs = sorted((getattr(b, name), b.changes) for b in batches if b.changes and getattr(b, name) is not None)
     left = share * sum(n for _, n in pairs)

@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from airflow_provider_cdc.model.progress import duration
-from airflow_provider_cdc.model.start_mode import SNAPSHOT, start_text
-from airflow_provider_cdc.sinks.storage.request_counts import text_of
+from airflow_provider_cdc.model.progress import format_duration
+from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
+from airflow_provider_cdc.sinks.storage.request_counts import format_counts
 
 
 def status_lines(status: dict[str, Any]) -> Iterator[str]:
     """Lines that say how a pipeline stands.
 
-    :param status: what :func:`airflow_provider_cdc.observe.status.status` returned.
+    :param status: what :func:`airflow_provider_cdc.observe.status.read_status` returned.
     """
     snapshot, stream, offset = status["snapshot"], status["stream"], status["offset"]
     yield f"pipeline {status['pipeline']}: {status['phase']}"
     start = status["start"]
-    yield f"  snapshot: {_progress(snapshot)}" if start == SNAPSHOT else f"  no snapshot: {start_text(start)}"
+    yield f"  snapshot: {_progress_text(snapshot)}" if start == SNAPSHOT else f"  no snapshot: {format_start(start)}"
     if snapshot["traffic"]:
-        yield f"    object store: {text_of(snapshot['traffic'])}"
+        yield f"    object store: {format_counts(snapshot['traffic'])}"
     for row in status["groups"]:
         if row["state"] in ("running", "rereading"):
-            yield f"    group {row['group']}: {_progress(row)}"
+            yield f"    group {row['group']}: {_progress_text(row)}"
     yield "  tables:"
     for row in status["tables"]:
-        yield f"    {_table(row)}"
+        yield f"    {_table_text(row)}"
     if status["sink"]:
         yield "  sink:"
     for row in status["sink"]:
-        yield f"    {_size(row)}"
+        yield f"    {_sink_size_text(row)}"
     if stream:
         yield (
             f"  stream: epoch {stream['epoch']} {stream['state']}, {stream['batches']} batches, "
-            f"{stream['changes']} changes, {stream['changes_per_second']:,} changes/s{_applied(stream)}"
+            f"{stream['changes']} changes, {stream['changes_per_second']:,} changes/s{_apply_lag_text(stream)}"
         )
         if stream["paused_by"] is not None:
             yield f"    paused: {stream['paused_by']} asked for it. To let it go on: airflow-cdc resume"
@@ -44,7 +44,7 @@ def status_lines(status: dict[str, Any]) -> Iterator[str]:
             yield f"    index of keys: {stream['index_bytes']:,} bytes{spilled}; {limit_text}"
         for what, requests in (stream["traffic"] or {}).items():
             if requests:
-                yield f"    object store, {what.replace('_', ' ')}: {text_of(requests)}"
+                yield f"    object store, {what.replace('_', ' ')}: {format_counts(requests)}"
         if stream["supervisor"]:
             yield f"    supervised by {stream['supervisor']}, {stream['supervised_seconds_ago']} s ago"
         elif stream["log"] and stream["state"] == "running":
@@ -60,33 +60,33 @@ def status_lines(status: dict[str, Any]) -> Iterator[str]:
             yield f"    {row['remedy']}"
     if offset:
         yield f"  offset: {offset['file']}:{offset['position']} on {offset['server']}"
-    yield f"  lag: {_lag(status)}"
+    yield f"  lag: {_lag_text(status)}"
 
 
-def _progress(row: dict[str, Any]) -> str:
+def _progress_text(row: dict[str, Any]) -> str:
     text = f"{row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows"
     text += f", {row['rows_per_second']} rows/s" if row["rows_per_second"] else ""
     text += f", {row['corrected']} corrected"
-    text += f", {duration(row['eta_seconds'])} left" if row["eta_seconds"] else ""
+    text += f", {format_duration(row['eta_seconds'])} left" if row["eta_seconds"] else ""
     return text + (f"; paused: {row['paused']}" if row["paused"] else "")
 
 
-def _table(row: dict[str, Any]) -> str:
+def _table_text(row: dict[str, Any]) -> str:
     text = f"{row['table']}: {row['state']}" + (f" at {row['at']}" if row["at"] else "")
     text += ", its copy was emptied" if row["emptied"] else ""
     if row["chunks_total"]:
         text += f", {row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows, {row['corrected']} corrected"
     if row["revision"]:
-        text += f", read again {_times(row['revision'])}"
+        text += f", read again {_times_text(row['revision'])}"
     alterations = len(row["definitions"]) - 1
-    return f"{text}, altered {_times(alterations)}" if alterations else text
+    return f"{text}, altered {_times_text(alterations)}" if alterations else text
 
 
-def _times(number: int) -> str:
+def _times_text(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _size(row: dict[str, Any]) -> str:
+def _sink_size_text(row: dict[str, Any]) -> str:
     """What a table of the sink takes."""
     rows = "" if row["rows"] is None else f"{row['rows']:,} rows in "
     text = f"{row['table']}: {rows}{row['files']:,} files, {row['bytes']:,} bytes"
@@ -94,13 +94,13 @@ def _size(row: dict[str, Any]) -> str:
     return text + (f", compacted {row['compactions']:,} times" if row["compactions"] else "")
 
 
-def _applied(stream: dict[str, Any]) -> str:
+def _apply_lag_text(stream: dict[str, Any]) -> str:
     """How late changes were applied; nothing where there were none."""
     median, p95 = stream["lag_p50_seconds"], stream["lag_p95_seconds"]
     return "" if median is None else f", lag p50 {median} s, p95 {p95} s"
 
 
-def _lag(status: dict[str, Any]) -> str:
+def _lag_text(status: dict[str, Any]) -> str:
     """How far the source is ahead of the resume point, or of P0 before there is one."""
     seconds, size, hours = status["lag_seconds"], status["lag_bytes"], status["purge_in_hours"]
     parts = [

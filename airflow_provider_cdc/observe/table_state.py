@@ -6,17 +6,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from airflow_provider_cdc.model.offset import Lineage
+from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.step_kinds import ADDED, REMOVED
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state.values import TableProgress
 
-State = Literal["waiting", "snapshot", "copied", "streaming", "stopped", "rereading", "suspended", "dropped", "removed"]
+TableStateName = Literal[
+    "waiting", "snapshot", "copied", "streaming", "stopped", "rereading", "suspended", "dropped", "removed"
+]
 
 
 @dataclass(frozen=True)
-class Standing:
+class PipelineState:
     """How a pipeline stands, as far as its tables need it.
 
     :param group_states: states of the chunk groups, by number.
@@ -39,12 +41,12 @@ class Standing:
     emptied: Collection[int] = ()
 
 
-def table_status(
-    context: Context,
+def list_table_statuses(
+    context: RunContext,
     plan: Plan,
-    timeline: Lineage,
+    timeline: Timeline,
     rows: Mapping[tuple[str, str], TableProgress],
-    pipeline_state: Standing,
+    pipeline_state: PipelineState,
 ) -> list[dict[str, Any]]:
     """The tables of the plan, those that were removed from it as well, as JSON values.
 
@@ -85,7 +87,7 @@ def table_status(
     return statuses
 
 
-def table_state(context: Context, plan: Plan, index: int, pipeline_state: Standing) -> State:
+def table_state(context: RunContext, plan: Plan, index: int, pipeline_state: PipelineState) -> TableStateName:
     """How one table stands, in one word."""
     suspension = plan.suspension_of(index)
     if suspension is not None and not context.pipeline.captures(*plan.tables[index].id):

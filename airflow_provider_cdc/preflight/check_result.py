@@ -10,7 +10,7 @@ from airflow_provider_cdc.model.errors import CdcError, NotReadyError, Transient
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One result of the preflight.
 
     :param level: ``ok``, ``warning`` or ``error``.
@@ -25,7 +25,7 @@ class Finding:
     transient: bool = False
 
     @classmethod
-    def from_error(cls, error: CdcError) -> Finding:
+    def from_error(cls, error: CdcError) -> CheckResult:
         """An error as a finding; :meth:`error` turns it back."""
         return cls("error", error.message, error.remedy, isinstance(error, TransientError))
 
@@ -41,18 +41,18 @@ class Finding:
         return {"level": self.level, "what": self.message, "remedy": self.remedy}
 
 
-def findings(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def run_check(check: Callable[[], Iterator[CheckResult]]) -> list[CheckResult]:
     """What a check finds; an error that ends it is its last finding."""
-    results: list[Finding] = []
+    results: list[CheckResult] = []
     try:
         for result in check():
             results.append(result)
     except CdcError as error:
-        results.append(Finding.from_error(error))
+        results.append(CheckResult.from_error(error))
     return results
 
 
-def granted(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:
+def require_grant(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:
     """What is read; if the server denies it, the error names the grant.
 
     :raises NotReadyError: if the user lacks the grant.
@@ -62,9 +62,9 @@ def granted(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:
     except NotReadyError as error:
         if error.code is None:  # not denied by the server
             raise
-        raise NotReadyError(*lacks(grant, scope)) from None
+        raise NotReadyError(*missing_grant(grant, scope)) from None
 
 
-def lacks(grant: str, scope: str = "*.*") -> tuple[str, str]:
+def missing_grant(grant: str, scope: str = "*.*") -> tuple[str, str]:
     """What to say, and the remedy, where a grant is missing."""
     return f"the user lacks the grant {grant} on {scope}", f"GRANT {grant} ON {scope} TO the user of the connection"

@@ -9,106 +9,106 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.config.connections import unsafe
+from airflow_provider_cdc.config.connections import connection_risk
 from airflow_provider_cdc.config.sink_section import KEEP
-from airflow_provider_cdc.config.store_address import folder_of
-from airflow_provider_cdc.config.table_paths import READERS, escaped_in
+from airflow_provider_cdc.config.store_address import local_folder_of
+from airflow_provider_cdc.config.table_paths import URL_READERS_REMEDY, url_escaped_characters
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.preflight.check_result import Finding, findings
+from airflow_provider_cdc.preflight.check_result import CheckResult, run_check
 from airflow_provider_cdc.preflight.server import check_server, check_server_ids
 from airflow_provider_cdc.preflight.tables import check_tables
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
-from airflow_provider_cdc.sinks.storage.store_check import check_store
+from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
 
 #: Bytes below which a disk has hardly room for anything: a batch, a compaction, and the bookkeeping.
-_ROOM = 1 << 30
+_MIN_FREE_BYTES = 1 << 30
 
 
-def preflight(context: Context, *, spark: bool = True) -> list[Finding]:
+def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResult]:
     """Look at server, grants, tables, sink and runtime. Nothing is left behind, not even a folder.
 
     :param spark: also look at pyspark and Java.
     """
-    results: list[Finding] = []
-    results += findings(lambda: _sink(context))
-    results += findings(lambda: _supported(context))
-    results += findings(lambda: _safety(context))
+    results: list[CheckResult] = []
+    results += run_check(lambda: _check_sink(context))
+    results += run_check(lambda: _check_sink_supports(context))
+    results += run_check(lambda: _check_connection_security(context))
     if spark:
-        results += findings(_runtime)
+        results += run_check(_check_runtime)
     try:
         connection = connect(context.connect_args)
     except CdcError as error:
-        return [*results, Finding.from_error(error)]
+        return [*results, CheckResult.from_error(error)]
     with closing(connection):
-        results += findings(lambda: check_server(context, connection))
-        results += findings(lambda: check_server_ids(context, connection))
+        results += run_check(lambda: check_server(context, connection))
+        results += run_check(lambda: check_server_ids(context, connection))
         results += check_tables(context, connection)
     return results
 
 
-def require(context: Context, *, spark: bool = True) -> list[Finding]:
+def require_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResult]:
     """Stop unless the preflight finds no error.
 
     :returns: the warnings.
     :raises NotReadyError: with the first error found.
     :raises TransientError: if that may go away by itself: the server cannot be reached.
     """
-    results = preflight(context, spark=spark)
+    results = run_preflight(context, spark=spark)
     for result in results:
         if result.level == "error":
             raise result.to_error()
     return [f for f in results if f.level == "warning"]
 
 
-def _sink(context: Context) -> Iterator[Finding]:
-    folder = folder_of(context.pipeline.sink.path)
+def _check_sink(context: RunContext) -> Iterator[CheckResult]:
+    folder = local_folder_of(context.pipeline.sink.path)
     if folder is None:
-        check_store(context.storage, context.layout.pipeline_folder)
+        check_storage_guarantees(context.storage, context.layout.pipeline_folder)
         state_location = (
             "in a database"
             if context.state_url is not None
             else f"in {context.local_files.state_database} of this host"
         )
-        yield Finding("ok", f"sink {context.storage.location()} can be written; bookkeeping {state_location}")
+        yield CheckResult("ok", f"sink {context.storage.location()} can be written; bookkeeping {state_location}")
         if context.state_url is None:
-            yield from _room("the bookkeeping", _existing(context.local_files.state_database))
+            yield from _check_disk_space("the bookkeeping", _nearest_existing(context.local_files.state_database))
         return
-    path, existing = Path(folder), _existing(Path(folder))
+    path, existing = Path(folder), _nearest_existing(Path(folder))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding(
+        yield CheckResult(
             "error",
             f"sink.path {path} cannot be written: {existing} is not a writable folder",
             "Give the user that runs this write access to it, or choose another sink.path",
         )
         return
     free = shutil.disk_usage(existing).free
-    yield Finding("ok", f"sink {path} is writable, {free / 1e9:.1f} GB free")
-    yield from _room(f"sink {path}", existing)
-    if odd_characters := escaped_in(folder):
-        yield Finding("warning", f"sink.path {path} has {odd_characters!r} in it", READERS)
+    yield CheckResult("ok", f"sink {path} is writable, {free / 1e9:.1f} GB free")
+    yield from _check_disk_space(f"sink {path}", existing)
+    if odd_characters := url_escaped_characters(folder):
+        yield CheckResult("warning", f"sink.path {path} has {odd_characters!r} in it", URL_READERS_REMEDY)
 
 
-def _existing(path: Path) -> Path:
+def _nearest_existing(path: Path) -> Path:
     """The path, or the nearest folder above it that is there."""
     while not os.path.exists(path) and path != path.parent:  # not Path.exists: it may be denied to look
         path = path.parent
     return path
 
 
-def _room(subject: str, existing: Path) -> Iterator[Finding]:
+def _check_disk_space(subject: str, existing: Path) -> Iterator[CheckResult]:
     """A warning if the disk of a folder is nearly full."""
     free = shutil.disk_usage(existing).free
-    if free < _ROOM:
-        yield Finding(
+    if free < _MIN_FREE_BYTES:
+        yield CheckResult(
             "warning",
             f"the disk of {subject} has only {free:,} bytes left (at {existing})",
             "Make room on that disk, or use a larger one: a snapshot needs about the size of the tables there",
         )
 
 
-def _supported(context: Context) -> Iterator[Finding]:
+def _check_sink_supports(context: RunContext) -> Iterator[CheckResult]:
     """What the sink cannot do of what the pipeline asks for; of tables, the check of each table says it."""
     if context.pipeline.stream.on_purged == "reread":
         context.require_feature(Feature.RESNAPSHOT, "stream.on_purged is reread")
@@ -118,7 +118,7 @@ def _supported(context: Context) -> Iterator[Finding]:
     yield from ()
 
 
-def _safety(context: Context) -> Iterator[Finding]:
+def _check_connection_security(context: RunContext) -> Iterator[CheckResult]:
     """What the settings of the connections leave open; nothing is connected to."""
     pipeline, url = context.pipeline, context.state_url
     connections: dict[str, tuple[Any, Mapping[str, Any]]] = {
@@ -127,14 +127,14 @@ def _safety(context: Context) -> Iterator[Finding]:
     if url is not None:
         connections[f"state.conn_id {pipeline.state.conn_id}"] = url, url.query
     if context.access is not None and (risk := context.access.risk):
-        yield Finding(
+        yield CheckResult(
             "warning",
             f"sink.conn_id {pipeline.sink.conn_id}: {risk}",
             "Name an endpoint with https, and in verify the file of the authority that signed its certificate",
         )
     for subject, (settings_source, settings) in connections.items():
-        if risk := unsafe(settings_source):
-            yield Finding(
+        if risk := connection_risk(settings_source):
+            yield CheckResult(
                 "warning",
                 f"{subject}: {risk}",
                 f"Leave out {'sslmode' if 'sslmode' in settings else 'ssl_mode'} in its extra, and name there the "
@@ -142,12 +142,12 @@ def _safety(context: Context) -> Iterator[Finding]:
             )
         key = str(settings.get("ssl_key") or settings.get("sslkey") or "")
         if key and os.path.exists(key) and os.stat(key).st_mode & 0o077:
-            yield Finding("warning", f"{subject}: the key {key} can be read by others", f"chmod 600 {key}")
+            yield CheckResult("warning", f"{subject}: the key {key} can be read by others", f"chmod 600 {key}")
 
 
-def _runtime() -> Iterator[Finding]:
+def _check_runtime() -> Iterator[CheckResult]:
     from airflow_provider_cdc.spark.install_check import check_spark_install
     from airflow_provider_cdc.spark.java import ensure_java_home
 
     version = check_spark_install()
-    yield Finding("ok", f"pyspark is of version {version}; Java at {ensure_java_home()}")
+    yield CheckResult("ok", f"pyspark is of version {version}; Java at {ensure_java_home()}")

@@ -16,11 +16,11 @@ from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.chunk_groups.groups import generation_fence
 from airflow_provider_cdc.model.errors import CdcError, FencedError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Suspended
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.model.plan_history import Suspension
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
-from airflow_provider_cdc.sinks.table_errors import of_table
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
 
@@ -29,7 +29,7 @@ def dropped_marker(plan: Plan) -> str:
     return f"cdc/{plan.pipeline}/{plan.generation}/dropped"
 
 
-def is_to_go(context: Context, plan: Plan, suspension: Suspended | None) -> bool:
+def should_empty_copy(context: RunContext, plan: Plan, suspension: Suspension | None) -> bool:
     """Whether the rows of a suspended table go, if the source does not have the table any more."""
     return (
         suspension is not None
@@ -38,7 +38,7 @@ def is_to_go(context: Context, plan: Plan, suspension: Suspended | None) -> bool
     )
 
 
-def is_emptied(context: Context, plan: Plan, index: int) -> bool:
+def is_copy_emptied(context: RunContext, plan: Plan, index: int) -> bool:
     """Whether the copy of a table was emptied, and the table was not read again since.
 
     :raises TerminalError: if there is another table in its place.
@@ -49,17 +49,17 @@ def is_emptied(context: Context, plan: Plan, index: int) -> bool:
     return (context.sink.table(plan.tables[index]).markers().get(dropped_marker(plan)) or 0) > suspension.revision
 
 
-def emptied(context: Context, plan: Plan) -> list[int]:
+def list_emptied_copies(context: RunContext, plan: Plan) -> list[int]:
     """Tables whose copies were emptied, without those that have another table in their place."""
     indexes = []
     for suspension in plan.suspensions:
         with suppress(TerminalError, NotReadyError):
-            if is_emptied(context, plan, suspension.table):
+            if is_copy_emptied(context, plan, suspension.table):
                 indexes.append(suspension.table)
     return indexes
 
 
-def empty_copy(context: Context, store: Store, plan: Plan, applier: Applier, index: int) -> bool:
+def empty_copy(context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, index: int) -> bool:
     """Empty the copy of a table that was dropped, if that was not done yet. Only the stream's driver calls it.
 
     A copy that cannot be emptied stays, and it is said why.
@@ -69,12 +69,12 @@ def empty_copy(context: Context, store: Store, plan: Plan, applier: Applier, ind
     :raises FencedError: if a newer epoch has taken over.
     """
     suspension, table = plan.suspension_of(index), plan.tables[index]
-    if suspension is None or not is_to_go(context, plan, suspension):
+    if suspension is None or not should_empty_copy(context, plan, suspension):
         return False  # it was read again meanwhile
     try:
         for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL):
             context.require_feature(feature, f"sink.on_dropped is drop for table {table.label}")
-        with of_table(table):
+        with name_table_in_errors(table):
             target = context.sink.table(table)
             if target.exists() and target.markers().get(generation_fence(plan, index).name) is None:
                 raise TerminalError(f"the {target.name} is not the one that was written before")
@@ -85,16 +85,16 @@ def empty_copy(context: Context, store: Store, plan: Plan, applier: Applier, ind
         raise
     except (TerminalError, NotReadyError) as error:
         message = f"table {table.label} was dropped in the source, and its copy cannot be emptied: {error.message}"
-        _tell(context, store, plan, "table_refused", message, table.label, error.remedy)
+        _report_event(context, store, plan, "table_refused", message, table.label, error.remedy)
         return False
     if done:
         message = f"table {table.label} was dropped in the source, behind {suspension.at}: its copy was emptied"
-        _tell(context, store, plan, "table_emptied", message, table.label)
+        _report_event(context, store, plan, "table_emptied", message, table.label)
     return True
 
 
-def _tell(
-    context: Context, store: Store, plan: Plan, kind: str, text: str, table: str, remedy: str | None = None
+def _report_event(
+    context: RunContext, store: StateDatabase, plan: Plan, kind: str, text: str, table: str, remedy: str | None = None
 ) -> None:
     context.reporter.line(text)
     with suppress(CdcError, SQLAlchemyError):  # this is for people

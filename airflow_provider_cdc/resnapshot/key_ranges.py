@@ -12,10 +12,10 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.chunk_groups.groups import Group
-from airflow_provider_cdc.chunk_groups.task import Runner
-from airflow_provider_cdc.ddl.alter_parser import NotFollowed
-from airflow_provider_cdc.ddl.key_predicate import BadPredicate
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
+from airflow_provider_cdc.chunk_groups.task import JobRunner
+from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed
+from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import (
     CdcError,
@@ -24,54 +24,54 @@ from airflow_provider_cdc.model.errors import (
 )
 from airflow_provider_cdc.model.plan import Chunk, Plan
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.staged_read import RANGES, Staged
-from airflow_provider_cdc.mysql.chunks.planner import plan_again, plan_ranges
+from airflow_provider_cdc.model.staged_read import RANGES, StagedRead
+from airflow_provider_cdc.mysql.chunks.planner import plan_ranges, plan_resnapshot
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.keys.ranges import key_ranges
-from airflow_provider_cdc.resnapshot.ad_hoc_read import is_published, read_aside
-from airflow_provider_cdc.resnapshot.table import altered_meanwhile, asked_for, resnapshot
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.mysql.keys.ranges import parse_key_ranges
+from airflow_provider_cdc.resnapshot.ad_hoc_read import stage_ad_hoc_read, wait_for_ad_hoc_read
+from airflow_provider_cdc.resnapshot.table import is_alteration_error, require_table_index, resnapshot_table
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
-from airflow_provider_cdc.state import RequestRow, Store
+from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 
 #: Gives the ranges of a table's keys, in the order of the key; none overlap.
-Ranges = Callable[["Connection[Any]", TableSchema], Sequence[Chunk]]
+RangeFinder = Callable[["Connection[Any]", TableSchema], Sequence[Chunk]]
 
 
-def read_again(context: Context, store: Store, label: str, where_key: str | None, run: Runner) -> str:
+def run_resnapshot(context: RunContext, store: StateDatabase, label: str, where_key: str | None, run: JobRunner) -> str:
     """Read a table again, or the rows of it whose keys are as a condition says, and wait for the stream.
 
     :param where_key: the condition; ``None`` for the whole table.
-    :returns: what :func:`~airflow_provider_cdc.resnapshot.table.resnapshot` or :func:`resnapshot_where` does, which
+    :returns: what :func:`~airflow_provider_cdc.resnapshot.table.resnapshot_table` or :func:`resnapshot_where` does, which
         say what it raises.
     """
     if where_key is None:
-        return resnapshot(context, store, label, run)
+        return resnapshot_table(context, store, label, run)
     return resnapshot_where(context, store, label, where_key, run)
 
 
-def resnapshot_where(context: Context, store: Store, label: str, where_key: str, run: Runner) -> str:
+def resnapshot_where(context: RunContext, store: StateDatabase, label: str, where_key: str, run: JobRunner) -> str:
     """Read the rows of a table again whose keys are as a condition says, and wait for the stream to exchange them.
 
     :param label: ``database.table``.
-    :param where_key: the condition; see :func:`airflow_provider_cdc.ddl.key_predicate.parse`.
+    :param where_key: the condition; see :func:`airflow_provider_cdc.ddl.key_predicate.parse_key_predicate`.
     :param run: runs the slices.
     :returns: ``replaced``, or ``staged`` where no stream runs: the next one does it.
     :raises NotReadyError: if the pipeline has no such table, its snapshot is not complete, the condition is no range of
         its key, or the table is suspended.
     :raises TransientError: if the stream has not followed its last DDL yet, or could not exchange the rows.
     """
-    index = asked_for(context, label)
-    return read_ranges(context, store, index, _ranges_of(index, where_key), run)
+    index = require_table_index(context, label)
+    return resnapshot_ranges(context, store, index, _ranges_from_condition(index, where_key), run)
 
 
-def _ranges_of(index: int, where_key: str) -> Ranges:
+def _ranges_from_condition(index: int, where_key: str) -> RangeFinder:
     """Ranges that a condition means."""
 
     def ranges(connection: Connection[Any], table: TableSchema) -> Sequence[Chunk]:
         try:
-            return key_ranges(connection, table, index, where_key)
-        except BadPredicate as error:
+            return parse_key_ranges(connection, table, index, where_key)
+        except InvalidKeyPredicate as error:
             raise NotReadyError(
                 f"the condition on the key of {table.label}: {error}",
                 f"Say it as a range of the key ({', '.join(table.key)})",
@@ -81,7 +81,9 @@ def _ranges_of(index: int, where_key: str) -> Ranges:
     return ranges
 
 
-def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run: Runner) -> str:
+def resnapshot_ranges(
+    context: RunContext, store: StateDatabase, index: int, ranges: RangeFinder, run: JobRunner
+) -> str:
     """Read ranges of a table's keys again, and wait for the stream to exchange their rows.
 
     :param index: index of the table in the plan.
@@ -90,53 +92,53 @@ def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run:
     :returns: and raises what :func:`resnapshot_where` does.
     """
     label = context.require_plan().tables[index].label
-    group, staged = _read(context, index, ranges, run)
+    group, staged = _stage_ranges(context, index, ranges, run)
     description = f"{label} was read again in part"
-    if is_published(group, store, staged, description):
+    if wait_for_ad_hoc_read(group, store, staged, description):
         return "replaced"
     context.reporter.line(f"{description}; no stream runs: the next one exchanges the rows")
     return "staged"
 
 
-def read_where(context: Context, index: int, where_key: str, run: Runner, by_request: RequestRow) -> None:
+def stage_where(context: RunContext, index: int, where_key: str, run: JobRunner, by_request: ControlRequestRow) -> None:
     """Read rows that somebody wants to be read again, and ask the stream to exchange them.
 
     :param by_request: the request by which somebody does; the others and what it raises as of :func:`resnapshot_where`.
     """
-    _read(context, index, _ranges_of(index, where_key), run, by_request)
+    _stage_ranges(context, index, _ranges_from_condition(index, where_key), run, by_request)
 
 
-def _read(
-    context: Context, index: int, ranges: Ranges, run: Runner, by_request: RequestRow | None = None
-) -> tuple[Group, Staged]:
+def _stage_ranges(
+    context: RunContext, index: int, ranges: RangeFinder, run: JobRunner, by_request: ControlRequestRow | None = None
+) -> tuple[ChunkGroup, StagedRead]:
     """Read ranges into staged slices, and ask for them to be exchanged.
 
     :raises TransientError: if the table is altered meanwhile.
     """
     try:
-        return _staged(context, index, ranges, run, by_request)
+        return _stage_ranges_once(context, index, ranges, run, by_request)
     except CdcError as error:
-        if not altered_meanwhile(error):
+        if not is_alteration_error(error):
             raise
         label = context.require_plan().tables[index].label
         message = f"{label} was altered while it was read: {error.message}"
         raise TransientError(message, "Run again when the stream has followed that", table=label) from error
 
 
-def _staged(
-    context: Context, index: int, ranges: Ranges, run: Runner, by_request: RequestRow | None
-) -> tuple[Group, Staged]:
+def _stage_ranges_once(
+    context: RunContext, index: int, ranges: RangeFinder, run: JobRunner, by_request: ControlRequestRow | None
+) -> tuple[ChunkGroup, StagedRead]:
     plan = context.require_plan()
     label = plan.tables[index].label
     context.require_feature(Feature.RESNAPSHOT, f"a part of table {label} is to be read again")
     _, timeline = context.resume_state(plan)
 
     def cut(connection: Connection[Any], current: TableSchema) -> list[Chunk]:
-        _check(context, plan, index, current)
+        _check_definition(context, plan, index, current)
         return plan_ranges(connection, current, ranges(connection, current), context.pipeline.snapshot.chunk_rows)
 
     with closing(connect(context.connect_args)) as connection:
-        since, _, chunks = plan_again(
+        since, _, chunks = plan_resnapshot(
             connection,
             plan.tables[index],
             index,
@@ -145,10 +147,10 @@ def _staged(
             cut_chunks=cut,
             open_at=context.binlog_opener(slots.PLAN),
         )
-    return read_aside(context, plan, plan, RANGES, index, chunks, since, timeline, run, by_request)
+    return stage_ad_hoc_read(context, plan, plan, RANGES, index, chunks, since, timeline, run, by_request)
 
 
-def _check(context: Context, plan: Plan, index: int, current: TableSchema) -> None:
+def _check_definition(context: RunContext, plan: Plan, index: int, current: TableSchema) -> None:
     """Make sure that rows that are read now fit those that are there.
 
     :param current: the definition as it is now.
@@ -165,7 +167,7 @@ def _check(context: Context, plan: Plan, index: int, current: TableSchema) -> No
         raise NotReadyError(f"{table.label} has no usable key", whole_remedy, table=table.label)
     try:
         conformed = context.schema_policy.decide_definition(table, current)
-    except NotFollowed as error:
+    except DdlNotFollowed as error:
         raise NotReadyError(f"{table.label}: {error}", whole_remedy, table=table.label) from None
     if conformed.fingerprint() != table.fingerprint():
         raise TransientError(

@@ -14,26 +14,28 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Suspended
+from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.step_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.resnapshot.suspension import suspended_here
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.protocol import Adopting, Feature
+from airflow_provider_cdc.resnapshot.suspension import make_suspension
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
 from airflow_provider_cdc.sinks.storage.storage import write_json_once
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
 #: Names that tools for online schema changes give to tables beside a table: gh-ost (``--timestamp-old-table``,
 #: ``--revert``), pt-online-schema-change, and spirit (which adds a time to the one that it leaves).
-_BESIDE = re.compile(r"_+(.+?)_(?:\d{14}_)?(?:rev_)?(?:gho|ghc|ghk|del|new|old(?:_\d\w*)?|chkpnt|sentinel)")
+_MIGRATION_TABLE_NAME = re.compile(
+    r"_+(.+?)_(?:\d{14}_)?(?:rev_)?(?:gho|ghc|ghk|del|new|old(?:_\d\w*)?|chkpnt|sentinel)"
+)
 #: Characters of a name, at most. Those tools cut the table's own name so that theirs fits.
-_LONGEST = 64
+_MAX_NAME_LENGTH = 64
 
 
-def newcomers(context: Context, plan: Plan) -> Iterator[TableSchema | NotReadyError]:
+def find_new_tables(context: RunContext, plan: Plan) -> Iterator[TableSchema | NotReadyError]:
     """Tables of the source that the pipeline captures and the plan does not have; or why one is not copied. Those
     are left out with which another one is altered online, by their names.
     """
@@ -45,9 +47,9 @@ def newcomers(context: Context, plan: Plan) -> Iterator[TableSchema | NotReadyEr
             if (database, name) in known:
                 continue
             try:
-                _check_name(context, database, name, existing)
+                _check_not_migration_table(context, database, name, existing)
                 schema = read_schema(connection, database, name, engine, context.pipeline.copies_column)
-                _check(context, [*known, schema.id], schema)
+                _check_addable(context, [*known, schema.id], schema)
             except NotReadyError as error:
                 error.table = f"{database}.{name}"
                 yield error
@@ -56,23 +58,27 @@ def newcomers(context: Context, plan: Plan) -> Iterator[TableSchema | NotReadyEr
             yield schema
 
 
-def _check_name(context: Context, database: str, name: str, existing: Collection[tuple[str, str]]) -> None:
+def _check_not_migration_table(
+    context: RunContext, database: str, name: str, existing: Collection[tuple[str, str]]
+) -> None:
     """Refuse a table that looks like one with which another is altered online, unless it is asked for by its name.
 
     :raises NotReadyError: naming the other one.
     """
-    match, label = _BESIDE.fullmatch(name), f"{database}.{name}"
+    match, label = _MIGRATION_TABLE_NAME.fullmatch(name), f"{database}.{name}"
     if match is None or {label, re.escape(label)} & {*context.pipeline.source.tables}:
         return
     for other_database, other in existing:
-        if other_database == database and (other == match[1] or (len(name) == _LONGEST and other.startswith(match[1]))):
+        if other_database == database and (
+            other == match[1] or (len(name) == _MAX_NAME_LENGTH and other.startswith(match[1]))
+        ):
             raise NotReadyError(
                 f"its name is that of a table with which {database}.{other} is altered online",
                 f"If it is not, name it in source.tables: {re.escape(label)}",
             )
 
 
-def _check(context: Context, ids: list[tuple[str, str]], table: TableSchema) -> None:
+def _check_addable(context: RunContext, ids: list[tuple[str, str]], table: TableSchema) -> None:
     """Refuse what could not be taken in.
 
     :raises NotReadyError: if the sink cannot have the table, or has one that the pipeline did not make.
@@ -83,41 +89,41 @@ def _check(context: Context, ids: list[tuple[str, str]], table: TableSchema) -> 
     sink.table_paths.check_distinct(ids)
     sink.delete_policy.mode_of(table)
     target = context.sink.table(table)
-    if target.exists() and not (isinstance(target, Adopting) and target.will_adopt(context.pipeline.name)):
+    if target.exists() and not (isinstance(target, Adoptable) and target.will_adopt(context.pipeline.name)):
         raise NotReadyError(
             f"there is a {target.name}, which this pipeline has not made",
             "Remove it, or exclude the table in source.exclude",
         )
 
 
-def added(context: Context, store: Store, plan: Plan) -> Plan:
+def add_new_tables(context: RunContext, store: StateDatabase, plan: Plan) -> Plan:
     """The plan with the tables that have come. They are written down, and read when the stream runs. Nobody else may
     be at it: the stream's driver calls it.
 
     :raises TransientError: if somebody is.
     """
-    for table in addable(context, store, plan):
-        plan = add(context, store, plan, table)
+    for table in list_addable_tables(context, store, plan):
+        plan = add_table(context, store, plan, table)
     return plan
 
 
-def addable(context: Context, store: Store, plan: Plan) -> list[TableSchema]:
+def list_addable_tables(context: RunContext, store: StateDatabase, plan: Plan) -> list[TableSchema]:
     """The newcomers that can be copied; of the others it is said why they cannot."""
     tables = []
-    for table in newcomers(context, plan):
+    for table in find_new_tables(context, plan):
         if isinstance(table, TableSchema):
             tables.append(table)
             continue
         message = f"table {table.table} cannot be added: {table.message}"
         context.reporter.line(f"{message}. {table.remedy}")
-        _tell(store, plan, "table_refused", message, table.table, table.remedy)
+        _record_event(store, plan, "table_refused", message, table.table, table.remedy)
     return tables
 
 
-def add(context: Context, store: Store, plan: Plan, table: TableSchema) -> Plan:
+def add_table(context: RunContext, store: StateDatabase, plan: Plan, table: TableSchema) -> Plan:
     """The plan with one table more; it is written down. Only the stream's driver calls it."""
     index = len(plan.definitions)
-    addition = suspended_here(
+    addition = make_suspension(
         context, plan, index, ADDED, "it was added to the pipeline, and was not read yet", schema=table
     )
     failpoint("add.before_write")
@@ -126,16 +132,18 @@ def add(context: Context, store: Store, plan: Plan, table: TableSchema) -> Plan:
     failpoint("add.after_write")
     message = f"table {table.label} was added: it is read, and then part of the stream"
     context.reporter.line(message)
-    _tell(store, plan, "table_added", message, table.label)
+    _record_event(store, plan, "table_added", message, table.label)
     return plan.with_amendments([addition.to_json()])
 
 
-def removals(context: Context, plan: Plan) -> list[Suspended]:
+def plan_removals(context: RunContext, plan: Plan) -> list[Suspension]:
     """What suspends the tables that the pipeline captures no more. Nothing is written down yet."""
     removed = [index for index in plan.active_tables if not context.pipeline.captures(*plan.tables[index].id)]
-    return [suspended_here(context, plan, index, REMOVED, "it was removed from the pipeline") for index in removed]
+    return [make_suspension(context, plan, index, REMOVED, "it was removed from the pipeline") for index in removed]
 
 
-def _tell(store: Store, plan: Plan, kind: str, text: str, table: str | None, remedy: str | None = None) -> None:
+def _record_event(
+    store: StateDatabase, plan: Plan, kind: str, text: str, table: str | None, remedy: str | None = None
+) -> None:
     with suppress(CdcError, SQLAlchemyError):  # this is for people
         store.add_event(plan.pipeline, kind, text, table=table, remedy=remedy)

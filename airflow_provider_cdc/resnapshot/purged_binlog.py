@@ -11,24 +11,24 @@ from dataclasses import replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import epoch_fence, highest_epoch, stream_marker
-from airflow_provider_cdc.chunk_groups.groups import coverage, targets
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.definitions import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.mysql.client.identity import identity, same_server
+from airflow_provider_cdc.mysql.client.identity import check_same_server, server_identity
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import are_renamed
-from airflow_provider_cdc.mysql.positions.failover import take_over
-from airflow_provider_cdc.mysql.positions.resume import resume
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.protocol import Feature, Fenced
+from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed
+from airflow_provider_cdc.mysql.positions.failover import fail_over
+from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.protocol import Feature, Fenceable
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
 
-def planned(context: Context, store: Store) -> Plan:
+def replan_if_purged(context: RunContext, store: StateDatabase) -> Plan:
     """The plan to work on: that of a new snapshot, if the server has purged what the stream needs next.
 
     Only if ``stream.on_purged`` says so, and only where a run begins: what works on a plan does not change it.
@@ -36,11 +36,11 @@ def planned(context: Context, store: Store) -> Plan:
     :raises NotReadyError: if there has to be a new one and a stream is running.
     :raises TerminalError: if the server's binlogs were numbered anew.
     """
-    _begin_again(context, store)
+    _start_new_snapshot_if_purged(context, store)
     return context.ensure_plan(store)
 
 
-def _begin_again(context: Context, store: Store) -> None:
+def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> None:
     """Plan a new snapshot if there has to be one.
 
     Killed anywhere it is simply called again: each step is done once, and what is left of the old snapshot cannot be
@@ -56,12 +56,12 @@ def _begin_again(context: Context, store: Store) -> None:
         return
     offset, timeline = context.resume_state(plan)
     with closing(connect(context.connect_args)) as connection:
-        renamed = identity(connection) == offset.server and are_renamed(connection, offset.at)
+        renamed = server_identity(connection) == offset.server and are_files_renamed(connection, offset.at)
         try:
             if renamed and _has_passed_snapshot(context, plan, timeline.seq(offset.at)):
-                take_over(connection, context.binlog_opener(slots.PLAN), offset)
+                fail_over(connection, context.binlog_opener(slots.PLAN), offset)
             else:
-                resume(connection, offset, context.binlog_opener(slots.PLAN))
+                check_resume_offset(connection, offset, context.binlog_opener(slots.PLAN))
             return
         except PurgedError as error:
             reason = error.message
@@ -69,13 +69,13 @@ def _begin_again(context: Context, store: Store) -> None:
             return  # the stream says what is wrong
     context.require_feature(Feature.RESNAPSHOT, "stream.on_purged is reread")
     context.liveness.refuse_if_running(store, name)
-    existing: list[Fenced] = [table for table in (*targets(context, plan), resume_point) if table.exists()]
+    existing: list[Fenceable] = [table for table in (*open_sink_tables(context, plan), resume_point) if table.exists()]
     fence = epoch_fence(name, highest_epoch(name, [table.markers() for table in existing]) + 1)
     for table in existing:  # a stream that was taken for lost cannot write any more
         table.raise_fence(fence)
     failpoint("next_snapshot.after_fence")
     new_plan = context.new_plan(plan.generation + 1)
-    same_server(new_plan.p0.server, timeline.server)
+    check_same_server(new_plan.p0.server, timeline.server)
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
     old_tables, policy = {table.id: table for table in plan.tables}, context.schema_policy
     definitions = (
@@ -86,7 +86,7 @@ def _begin_again(context: Context, store: Store) -> None:
     read_seq = max([timeline.seq(offset.at), *(table.markers().get(stream_marker(name)) or 0 for table in existing)])
     if renamed:
         timeline = timeline.with_segment(new_plan.p0.server, new_plan.p0.at.file, read_seq)
-    new_plan = replace(new_plan, timeline=timeline, definitions=tuple(map(Definitions.from_single, definitions)))
+    new_plan = replace(new_plan, timeline=timeline, definitions=tuple(map(DefinitionHistory.from_single, definitions)))
     if timeline.seq(new_plan.p0.at) < read_seq:
         raise OtherHistoryError(
             f"the binlog of the server ends at {new_plan.p0.at}, and was read up to {timeline.position(read_seq)}"
@@ -105,12 +105,12 @@ def _begin_again(context: Context, store: Store) -> None:
         store.add_event(name, "reread", reason)
 
 
-def _has_passed_snapshot(context: Context, plan: Plan, seq: int) -> bool:
+def _has_passed_snapshot(context: RunContext, plan: Plan, seq: int) -> bool:
     """Whether nothing that chunks hold lies behind the resume point: what they hold is told by positions.
 
     :param seq: ``_cdc_seq`` of the resume point.
     """
-    table_coverages = coverage(context, plan, targets(context, plan))
+    table_coverages = read_coverage(context, plan, open_sink_tables(context, plan))
     return table_coverages is not None and all(
         mark <= seq for table in table_coverages for mark in table.high_watermarks
     )

@@ -1,7 +1,7 @@
 """A running stream is asked to copy other tables from now on: those of the pipeline as it is now.
 
 Who asks writes down the patterns beside the plan, and waits. The stream's driver takes them in between two batches:
-see :meth:`~airflow_provider_cdc.stream.epoch.Epoch._reload`.
+see :meth:`~airflow_provider_cdc.stream.epoch.Epoch._reload_tables`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from contextlib import closing
 from dataclasses import replace
 
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.config.fingerprint import RELOADED, fingerprint
+from airflow_provider_cdc.config.fingerprint import RELOADABLE_SETTINGS, settings_fingerprint
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.mysql.client.catalog import find_tables
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 
 _POLL_SECONDS = 0.5
 
 
-def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None:
+def reload_tables(context: RunContext, store: StateDatabase) -> tuple[list[str], list[str]] | None:
     """Ask the running stream to copy the tables of the pipeline as it is now, and wait until it does.
 
     :returns: labels of the tables that were added, and of those that were removed; ``None`` where no stream runs: the
@@ -48,8 +48,8 @@ def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None
         if not is_running or now is None or now.epoch != run.epoch:
             raise TransientError(f"epoch {run.epoch} of the stream has ended before it took the tables in", "Run again")
         time.sleep(_POLL_SECONDS)
-    digests = fingerprint(context.pipeline)
-    store.update_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADED})
+    digests = settings_fingerprint(context.pipeline)
+    store.update_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADABLE_SETTINGS})
     after = context.require_plan()
     known = {table.id for table in before.tables}
     added = [table.label for table in after.tables if table.id not in known]
@@ -59,7 +59,7 @@ def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None
     return added, removed
 
 
-def reloaded(context: Context, plan: Plan) -> Pipeline:
+def apply_reload_request(context: RunContext, plan: Plan) -> Pipeline:
     """The pipeline with the patterns that were asked for."""
     requested = read_json(context.storage, context.layout.reload_request(plan.generation))
     source = replace(context.pipeline.source, tables=tuple(requested["tables"]), exclude=tuple(requested["exclude"]))

@@ -18,53 +18,53 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_provider_cdc.apply.applier import Applier, epoch_fence, found_rows, stream_marker
-from airflow_provider_cdc.apply.task import StreamJob, moved
+from airflow_provider_cdc.apply.applier import Applier, epoch_fence, explain_missing_rows, stream_marker
+from airflow_provider_cdc.apply.task import StreamJob, retry_in_next_epoch
 from airflow_provider_cdc.chunk_groups.groups import (
-    Group,
-    coverage,
+    ChunkGroup,
+    entry_resume_point,
+    entry_timeline,
     generation_fence,
-    numbering,
-    since_of,
+    read_coverage,
     watermarks_of,
 )
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.changes import after, apply_changes, last_changes
+from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes
 from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
-from airflow_provider_cdc.model.multiset import net, remaining, search
-from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.multiset import find_removed_rows, net_change, without_removed_rows
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.schema import SEQ
-from airflow_provider_cdc.model.staged_read import GROUP, RANGES, Staged, refusal
-from airflow_provider_cdc.model.supervision import Watch
+from airflow_provider_cdc.model.schema import SEQ_COLUMN
+from airflow_provider_cdc.model.staged_read import GROUP, RANGES, StagedRead, publish_refusal
+from airflow_provider_cdc.model.supervision import EpochWatch
 from airflow_provider_cdc.mysql.client.key_sql import keys_of
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.keys.ownership import owned, owners
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt
-from airflow_provider_cdc.mysql.positions.resume import gone
+from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks, mask_owned_rows
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt
+from airflow_provider_cdc.mysql.positions.resume import why_purged
 from airflow_provider_cdc.resnapshot.staged_files import (
-    Outcome,
-    forget,
-    group_reading_marker,
-    read_numbers,
-    request,
-    waiting,
+    ReadOutcome,
+    group_read_marker,
+    list_pending_reads,
+    published_read_numbers,
+    remove_request,
+    request_publication,
 )
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.files.parquet import DataFile, portions
-from airflow_provider_cdc.sinks.protocol import Markers, Replaced
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.files.parquet import DataFile, split_by_size
+from airflow_provider_cdc.sinks.protocol import Markers, OverwriteRange
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
-from airflow_provider_cdc.system.processes import died_here
+from airflow_provider_cdc.system.processes import has_died_here
 
 _POLL_SECONDS = 1.0
 #: Bytes in memory of the rows of a table without a key that are staged as one slice.
 _PORTION_BYTES = 64 << 20
 #: What tells that rows which were read again are of no use any more.
-UNUSABLE = (TerminalError, FileNotFoundError, pa.ArrowInvalid)
+UNUSABLE_ERRORS = (TerminalError, FileNotFoundError, pa.ArrowInvalid)
 
 
-def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> Staged:
+def stage_group(group: ChunkGroup, attempt: int, manifests: Sequence[dict[str, Any]]) -> StagedRead:
     """Write down that an attempt is complete: its manifest, then a small file that asks for it to be published.
 
     :param manifests: one entry a file, all read in one segment of the lineage.
@@ -73,15 +73,17 @@ def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> St
     manifests = group.write_manifest(attempt, manifests)
     high = max(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])
     # Files of an earlier try lack more than those of this one.
-    since = min((since_of(plan, entry) for entry in manifests), key=lambda offset: offset.at)
+    since = min((entry_resume_point(plan, entry) for entry in manifests), key=lambda offset: offset.at)
     number = min(entry.get("reading", 0) for entry in manifests)
-    staged = Staged(number, GROUP, None, group.number, attempt, high, since, numbering(plan, manifests[0]))
-    request(context, plan, staged)
-    forget(context, plan, group.number, attempt - 1)
+    staged = StagedRead(number, GROUP, None, group.number, attempt, high, since, entry_timeline(plan, manifests[0]))
+    request_publication(context, plan, staged)
+    remove_request(context, plan, group.number, attempt - 1)
     return staged
 
 
-def unfit(group: Group, staged: Staged, timeline: Lineage, open_at: OpenAt) -> str | None:
+def why_group_not_publishable(
+    group: ChunkGroup, staged: StagedRead, timeline: Timeline, open_at: OpenStreamAt
+) -> str | None:
     """Why a staged attempt at a chunk group cannot be published any more, if it cannot.
 
     :param timeline: that of the resume point.
@@ -90,8 +92,8 @@ def unfit(group: Group, staged: Staged, timeline: Lineage, open_at: OpenAt) -> s
     plan = group.plan
     for index, target in group.tables.items():
         current, captured = plan.tables[index], group.context.pipeline.captures(*plan.tables[index].id)
-        rejection = refusal(
-            staged, index, plan, timeline, read_numbers(plan, index, target.markers()), captured=captured
+        rejection = publish_refusal(
+            staged, index, plan, timeline, published_read_numbers(plan, index, target.markers()), captured=captured
         )
         if rejection is not None:
             return f"{rejection.reason} (table {current.label})"
@@ -99,10 +101,10 @@ def unfit(group: Group, staged: Staged, timeline: Lineage, open_at: OpenAt) -> s
         if before is not None and before.fingerprint() != current.fingerprint():
             return f"{current.label} was altered since it was read"
     with closing(connect(group.context.connect_args)) as connection:
-        return gone(connection, staged.start, open_at)
+        return why_purged(connection, staged.start, open_at)
 
 
-def settle(group: Group, store: Store, staged: Staged) -> bool:
+def publish_or_wait(group: ChunkGroup, store: StateDatabase, staged: StagedRead) -> bool:
     """Publish a staged attempt where no stream has begun; elsewhere wait while a stream runs that will do it.
 
     :returns: whether it is published in all tables; if not, the next stream does it.
@@ -111,24 +113,32 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
     """
     manifests = group.read_manifest(staged.attempt)
     for index in group.tables:
-        _publish_alone(group, staged, index, manifests)
+        _publish_without_stream(group, staged, index, manifests)
 
-    def outcome() -> Outcome | None:
-        is_pending = any(pending_read.group == staged.group for pending_read in waiting(group.context, group.plan))
+    def outcome() -> ReadOutcome | None:
+        is_pending = any(
+            pending_read.group == staged.group for pending_read in list_pending_reads(group.context, group.plan)
+        )
         published = (group.published_attempt() or 0) >= staged.attempt  # looked at behind that: the request goes last
         if is_pending and not published:
             return None
-        if older := overwritten_by_older(
+        if older := find_tables_overwritten_by_older(
             group.context.refresh_plan(group.plan), staged, {m["table"] for m in manifests}
         ):
-            raise TerminalError(f"{_said(staged)}, {_overwritten_text(older)}", _resnapshot_commands(older))
-        return Outcome(published, "what was published stays")
+            raise TerminalError(
+                f"{_group_description(staged)}, {_overwritten_text(older)}", _resnapshot_commands(older)
+            )
+        return ReadOutcome(published, "what was published stays")
 
-    return is_taken(group, store, staged, outcome, _said(staged))
+    return wait_until_published(group, store, staged, outcome, _group_description(staged))
 
 
-def is_taken(
-    group: Group, store: Store, staged: Staged, outcome: Callable[[], Outcome | None], description: str
+def wait_until_published(
+    group: ChunkGroup,
+    store: StateDatabase,
+    staged: StagedRead,
+    outcome: Callable[[], ReadOutcome | None],
+    description: str,
 ) -> bool:
     """Wait while a stream runs that will publish what is staged.
 
@@ -138,14 +148,14 @@ def is_taken(
     :raises TransientError: if the stream could not publish it.
     """
     context, plan = group.context, group.plan
-    watch: Watch | None = None
+    watch: EpochWatch | None = None
     was_paused = False
     while (result := outcome()) is None:
         run = store.newest_epoch(plan.pipeline)
-        if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
+        if run is None or run.state != "running" or has_died_here(run.host, run.machine, run.pid, run.pid_started):
             return False
         if watch is None or watch.epoch != run.epoch:
-            watch = Watch(run.epoch)
+            watch = EpochWatch(run.epoch)
             context.reporter.line(
                 f"{description}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high_watermark}"
             )
@@ -162,7 +172,9 @@ def is_taken(
     return True
 
 
-def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence[dict[str, Any]]) -> None:
+def _publish_without_stream(
+    group: ChunkGroup, staged: StagedRead, index: int, manifests: Sequence[dict[str, Any]]
+) -> None:
     """One commit, if no stream has touched the table and it is not published there already."""
     target, epoch = group.tables[index], epoch_fence(group.plan.pipeline, 0).name
     files = [DataFile(**m["file"]) for m in manifests if m["table"] == index]
@@ -171,7 +183,7 @@ def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence
         return (markers.get(group.marker) or 0) < staged.attempt and markers.get(epoch) is None
 
     if due(target.markers()):
-        with _replaced(group, staged, index, files) as change:
+        with _group_replacement(group, staged, index, files) as change:
             failpoint("reread.before_commit")
             target.commit(
                 lambda markers: change if due(markers) else None,
@@ -181,13 +193,13 @@ def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence
             failpoint("reread.after_commit")
 
 
-def group_markers(group: Group, staged: Staged) -> dict[str, int]:
+def group_markers(group: ChunkGroup, staged: StagedRead) -> dict[str, int]:
     """Markers that say that an attempt at a chunk group is published, and which reading that is."""
-    return {group.marker: staged.attempt, group_reading_marker(group.plan, group.number): staged.number}
+    return {group.marker: staged.attempt, group_read_marker(group.plan, group.number): staged.number}
 
 
-def publish_staged(
-    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged
+def publish_group(
+    context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, job: StreamJob, staged: StagedRead
 ) -> None:
     """Publish a staged attempt at a chunk group, if the stream is far enough. Only its driver calls it, between two
     batches.
@@ -195,53 +207,55 @@ def publish_staged(
     :param applier: what has been applied; told of the new coverage.
     :param job: reads the binlog.
     """
-    group = Group(context, plan, staged.group)
+    group = ChunkGroup(context, plan, staged.group)
     if staged.group not in plan.groups():
         if _note_overwritten(group, store, staged):
-            forget(context, plan, staged.group, staged.attempt)
+            remove_request(context, plan, staged.group, staged.attempt)
         else:
-            _drop(group, store, staged, "its tables were read again as a whole, or are suspended")
+            _drop_request(group, store, staged, "its tables were read again as a whole, or are suspended")
         return
-    if not is_ripe(staged, applier):
+    if not is_due(staged, applier):
         return
     try:
-        with moved():
+        with retry_in_next_epoch():
             tables_behind = [i for i, attempt in group.published_by_table().items() if attempt < staged.attempt]
             # If none is, a run died when it had done it.
             reason = (
-                unfit(group, staged, applier.timeline, context.binlog_opener(slots.REPLAY)) if tables_behind else None
+                why_group_not_publishable(group, staged, applier.timeline, context.binlog_opener(slots.REPLAY))
+                if tables_behind
+                else None
             )
             for index in tables_behind if reason is None else ():
                 publish_table(group, staged, index, applier, job, group_markers(group, staged))
     except FencedError:
         raise
-    except UNUSABLE as error:  # the stream itself has lost nothing
-        reason = reason_of(error)
-    applier.set_coverage(coverage(context, plan, applier.tables) or [])
+    except UNUSABLE_ERRORS as error:  # the stream itself has lost nothing
+        reason = unusable_reason(error)
+    applier.set_coverage(read_coverage(context, plan, applier.tables) or [])
     if reason is not None:
-        _drop(group, store, staged, reason)
+        _drop_request(group, store, staged, reason)
         return
     if tables_behind:
-        context.reporter.line(f"{_said(staged)}: published at {applier.offset.at}")
+        context.reporter.line(f"{_group_description(staged)}: published at {applier.offset.at}")
     _note_overwritten(group, store, staged)
     with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
         group.mirror_published(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
-        forget(context, plan, staged.group, staged.attempt)
+        remove_request(context, plan, staged.group, staged.attempt)
 
 
-def is_ripe(staged: Staged, applier: Applier) -> bool:
+def is_due(staged: StagedRead, applier: Applier) -> bool:
     """Whether the stream is far enough to look at what is staged: at the highest high watermark, or at another server,
     where that means nothing.
     """
     return staged.timeline != applier.timeline.newest_segment or staged.high_watermark <= applier.offset.at
 
 
-def reason_of(error: Exception) -> str:
+def unusable_reason(error: Exception) -> str:
     """Why rows that were read again are of no use, for people."""
     return error.message if isinstance(error, TerminalError) else str(error)
 
 
-def overwritten_by_older(plan: Plan, staged: Staged, read_tables: Collection[int]) -> list[str]:
+def find_tables_overwritten_by_older(plan: Plan, staged: StagedRead, read_tables: Collection[int]) -> list[str]:
     """The tables of a chunk group that a re-snapshot has overwritten which began before the group was read again: the
     copy may lack what was read.
 
@@ -267,7 +281,7 @@ def _resnapshot_commands(tables: Sequence[str]) -> str:
     return "Run " + " and ".join(f"airflow-cdc resnapshot --table {label}" for label in tables)
 
 
-def _note_overwritten(group: Group, store: Store, staged: Staged) -> bool:
+def _note_overwritten(group: ChunkGroup, store: StateDatabase, staged: StagedRead) -> bool:
     """Report the tables whose rows, as they were read, are not in the copy.
 
     :returns: whether there are any.
@@ -276,33 +290,36 @@ def _note_overwritten(group: Group, store: Store, staged: Staged) -> bool:
         return False
     try:
         read_tables = {m["table"] for m in group.read_manifest(staged.attempt)}
-    except UNUSABLE:
+    except UNUSABLE_ERRORS:
         # Nobody can tell what was read: take it for all of the group, rather than say nothing.
         read_tables = {chunk.table for chunk in group.plan.superseded_chunks if chunk.group == staged.group}
-    overwritten = overwritten_by_older(group.plan, staged, read_tables)
+    overwritten = find_tables_overwritten_by_older(group.plan, staged, read_tables)
     if overwritten:
-        detail, remedy = f"{_said(staged)}, {_overwritten_text(overwritten)}", _resnapshot_commands(overwritten)
+        detail, remedy = (
+            f"{_group_description(staged)}, {_overwritten_text(overwritten)}",
+            _resnapshot_commands(overwritten),
+        )
         with suppress(CdcError, SQLAlchemyError):  # the line says it, too
             store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy=remedy)
         group.context.reporter.line(f"{detail}. {remedy}")
     return bool(overwritten)
 
 
-def _drop(group: Group, store: Store, staged: Staged, reason: str) -> None:
+def _drop_request(group: ChunkGroup, store: StateDatabase, staged: StagedRead, reason: str) -> None:
     """Give a request up: what was published stays."""
-    detail = f"{_said(staged)}, and cannot be published: {reason}; what was published stays"
+    detail = f"{_group_description(staged)}, and cannot be published: {reason}; what was published stays"
     with suppress(CdcError, SQLAlchemyError):  # the line says it, too
         store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it once more")
-    forget(group.context, group.plan, staged.group, staged.attempt)
+    remove_request(group.context, group.plan, staged.group, staged.attempt)
     group.context.reporter.line(f"{detail}. Clear its task to read it once more")
 
 
-def _said(staged: Staged) -> str:
+def _group_description(staged: StagedRead) -> str:
     return f"group {staged.group} was read again (attempt {staged.attempt})"
 
 
 def publish_table(
-    group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob, markers: Mapping[str, int]
+    group: ChunkGroup, staged: StagedRead, index: int, applier: Applier, job: StreamJob, markers: Mapping[str, int]
 ) -> None:
     """Put what was read again in the place of the rows of one table, as of the resume point, in one commit.
 
@@ -315,10 +332,12 @@ def publish_table(
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
     # A run that was killed before it wrote the resume point may have left the table further than that.
     seq = max(applier.timeline.seq(applier.offset.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
-    files = _replayed(group, staged, index, manifests, replace(applier.offset, at=applier.timeline.position(seq)), job)
-    with _replaced(group, staged, index, files) as change:
+    files = _replay_onto_slices(
+        group, staged, index, manifests, replace(applier.offset, at=applier.timeline.position(seq)), job
+    )
+    with _group_replacement(group, staged, index, files) as change:
 
-        def decide(standing: Markers) -> Replaced | None:
+        def decide(standing: Markers) -> OverwriteRange | None:
             return None if all((standing.get(name) or 0) >= value for name, value in markers.items()) else change
 
         failpoint("reread.before_commit")
@@ -326,8 +345,8 @@ def publish_table(
         failpoint("reread.after_commit")
 
 
-def _replayed(
-    group: Group, staged: Staged, index: int, manifests: Sequence[dict[str, Any]], end: Offset, job: StreamJob
+def _replay_onto_slices(
+    group: ChunkGroup, staged: StagedRead, index: int, manifests: Sequence[dict[str, Any]], end: Offset, job: StreamJob
 ) -> list[DataFile]:
     """The staged files of one table as of ``end``. Files that nothing has changed since stay as they are."""
     table = group.plan.tables[index]
@@ -337,16 +356,16 @@ def _replayed(
     for entry in manifests:
         for chunk in entry["chunks"]:
             high_seqs[numbers[chunk["no"]]] = job.timeline.seq(watermarks_of(chunk)[1])
-    changes, emptied = changes_since(group, staged, index, end, job)
+    changes, emptied = read_changes_since(group, staged, index, end, job)
     if not table.key:
         (entry,) = manifests
-        with found_rows(table, job.timeline):
-            return recounted(group, staged, index, DataFile(**entry["file"]), high_seqs[0], changes, emptied)
+        with explain_missing_rows(table, job.timeline):
+            return replay_keyless(group, staged, index, DataFile(**entry["file"]), high_seqs[0], changes, emptied)
     # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
     changes = last_changes(changes, table.key)
     with closing(connect(group.context.connect_args)) as connection:
-        owner_numbers = owners(connection, table, chunks, keys_of(table, changes))
-    seqs = changes[SEQ].to_pylist()
+        owner_numbers = find_owning_chunks(connection, table, chunks, keys_of(table, changes))
+    seqs = changes[SEQ_COLUMN].to_pylist()
     files = []
     for entry in manifests:
         chunk_positions = {numbers[chunk["no"]] for chunk in entry["chunks"]}
@@ -356,32 +375,34 @@ def _replayed(
         if newer_changes.num_rows or any(high_seqs[i] < emptied for i in chunk_positions):
             target = group.tables[index]
             rows = pa.concat_tables([table.sink_schema.empty_table(), *target.read_staged(file)])
-            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), newer_changes, table.key)
-            file = target.stage(place_of(group, staged), [rows])
+            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ_COLUMN], emptied)), newer_changes, table.key)
+            file = target.stage(new_replay_path(group, staged), [rows])
         files.append(file)
     return files
 
 
-def recounted(
-    group: Group, staged: Staged, index: int, file: DataFile, high_seq: int, changes: pa.Table, emptied: int
+def replay_keyless(
+    group: ChunkGroup, staged: StagedRead, index: int, file: DataFile, high_seq: int, changes: pa.Table, emptied: int
 ) -> list[DataFile]:
     """The staged file of a table without a key, after the changes behind its high watermark."""
     table = group.plan.tables[index]
     change, since = (
-        net(after(changes, high_seq), [c.name for c in table.copied_columns]),
+        net_change(changes_after(changes, high_seq), [c.name for c in table.copied_columns]),
         emptied if emptied > high_seq else 0,
     )
     if not change and not since:
         return [file]
     target = group.tables[index]
-    removed = search([("", target.read_staged(file))], change, since).get("")
-    rows_left = () if removed is None else remaining(target.read_staged(file), removed)
-    written = portions(chain(rows_left, [change.added]), _PORTION_BYTES)
-    files = [target.stage(place_of(group, staged), portion) for portion in written]
+    removed = find_removed_rows([("", target.read_staged(file))], change, since).get("")
+    rows_left = () if removed is None else without_removed_rows(target.read_staged(file), removed)
+    written = split_by_size(chain(rows_left, [change.added]), _PORTION_BYTES)
+    files = [target.stage(new_replay_path(group, staged), portion) for portion in written]
     return files if removed is not None else [file, *files]
 
 
-def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: StreamJob) -> tuple[pa.Table, int]:
+def read_changes_since(
+    group: ChunkGroup, staged: StagedRead, index: int, end: Offset, job: StreamJob
+) -> tuple[pa.Table, int]:
     """Changes of one table up to ``end`` that its staged chunks may lack, in binlog order, behind the last TRUNCATE;
     and the ``_cdc_seq`` of that (0 if there is none).
     """
@@ -406,7 +427,9 @@ def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: St
 
 
 @contextmanager
-def _replaced(group: Group, staged: Staged, index: int, files: Sequence[DataFile]) -> Iterator[Replaced]:
+def _group_replacement(
+    group: ChunkGroup, staged: StagedRead, index: int, files: Sequence[DataFile]
+) -> Iterator[OverwriteRange]:
     """Files in the place of the rows of a table that belong to a group; the server says whose keys do."""
     table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
@@ -418,11 +441,13 @@ def _replaced(group: Group, staged: Staged, index: int, files: Sequence[DataFile
         def mine(keys: pa.Table) -> pa.Array:
             if not table.key:  # one group has all of it
                 return pa.repeat(True, keys.num_rows)
-            return owned(connection, table, chunks, keys)
+            return mask_owned_rows(connection, table, chunks, keys)
 
-        yield Replaced(files, None if staged.scope == RANGES else (group.plan.generation, group.number), mine, span)
+        yield OverwriteRange(
+            files, None if staged.scope == RANGES else (group.plan.generation, group.number), mine, span
+        )
 
 
-def place_of(group: Group, staged: Staged) -> str:
+def new_replay_path(group: ChunkGroup, staged: StagedRead) -> str:
     """Where rows of a table are staged that the binlog was replayed onto."""
     return f"{group.plan.generation}/{group.number}/{staged.attempt}/replayed-{uuid.uuid4().hex}"

@@ -8,24 +8,26 @@ stays as well: whoever lists the steps at this moment may miss a file that has j
 from __future__ import annotations
 
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Rejoined, Step
-from airflow_provider_cdc.resnapshot.staged_files import drawn_numbers, waiting
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.files.layout import Layout, step_name
+from airflow_provider_cdc.model.plan_history import Amendment, Rejoin
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_read_numbers
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.files.layout import Layout, amendment_file
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
 
 
-def remove_superseded_steps(storage: Storage, layout: Layout, plan: Plan) -> None:
+def remove_superseded_amendments(storage: Storage, layout: Layout, plan: Plan) -> None:
     """Remove the files of steps of all but the last two revisions of each table. Only the stream's driver calls it.
 
     :param storage: that of the sink.
     """
-    file_names = [step_name(layout, plan.generation, step) for step in plan.amendments if _is_superseded(plan, step)]
+    file_names = [
+        amendment_file(layout, plan.generation, step) for step in plan.amendments if _is_superseded(plan, step)
+    ]
     if file_names:
         storage.delete(*file_names)
 
 
-def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None:
+def remove_superseded_reads(context: RunContext, plan: Plan, table: int) -> None:
     """Remove what is left of readings of a table, or of parts of it, that began before the last but one with which it
     has rejoined. Only the stream's driver calls it.
 
@@ -36,13 +38,13 @@ def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None
     :param table: index of the table in the plan.
     """
     rejoin_numbers = sorted(
-        step.group or 0 for step in plan.amendments if isinstance(step, Rejoined) and step.table == table
+        step.group or 0 for step in plan.amendments if isinstance(step, Rejoin) and step.table == table
     )
     if len(rejoin_numbers) < 2:
         return
     storage, layout, generation = context.storage, context.layout, plan.generation
-    pending = {staged.number for staged in waiting(context, plan)}
-    for number in drawn_numbers(context, generation):
+    pending = {staged.number for staged in list_pending_reads(context, plan)}
+    for number in list_read_numbers(context, generation):
         if number >= rejoin_numbers[-2] or number in pending:
             continue
         record = read_json(storage, layout.resnapshot(generation, number))
@@ -54,6 +56,6 @@ def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None
             storage.delete(layout.resnapshot(generation, number))
 
 
-def _is_superseded(plan: Plan, amendment: Step) -> bool:
+def _is_superseded(plan: Plan, amendment: Amendment) -> bool:
     """Whether two revisions have followed that of a step. What adds a table to the plan is needed for good."""
     return amendment.revision < plan.revision_of(amendment.table) - 1 and not plan.is_addition(amendment)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
-from airflow_provider_cdc.chunk_groups.groups import Group, coverage, generation_fence, targets
-from airflow_provider_cdc.chunk_groups.task import Runner
-from airflow_provider_cdc.ddl.alter_parser import NotFollowed
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup, generation_fence, open_sink_tables, read_coverage
+from airflow_provider_cdc.chunk_groups.task import JobRunner
+from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import (
     CdcError,
@@ -26,25 +26,25 @@ from airflow_provider_cdc.model.errors import (
     TransientError,
 )
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Rejoined
+from airflow_provider_cdc.model.plan_history import Rejoin
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.staged_read import TABLE, Staged
+from airflow_provider_cdc.model.staged_read import TABLE, StagedRead
 from airflow_provider_cdc.model.step_kinds import ADDED
-from airflow_provider_cdc.mysql.chunks.planner import plan_again, plan_table
+from airflow_provider_cdc.mysql.chunks.planner import plan_resnapshot, plan_table
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.resnapshot.ad_hoc_read import is_published, read_aside
-from airflow_provider_cdc.resnapshot.deleted_rows import loss_of
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.resnapshot.ad_hoc_read import stage_ad_hoc_read, wait_for_ad_hoc_read
+from airflow_provider_cdc.resnapshot.deleted_rows import loss_error
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
-from airflow_provider_cdc.state import RequestRow, Store
+from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 
 #: How often a table may be altered while it is read again.
-_TRIES = 20
+_MAX_TRIES = 20
 #: What the server says of a table that has changed since it was planned: no such database, column, table, index.
-_OTHER = frozenset({1049, 1054, 1146, 1176})
+_ALTERED_TABLE_CODES = frozenset({1049, 1054, 1146, 1176})
 
 
-def resnapshot(context: Context, store: Store, label: str, run: Runner) -> str:
+def resnapshot_table(context: RunContext, store: StateDatabase, label: str, run: JobRunner) -> str:
     """Read a table again, and wait for the stream to exchange its rows.
 
     :param label: ``database.table``.
@@ -54,22 +54,22 @@ def resnapshot(context: Context, store: Store, label: str, run: Runner) -> str:
         copied.
     :raises TransientError: if it is altered all the time, or the stream could not exchange the rows.
     """
-    group, staged = read_table(context, asked_for(context, label), run, requested_by_user=True)
-    if is_published(group, store, staged, f"{label} was read again"):
+    group, staged = stage_table(context, require_table_index(context, label), run, requested_by_user=True)
+    if wait_for_ad_hoc_read(group, store, staged, f"{label} was read again"):
         return "rejoined"
     context.reporter.line(f"{label} was read again; no stream runs: the next one takes it in")
     return "staged"
 
 
-def asked_for(context: Context, label: str) -> int:
+def require_table_index(context: RunContext, label: str) -> int:
     """Index of a table that somebody wants to be read again.
 
     :param label: ``database.table``.
     :raises NotReadyError: if the pipeline has no such table, or its snapshot is not complete.
     """
     plan = context.require_plan()
-    index = index_of(context, plan, label)
-    if coverage(context, plan, targets(context, plan)) is None:
+    index = find_table_index(context, plan, label)
+    if read_coverage(context, plan, open_sink_tables(context, plan)) is None:
         raise NotReadyError(
             f"the snapshot of {plan.pipeline} is not complete",
             "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
@@ -77,7 +77,7 @@ def asked_for(context: Context, label: str) -> int:
     return index
 
 
-def index_of(context: Context, plan: Plan, label: str) -> int:
+def find_table_index(context: RunContext, plan: Plan, label: str) -> int:
     """Index of a table that the pipeline copies.
 
     :param label: ``database.table``.
@@ -90,9 +90,14 @@ def index_of(context: Context, plan: Plan, label: str) -> int:
     return index
 
 
-def read_table(
-    context: Context, index: int, run: Runner, *, requested_by_user: bool = False, by_request: RequestRow | None = None
-) -> tuple[Group, Staged]:
+def stage_table(
+    context: RunContext,
+    index: int,
+    run: JobRunner,
+    *,
+    requested_by_user: bool = False,
+    by_request: ControlRequestRow | None = None,
+) -> tuple[ChunkGroup, StagedRead]:
     """Read a table again, and ask the stream to exchange its rows.
 
     :param index: index of the table in the plan.
@@ -105,11 +110,11 @@ def read_table(
     label = context.require_plan().tables[index].label
     for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL):
         context.require_feature(feature, f"table {label} is to be read again")
-    for is_last in (*[False] * (_TRIES - 1), True):
+    for is_last in (*[False] * (_MAX_TRIES - 1), True):
         try:
-            return _read(context, context.require_plan(), index, run, requested_by_user, by_request)
+            return _stage_table_once(context, context.require_plan(), index, run, requested_by_user, by_request)
         except CdcError as error:
-            if not altered_meanwhile(error):
+            if not is_alteration_error(error):
                 raise
             if is_last:
                 raise TransientError(error.message, "Run again when the table is not altered any more") from error
@@ -117,21 +122,26 @@ def read_table(
     raise AssertionError("unreachable")
 
 
-def altered_meanwhile(error: CdcError) -> bool:
+def is_alteration_error(error: CdcError) -> bool:
     """Whether a table could not be read since it was altered."""
-    return isinstance(error, TableAlteredError | DdlError | TableChangedError) or error.code in _OTHER
+    return isinstance(error, TableAlteredError | DdlError | TableChangedError) or error.code in _ALTERED_TABLE_CODES
 
 
-def _read(
-    context: Context, plan: Plan, index: int, run: Runner, requested_by_user: bool, by_request: RequestRow | None
-) -> tuple[Group, Staged]:
+def _stage_table_once(
+    context: RunContext,
+    plan: Plan,
+    index: int,
+    run: JobRunner,
+    requested_by_user: bool,
+    by_request: ControlRequestRow | None,
+) -> tuple[ChunkGroup, StagedRead]:
     """Plan the table by itself, read it, and ask for it to be exchanged."""
-    index_of(context, plan, plan.tables[index].label)
+    find_table_index(context, plan, plan.tables[index].label)
     generation_fence(plan, index, plan.revision_of(index) + 1)  # there is a next revision
     _, timeline = context.resume_state(plan)
     open_at = context.binlog_opener(slots.PLAN)
     with closing(connect(context.connect_args)) as connection:
-        since, schema, chunks = plan_again(
+        since, schema, chunks = plan_resnapshot(
             connection,
             plan.tables[index],
             index,
@@ -142,17 +152,19 @@ def _read(
             ),
             open_at=open_at,
         )
-    schema = _shaped(context, plan, index, schema, requested_by_user)
+    schema = _conform_definition(context, plan, index, schema, requested_by_user)
     context.sink.table(schema)  # what it cannot have is refused before anything is read
     context.pipeline.sink.delete_policy.mode_of(schema)
-    if (loss := loss_of(context, plan, index, schema)) is not None:
+    if (loss := loss_error(context, plan, index, schema)) is not None:
         raise loss
-    rejoin = Rejoined(index, plan.revision_of(index) + 1, timeline.seq(since.at), schema)
+    rejoin = Rejoin(index, plan.revision_of(index) + 1, timeline.seq(since.at), schema)
     reading_plan = replace(plan, amendments=(*plan.amendments, rejoin))
-    return read_aside(context, plan, reading_plan, TABLE, index, chunks, since, timeline, run, by_request)
+    return stage_ad_hoc_read(context, plan, reading_plan, TABLE, index, chunks, since, timeline, run, by_request)
 
 
-def _shaped(context: Context, plan: Plan, index: int, current: TableSchema, requested_by_user: bool) -> TableSchema:
+def _conform_definition(
+    context: RunContext, plan: Plan, index: int, current: TableSchema, requested_by_user: bool
+) -> TableSchema:
     """The definition with the columns that the copy is to have.
 
     :raises NotReadyError: if the pipeline's ``stream.schema_changes`` does not allow it.
@@ -164,7 +176,7 @@ def _shaped(context: Context, plan: Plan, index: int, current: TableSchema, requ
         return context.schema_policy.decide_definition(
             before, current, overwrites_rows=True, is_requested=requested_by_user
         )
-    except NotFollowed as error:
+    except DdlNotFollowed as error:
         raise NotReadyError(
             f"{before.label}: {error}", f"To take it over: airflow-cdc resnapshot --table {before.label}"
         ) from None

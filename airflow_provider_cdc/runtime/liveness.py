@@ -14,21 +14,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.model.errors import AlreadyRunningError, CdcError
-from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
-from airflow_provider_cdc.system.processes import died_here, start_time
+from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS, LOST_AFTER_SECONDS, HeartbeatMonitor
+from airflow_provider_cdc.system.processes import has_died_here, process_start_time
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import Beat, Store, StreamRow
+    from airflow_provider_cdc.state import EpochRow, HeartbeatReply, StateDatabase
 
 _POLL_SECONDS = 0.2
 
 
-def whoami() -> tuple[str, int, float]:
+def process_identity() -> tuple[str, int, float]:
     """What the bookkeeping calls the calling process: host, process id, and when it started."""
-    return socket.gethostname(), os.getpid(), start_time(os.getpid())
+    return socket.gethostname(), os.getpid(), process_start_time(os.getpid())
 
 
-class Heart:
+class Heartbeat:
     """Says that a run of a stream is alive, and hears whether it shall stop: a thread, as long as the block lasts.
 
     :param pipeline: name of the pipeline.
@@ -43,14 +43,14 @@ class Heart:
 
     def __init__(
         self,
-        state_database: Store,
+        state_database: StateDatabase,
         pipeline: str,
         epoch: int,
         details: Mapping[str, Any],
         stop: threading.Event,
         has_progressed: Callable[[], bool],
         lease_seconds: float | None = None,
-        on_reply: Callable[[Beat], None] = lambda _: None,
+        on_reply: Callable[[HeartbeatReply], None] = lambda _: None,
     ) -> None:
         self._on_reply = on_reply
         self._state_database, self._pipeline, self._epoch, self._details = state_database, pipeline, epoch, details
@@ -75,7 +75,7 @@ class Heart:
                 reply = self._state_database.record_heartbeat(self._pipeline, self._epoch, self._has_progressed())
                 row = None if reply is None else reply.epoch_row
                 if row is None:  # the bookkeeping was lost and made anew
-                    self._state_database.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
+                    self._state_database.restore_epoch(self._pipeline, self._epoch, *process_identity(), self._details)
             if reply is not None:
                 with suppress(CdcError, SQLAlchemyError):
                     self._on_reply(reply)
@@ -95,18 +95,18 @@ class Heart:
             if self._ended.wait(HEARTBEAT_SECONDS):
                 return
 
-    def _new_lease_monitor(self) -> Pulse | None:
+    def _new_lease_monitor(self) -> HeartbeatMonitor | None:
         """Whether a task supervises the stream is decided like its own life: by checks that follow one another."""
-        return Pulse(self._lease_seconds) if self._lease_seconds else None
+        return HeartbeatMonitor(self._lease_seconds) if self._lease_seconds else None
 
 
-class Watcher:
+class LivenessMonitor:
     """Looks whether a stream is going on. What it has seen it remembers, so that the next look may take no time."""
 
     def __init__(self) -> None:
-        self._heartbeat_monitor = Pulse(LOST_SECONDS)
+        self._heartbeat_monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)
 
-    def is_alive(self, epoch_row: StreamRow | None) -> bool | None:
+    def is_alive(self, epoch_row: EpochRow | None) -> bool | None:
         """Look once.
 
         :param epoch_row: the newest run of the stream.
@@ -116,12 +116,12 @@ class Watcher:
         if (
             epoch_row is None
             or epoch_row.state != "running"
-            or died_here(epoch_row.host, epoch_row.machine, epoch_row.pid, epoch_row.pid_started)
+            or has_died_here(epoch_row.host, epoch_row.machine, epoch_row.pid, epoch_row.pid_started)
         ):
             return False
         return self._heartbeat_monitor.observe((epoch_row.epoch, epoch_row.heartbeat_at), time.monotonic())
 
-    def check_once(self, state_database: Store, pipeline: str) -> tuple[StreamRow | None, bool | None]:
+    def check_once(self, state_database: StateDatabase, pipeline: str) -> tuple[EpochRow | None, bool | None]:
         """Look once into the bookkeeping.
 
         :returns: the newest run, and what :meth:`lives` says of it.
@@ -131,11 +131,11 @@ class Watcher:
         try:
             epoch_row = state_database.probe_newest_epoch(pipeline)
         except CdcError:
-            self._heartbeat_monitor = Pulse(LOST_SECONDS)
+            self._heartbeat_monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)
             raise
         return epoch_row, self.is_alive(epoch_row)
 
-    def wait_until_known(self, state_database: Store, pipeline: str) -> tuple[StreamRow | None, bool]:
+    def wait_until_known(self, state_database: StateDatabase, pipeline: str) -> tuple[EpochRow | None, bool]:
         """Look for as long as it takes: of a stream that lives a heartbeat, of one that was lost elsewhere much more.
 
         :returns: the newest run, and whether it is going on.
@@ -147,25 +147,25 @@ class Watcher:
                 return epoch_row, alive
             time.sleep(_POLL_SECONDS)
 
-    def refuse_if_running(self, state_database: Store, pipeline: str) -> None:
+    def refuse_if_running(self, state_database: StateDatabase, pipeline: str) -> None:
         """Refuse to start beside a run that is alive.
 
         :raises AlreadyRunningError: naming it.
         """
         epoch_row, alive = self.wait_until_known(state_database, pipeline)
         if epoch_row is not None and alive:
-            raise _running(epoch_row)
+            raise _already_running_error(epoch_row)
 
-    def confirm_not_running(self, epoch_row: StreamRow | None) -> None:
+    def confirm_not_running(self, epoch_row: EpochRow | None) -> None:
         """Refuse to take over, in the transaction that does so, any run that is not still as it was when it was over.
 
         :raises AlreadyRunningError: naming it.
         """
         if epoch_row is not None and self.is_alive(epoch_row) is not False:
-            raise _running(epoch_row)
+            raise _already_running_error(epoch_row)
 
 
-def _running(epoch_row: StreamRow) -> AlreadyRunningError:
+def _already_running_error(epoch_row: EpochRow) -> AlreadyRunningError:
     return AlreadyRunningError(
         f"a stream of {epoch_row.pipeline} is running (epoch {epoch_row.epoch}, process {epoch_row.pid} on {epoch_row.host})",
         "Stop it with `airflow-cdc stop`, and run this again when it has ended",

@@ -13,23 +13,23 @@ from contextlib import suppress
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.state import Beat, RequestRow, Store
-from airflow_provider_cdc.state.requests import REREAD
-from airflow_provider_cdc.state.streams import paused_by
+from airflow_provider_cdc.state import ControlRequestRow, HeartbeatReply, StateDatabase
+from airflow_provider_cdc.state.requests import RESNAPSHOT
+from airflow_provider_cdc.state.streams import paused_columns
 from airflow_provider_cdc.system.failpoints import failpoint
 
 
-class Inbox:
+class RequestInbox:
     """The requests to one run of the stream, and whether it is to pause.
 
     :param epoch_details: what the bookkeeping knows of the run, in case that it loses it: told whether it is paused.
     """
 
-    def __init__(self, state_database: Store, epoch_details: dict[str, str | None]) -> None:
+    def __init__(self, state_database: StateDatabase, epoch_details: dict[str, str | None]) -> None:
         self._state_database, self._epoch_details = state_database, epoch_details
         self._lock = threading.Lock()
         self._known_ids: set[int] = set()
-        self._new_requests: list[RequestRow] = []
+        self._new_requests: list[ControlRequestRow] = []
         self._unwritten_outcomes: dict[int, tuple[str, str]] = {}
         #: Who wants the stream to be paused; ``None`` if nobody does.
         self.paused_by: str | None = None
@@ -44,19 +44,19 @@ class Inbox:
         """Whether there is something that the driver has not heard of yet."""
         return bool(self._new_requests)
 
-    def receive_reply(self, reply: Beat) -> None:
+    def receive_reply(self, reply: HeartbeatReply) -> None:
         """Hear what is wanted now, and take requests up; the heartbeat calls it.
 
         :raises TransientError: if the bookkeeping is away; what was not taken up is heard again.
         """
         epoch_row = reply.epoch_row
         self.paused_by = (epoch_row.paused_by or "") if epoch_row.desired_state == "pause" else None
-        for name in paused_by(""):
+        for name in paused_columns(""):
             self._epoch_details.pop(name, None)
-        self._epoch_details.update({} if self.paused_by is None else paused_by(self.paused_by))
+        self._epoch_details.update({} if self.paused_by is None else paused_columns(self.paused_by))
         self._write_outcomes()
         for request in reply.requests:
-            if request.id in self._known_ids or (self.paused and request.kind == REREAD):  # which reads
+            if request.id in self._known_ids or (self.paused and request.kind == RESNAPSHOT):  # which reads
                 continue
             if request.state == "open" and not self._state_database.take_request(request.id):
                 continue  # it was withdrawn
@@ -65,7 +65,7 @@ class Inbox:
                 self._known_ids.add(request.id)
                 self._new_requests.append(request)
 
-    def take_new_requests(self) -> list[RequestRow]:
+    def take_new_requests(self) -> list[ControlRequestRow]:
         """What was taken up since the last call, the oldest first."""
         with self._lock:
             new_requests, self._new_requests = self._new_requests, []

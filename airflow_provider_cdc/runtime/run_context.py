@@ -10,30 +10,36 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.config.connections import Connection, database_url, mysql_args, resolve, spark_settings
-from airflow_provider_cdc.config.store_access import StoreAccess, access_of
+from airflow_provider_cdc.config.connections import (
+    ResolvedConnection,
+    database_url,
+    mysql_connect_args,
+    resolve_connection,
+    spark_master_and_conf,
+)
+from airflow_provider_cdc.config.store_access import StoreAccess, parse_store_access
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress
-from airflow_provider_cdc.model.start_mode import SNAPSHOT, start_text
+from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
 from airflow_provider_cdc.mysql.chunks.planner import make_plan
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, open_to_end, with_beginning
-from airflow_provider_cdc.mysql.positions.start import plan_from
-from airflow_provider_cdc.runtime.liveness import Watcher
-from airflow_provider_cdc.sinks.files.layout import Layout, LocalFiles, amendments_of, read_plan, step_name
-from airflow_provider_cdc.sinks.protocol import Adopting, Feature
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, open_stream_to_end, with_file_start_time
+from airflow_provider_cdc.mysql.positions.start import plan_without_snapshot
+from airflow_provider_cdc.runtime.liveness import LivenessMonitor
+from airflow_provider_cdc.sinks.files.layout import Layout, LocalFiles, amendment_file, list_amendments, read_plan
+from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sinks.storage.open_storage import storage_at
+from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.protocol import Sink
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.state import StateDatabase
 
 
 class Reporter(Protocol):
@@ -46,7 +52,7 @@ class Reporter(Protocol):
         """How far something is; called often, also where nothing has changed."""
 
 
-class Quiet:
+class SilentReporter:
     """Reporter that says nothing."""
 
     def line(self, text: str) -> None:
@@ -57,7 +63,7 @@ class Quiet:
 
 
 @dataclass
-class Context:
+class RunContext:
     """A pipeline with its secrets resolved.
 
     :param pipeline: the pipeline.
@@ -72,9 +78,9 @@ class Context:
     pipeline: Pipeline
     connect_args: Mapping[str, Any] = field(repr=False)
     state_url: Any = field(default=None, repr=False)
-    reporter: Reporter = field(default_factory=Quiet)
+    reporter: Reporter = field(default_factory=SilentReporter)
     spark_config: tuple[str, Mapping[str, str]] = ("local[2]", {})
-    liveness: Watcher = field(default_factory=Watcher, repr=False)
+    liveness: LivenessMonitor = field(default_factory=LivenessMonitor, repr=False)
     access: StoreAccess | None = field(default=None, repr=False)
 
     @classmethod
@@ -82,23 +88,23 @@ class Context:
         cls,
         pipeline: Pipeline,
         reporter: Reporter | None = None,
-        find_connection: Callable[[str], Connection] = resolve,
-    ) -> Context:
+        find_connection: Callable[[str], ResolvedConnection] = resolve_connection,
+    ) -> RunContext:
         """Resolve the connections of a pipeline.
 
         :param find_connection: finds a connection by its id; by default in the environment.
         :raises NotReadyError: if one is missing or of the wrong kind.
         """
-        args = mysql_args(find_connection(pipeline.source.conn_id))
+        args = mysql_connect_args(find_connection(pipeline.source.conn_id))
         url = database_url(find_connection(pipeline.state.conn_id)) if pipeline.state.conn_id else None
         spark = pipeline.spark
         master, conf = (
-            spark_settings(find_connection(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
+            spark_master_and_conf(find_connection(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
         )
-        access = access_of(find_connection(pipeline.sink.conn_id)) if pipeline.sink.conn_id else None
+        access = parse_store_access(find_connection(pipeline.sink.conn_id)) if pipeline.sink.conn_id else None
         if access is not None:
             access.check_path(pipeline.sink.path)
-        return cls(pipeline, args, url, reporter or Quiet(), (master, {**conf, **spark.conf}), access=access)
+        return cls(pipeline, args, url, reporter or SilentReporter(), (master, {**conf, **spark.conf}), access=access)
 
     @property
     def layout(self) -> Layout:
@@ -108,7 +114,7 @@ class Context:
     @property
     def storage(self) -> Storage:
         """Where plan, manifests, notes and staged batches lie."""
-        return storage_at(self.pipeline.sink.path, self.access)
+        return open_storage(self.pipeline.sink.path, self.access)
 
     @property
     def local_files(self) -> LocalFiles:
@@ -134,19 +140,19 @@ class Context:
                 "Use another sink.kind, or leave out what needs this",
             )
 
-    def open_state_database(self, *, migrate: bool = True) -> Store:
+    def open_state_database(self, *, migrate: bool = True) -> StateDatabase:
         """The bookkeeping database.
 
         :param migrate: create it, or bring it up to date, if needed.
         :raises NotReadyError: if it needs that, and is not to be changed.
         """
-        from airflow_provider_cdc.state import Store  # SQLAlchemy: not for those that keep no books
+        from airflow_provider_cdc.state import StateDatabase  # SQLAlchemy: not for those that keep no books
 
         if self.state_url is not None:
-            return Store.open(self.state_url, migrate=migrate)
+            return StateDatabase.open(self.state_url, migrate=migrate)
         if migrate:
             self.local_files.create_folder()
-        return Store.open(f"sqlite:///{self.local_files.state_database}", migrate=migrate)
+        return StateDatabase.open(f"sqlite:///{self.local_files.state_database}", migrate=migrate)
 
     def load_plan(self) -> Plan | None:
         """The plan in the sink, which is the one that counts; ``None`` if there is none yet.
@@ -177,8 +183,8 @@ class Context:
                 )
         if plan.start != self.pipeline.stream.start:
             raise NotReadyError(
-                f"stream.start of {plan.pipeline} is {start_text(self.pipeline.stream.start)}, and it began with "
-                f"{start_text(plan.start)}",
+                f"stream.start of {plan.pipeline} is {format_start(self.pipeline.stream.start)}, and it began with "
+                f"{format_start(plan.start)}",
                 "A pipeline begins only once: undo the change, or start with a fresh sink.path",
             )
         return plan
@@ -211,20 +217,22 @@ class Context:
                     )
         return changed
 
-    def resume_state(self, plan: Plan) -> tuple[Offset, Lineage]:
+    def resume_state(self, plan: Plan) -> tuple[Offset, Timeline]:
         """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
         return self.sink.resume_point().read_with_timeline() or (plan.p0, plan.timeline)
 
     def refresh_plan(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again, or a DDL followed, since it was read."""
         layout, generation = self.layout, plan.generation
-        known_files = {step_name(layout, generation, step) for step in plan.amendments}
+        known_files = {amendment_file(layout, generation, step) for step in plan.amendments}
         for table in range(len(plan.definitions)):
             known_files |= {
                 layout.amendment(generation, table, number + 1) for number in range(plan.revision_of(table))
             }
         # Fewer are there when some were removed that nothing goes by any more.
-        return plan if known_files.issuperset(amendments_of(self.storage, layout, generation)) else self.require_plan()
+        return (
+            plan if known_files.issuperset(list_amendments(self.storage, layout, generation)) else self.require_plan()
+        )
 
     def require_plan(self) -> Plan:
         """The plan in the sink.
@@ -239,12 +247,12 @@ class Context:
             )
         return plan
 
-    def binlog_opener(self, slot: int) -> OpenAt:
+    def binlog_opener(self, slot: int) -> OpenStreamAt:
         """Opens streams of the source's binlog that end where it ends.
 
         :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
         """
-        return partial(open_to_end, self.connect_args, *self.pipeline.replica_ids(slot))
+        return partial(open_stream_to_end, self.connect_args, *self.pipeline.replica_ids(slot))
 
     def new_plan(self, generation: int) -> Plan:
         """Plan from the source as it is now; nothing is written."""
@@ -259,7 +267,7 @@ class Context:
         with closing(connect(self.connect_args)) as connection:
             if pipeline.stream.start != SNAPSHOT:
                 start = pipeline.stream.start
-                plan = plan_from(connection, pipeline.name, pipeline.captures, start=start, **plan_options)
+                plan = plan_without_snapshot(connection, pipeline.name, pipeline.captures, start=start, **plan_options)
             else:
                 plan_options |= {"chunk_rows": settings.chunk_rows, "group_rows": settings.group_rows}
                 plan = make_plan(connection, pipeline.name, pipeline.captures, **plan_options)
@@ -268,9 +276,9 @@ class Context:
             for table in plan.tables:
                 pipeline.sink.delete_policy.mode_of(table)  # what it cannot be for the table is refused
             plan = replace(plan, table_path=paths.template, lower_case=paths.lower_case)
-            return replace(plan, p0=with_beginning(plan.p0, open_at))
+            return replace(plan, p0=with_file_start_time(plan.p0, open_at))
 
-    def ensure_plan(self, state_database: Store) -> Plan:
+    def ensure_plan(self, state_database: StateDatabase) -> Plan:
         """The plan in the sink, made now if there is none; mirrored into the bookkeeping if that has lost it."""
         plan = self.load_plan()
         if plan is None:
@@ -284,10 +292,10 @@ class Context:
             if not write_json_once(self.storage, self.layout.plan, plan.to_json()):
                 return self.ensure_plan(state_database)  # another process was faster: its plan counts
             summary = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
-            summary = summary if plan.start == SNAPSHOT else f"no snapshot, start at {start_text(plan.start)}"
+            summary = summary if plan.start == SNAPSHOT else f"no snapshot, start at {format_start(plan.start)}"
             self.reporter.line(f"planned {len(plan.tables)} tables: {summary}, P0 at {plan.p0.at}")
             failpoint("plan.after_write")
-        record_plan(state_database, plan, self.pipeline.snapshot.chunk_rows)
+        mirror_plan(state_database, plan, self.pipeline.snapshot.chunk_rows)
         return plan
 
     def _refuse_lost_plan(self, plan: Plan) -> None:
@@ -296,7 +304,7 @@ class Context:
             target = self.sink.table(table)
             # Looked for again: a process that began at the same time may have written it, and made the table then.
             if target.exists() and self.storage.read(self.layout.plan) is None:
-                if isinstance(target, Adopting) and target.will_adopt(plan.pipeline):
+                if isinstance(target, Adoptable) and target.will_adopt(plan.pipeline):
                     continue
                 raise NotReadyError(
                     f"there is a {target.name}, but no plan at {self.storage.location(self.layout.plan)}",
@@ -305,7 +313,7 @@ class Context:
                 )
 
 
-def record_plan(state_database: Store, plan: Plan, chunk_rows: int) -> bool:
+def mirror_plan(state_database: StateDatabase, plan: Plan, chunk_rows: int) -> bool:
     """Mirror a plan into the bookkeeping.
 
     :returns: whether it was not there before.
@@ -346,9 +354,10 @@ def record_plan(state_database: Store, plan: Plan, chunk_rows: int) -> bool:
         ),
     )
     timeline = plan.timeline
-    from airflow_provider_cdc.state import Segment
+    from airflow_provider_cdc.state import TimelineSegment
 
     state_database.set_timeline(
-        plan.pipeline, [Segment(timeline.server, timeline.start_file, plan.p0.at.position, timeline.first_ordinal)]
+        plan.pipeline,
+        [TimelineSegment(timeline.server, timeline.start_file, plan.p0.at.position, timeline.first_ordinal)],
     )
     return True

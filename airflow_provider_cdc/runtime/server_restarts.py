@@ -13,35 +13,42 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.mysql.client.identity import DURABLE, identity
-from airflow_provider_cdc.mysql.client.session import connect, pairs
+from airflow_provider_cdc.mysql.client.identity import DURABILITY_VARIABLES, server_identity
+from airflow_provider_cdc.mysql.client.session import connect, query_pairs
 from airflow_provider_cdc.mysql.positions.binlog_files import server_time
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.state import StateDatabase
 
-_KINDS = ("server", "restart")
-_DETAIL = re.compile(r"(\S+) has run since ([^\s,;]+)")
+_EVENT_KINDS = ("server", "restart")
+_DETAIL_PATTERN = re.compile(r"(\S+) has run since ([^\s,;]+)")
 #: The server tells its uptime in whole seconds, a moment after its time.
-_SLACK = timedelta(seconds=3)
+_UPTIME_TOLERANCE = timedelta(seconds=3)
 
 
-def note_restart(context: Context, state_database: Store) -> None:
+def record_server_restart(context: RunContext, state_database: StateDatabase) -> None:
     """Note since when the server has run, if that is not what was noted last. Nothing depends on it."""
     with suppress(CdcError, SQLAlchemyError), closing(connect(context.connect_args)) as connection:
-        server, clock = identity(connection), server_time(connection)
-        uptime = float(pairs(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
-        names = ", ".join(f"'{name}'" for name in DURABLE)
-        variables = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
+        server, clock = server_identity(connection), server_time(connection)
+        uptime = float(query_pairs(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
+        names = ", ".join(f"'{name}'" for name in DURABILITY_VARIABLES)
+        variables = query_pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
         since = datetime.fromtimestamp(round(clock - uptime), UTC)
         detail, name = f"{server} has run since {since.isoformat()}", context.pipeline.name
         previous = next(
-            (m for event in state_database.last_events(name, 1, _KINDS) if (m := _DETAIL.match(event.detail))), None
+            (
+                m
+                for event in state_database.last_events(name, 1, _EVENT_KINDS)
+                if (m := _DETAIL_PATTERN.match(event.detail))
+            ),
+            None,
         )
         if previous is None or previous[1] != server:
             state_database.add_event(name, "server", detail)
-        elif abs(datetime.fromisoformat(previous[2]) - since) > _SLACK:
+        elif abs(datetime.fromisoformat(previous[2]) - since) > _UPTIME_TOLERANCE:
             detail += f", and before since {previous[2]}: it was restarted"
-            if unsafe_settings := [f"{name}={variables[name]}" for name in DURABLE if variables[name] != "1"]:
+            if unsafe_settings := [
+                f"{name}={variables[name]}" for name in DURABILITY_VARIABLES if variables[name] != "1"
+            ]:
                 detail += f" with {', '.join(unsafe_settings)}; if it crashed, it may lack what the copy holds"
             detail += "; `airflow-cdc verify` compares them"
             state_database.add_event(name, "restart", detail, remedy="`airflow-cdc verify` compares source and copy")

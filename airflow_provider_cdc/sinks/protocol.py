@@ -19,20 +19,20 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.kept_rows import Loss
-from airflow_provider_cdc.model.multiset import Net
-from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.kept_rows import RetainedRowsLoss
+from airflow_provider_cdc.model.multiset import NetChange
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.size import Size
+from airflow_provider_cdc.sinks.files.size import TableSize
 
 
 class Feature(StrEnum):
     """What a sink need not be able to do. It is never asked to: that is refused by these names."""
 
-    #: Rows can be taken out again without their key: :class:`Counted`.
+    #: Rows can be taken out again without their key: :class:`MultisetChange`.
     KEYLESS = "tables without a usable key"
-    #: Rows can be read again: :class:`Replaced`, :meth:`SinkTable.begin_anew`, :meth:`SinkTable.read_staged` and
+    #: Rows can be read again: :class:`OverwriteRange`, :meth:`SinkTable.begin_anew`, :meth:`SinkTable.read_staged` and
     #: :meth:`ResumePoint.forget_older`.
     RESNAPSHOT = "reading rows again"
     #: All rows can be read back: :class:`Readable`.
@@ -62,7 +62,7 @@ class Markers(Protocol):
 
 
 @dataclass(frozen=True)
-class Upserted:
+class Upsert:
     """Changes of a table with a key: rows are put in, replaced and deleted by key.
 
     A change counts iff its ``_cdc_seq`` is greater than that of the row it meets. A sink that keeps changes and not
@@ -75,7 +75,7 @@ class Upserted:
 
 
 @dataclass(frozen=True)
-class Counted:
+class MultisetChange:
     """Changes of a table without a key: so many of equal rows go, others are put in.
 
     If there are fewer than go, nothing is written: the sink raises
@@ -85,12 +85,12 @@ class Counted:
     :param truncate_seq: rows with a lower ``_cdc_seq`` go before that, and do not count; 0 if there was no TRUNCATE.
     """
 
-    net: Net
+    net: NetChange
     truncate_seq: int = 0
 
 
 @dataclass(frozen=True)
-class Emptied:
+class Truncate:
     """The table was truncated: rows with a lower ``_cdc_seq`` go. Where there are none, the commit may be left out.
 
     :param seq: ``_cdc_seq`` of the TRUNCATE.
@@ -102,7 +102,7 @@ class Emptied:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishSlices:
     """Slices of a chunk group become rows of the table. None of their keys is there.
 
     :param slices: what :meth:`SinkTable.stage` returned.
@@ -112,7 +112,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Replaced:
+class OverwriteRange:
     """A chunk group, or ranges of keys, were read again: the slices take the place of all rows that belong to them.
 
     :param slices: what :meth:`SinkTable.stage` returned.
@@ -129,12 +129,12 @@ class Replaced:
 
 
 #: What one commit does to the rows of a table.
-Change = Upserted | Counted | Emptied | Published | Replaced
+Change = Upsert | MultisetChange | Truncate | PublishSlices | OverwriteRange
 #: Decides upon a commit: ``None`` leaves the table as it is. It may be asked several times, and has no effect itself.
-Decide = Callable[[Markers], Change | None]
+DecideChange = Callable[[Markers], Change | None]
 
 
-class Fenced(Protocol):
+class Fenceable(Protocol):
     """What can be fenced: tables, and the resume point.
 
     ``create`` makes it, and nothing else does: whatever writes to what is not there raises
@@ -155,7 +155,7 @@ class Fenced(Protocol):
         """
 
 
-class SinkTable(Fenced, Protocol):
+class SinkTable(Fenceable, Protocol):
     """One table of a sink. Several objects, in several processes, may be at work on one table."""
 
     @property
@@ -178,7 +178,7 @@ class SinkTable(Fenced, Protocol):
         :raises TerminalError: if something was, or the table is another's.
         """
 
-    def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
+    def commit(self, decide: DecideChange, markers: Mapping[str, int], fence: Fence) -> bool:
         """Change rows and markers, all or nothing.
 
         :param decide: says what to do, knowing the markers.
@@ -241,7 +241,9 @@ class SinkTable(Fenced, Protocol):
         :raises TransientError: as for :meth:`commit`.
         """
 
-    def overwrite_loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+    def overwrite_loss(
+        self, old_table: TableSchema, slices: Sequence[DataFile] | None = None
+    ) -> RetainedRowsLoss | None:
         """What :meth:`exchange` could not keep of the rows that ``sink.deletes`` keeps, since the definition is
         another; ``None`` if it can keep all of them, there are none, or there is no table.
 
@@ -320,19 +322,19 @@ class Compactable(Protocol):
 
 #: Reads ahead. Gets the bytes of memory that it may take for what nothing speaks for, and whether to leave the rest;
 #: returns how many of these bytes it has taken.
-ReadAhead = Callable[[int, Callable[[], bool]], int]
+Prefetcher = Callable[[int, Callable[[], bool]], int]
 
 
 @runtime_checkable
-class Foresighted(Protocol):
+class Prefetchable(Protocol):
     """A table that can get ready for changes before they come."""
 
-    def prefetcher(self) -> ReadAhead:
+    def prefetcher(self) -> Prefetcher:
         """What does that: it may run in another thread, while this object is used. Nobody waits for it."""
 
 
 @runtime_checkable
-class Adopting(Protocol):
+class Adoptable(Protocol):
     """A table that may take the place of one that something else has made."""
 
     def will_adopt(self, pipeline: str) -> bool:
@@ -343,19 +345,19 @@ class Adopting(Protocol):
 
 
 @runtime_checkable
-class Measured(Protocol):
+class Measurable(Protocol):
     """A table that knows what it takes."""
 
     @property
     def index_bytes_used(self) -> tuple[int, int]:
         """Bytes that this object takes for finding rows, in memory and on disk."""
 
-    def table_size(self) -> Size:
+    def table_size(self) -> TableSize:
         """What the table takes."""
 
 
 @runtime_checkable
-class Owned(Protocol):
+class HasOwner(Protocol):
     """A table that tells whose it is."""
 
     def owner(self) -> str | None:
@@ -375,7 +377,7 @@ class ChangeWriter(Protocol):
         """Write what is left."""
 
 
-class Staging(Protocol):
+class ChangeStaging(Protocol):
     """Changes of batches, from the tasks that decode them to the driver that applies them."""
 
     def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
@@ -390,7 +392,7 @@ class Staging(Protocol):
     def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same to be applied, with at least the columns of the key and those of the project.
 
-        Whatever other columns it has travel along, and what its schema says: what comes back in :class:`Upserted` are
+        Whatever other columns it has travel along, and what its schema says: what comes back in :class:`Upsert` are
         rows of this. Those that do not come back do not count.
         """
 
@@ -410,7 +412,7 @@ class Staging(Protocol):
         """
 
 
-class ResumePoint(Fenced, Protocol):
+class ResumePoint(Fenceable, Protocol):
     """Up to where the stream has been applied: committed after all tables of a batch."""
 
     def create(self) -> None:
@@ -425,10 +427,10 @@ class ResumePoint(Fenced, Protocol):
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""
 
-    def read_with_timeline(self) -> tuple[Offset, Lineage] | None:
+    def read_with_timeline(self) -> tuple[Offset, Timeline] | None:
         """The same with the lineage of its server."""
 
-    def write(self, offset: Offset, timeline: Lineage, fence: Fence) -> None:
+    def write(self, offset: Offset, timeline: Timeline, fence: Fence) -> None:
         """Replace the resume point.
 
         :raises FencedError: if a newer epoch has taken over.
@@ -454,7 +456,7 @@ class Sink(Protocol):
         :raises NotReadyError: if a setting of the sink does not fit the table.
         """
 
-    def change_staging(self) -> Staging:
+    def change_staging(self) -> ChangeStaging:
         """Where batches of the stream wait to be applied."""
 
     def resume_point(self) -> ResumePoint:

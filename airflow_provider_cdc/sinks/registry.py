@@ -6,7 +6,7 @@ import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.config.sink_kinds import KINDS
+from airflow_provider_cdc.config.sink_kinds import SINK_CLASSES
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def open_sink(kind: str, path: str, pipeline: str, **settings: Any) -> Sink:
     :param settings: of this kind, as far as they are not the default.
     :raises NotReadyError: if this kind does not have such settings.
     """
-    module, _, name = KINDS[kind].partition(":")
+    module, _, name = SINK_CLASSES[kind].partition(":")
     sink_class = getattr(import_module(module), name)
     if unknown := sorted(settings.keys() - inspect.signature(sink_class).parameters.keys()):
         raise NotReadyError(f"a sink of kind {kind} has no setting {', '.join(unknown)}", "Leave it out")

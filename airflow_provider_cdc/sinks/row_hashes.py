@@ -1,7 +1,7 @@
 """Hashes of 128 bits that rows have by their values: SipHash with a secret.
 
 Nobody who does not know the secret can write rows that meet in it, and that two of ``n`` rows meet by chance is one in
-2^128 / n^2. Equal values have equal hashes, bit by bit as in :func:`~airflow_provider_cdc.model.multiset.images`.
+2^128 / n^2. Equal values have equal hashes, bit by bit as in :func:`~airflow_provider_cdc.model.multiset.row_images`.
 """
 
 from __future__ import annotations
@@ -13,46 +13,49 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.model.multiset import images
+from airflow_provider_cdc.model.multiset import row_images
 from airflow_provider_cdc.native import siphash
 
-_NOTHING: Any = np.empty(0, np.uint8)
+_NO_BYTES: Any = np.empty(0, np.uint8)
 #: Rows that are hashed at a time: their states take 32 bytes each.
-_ROWS = 1 << 18
+_ROWS_PER_PORTION = 1 << 18
 
 
-def hashed(rows: pa.Table, columns: Sequence[str], secret: Any) -> tuple[Any, Any]:
+def hash_rows(rows: pa.Table, columns: Sequence[str], secret: Any) -> tuple[Any, Any]:
     """Hashes of rows, by some of their columns.
 
     :param secret: two words (uint64).
     :returns: two arrays of uint64, one value a row.
     """
-    parts = [_hashed(rows.slice(start, _ROWS), columns, secret) for start in range(0, rows.num_rows, _ROWS)]
+    parts = [
+        _hash_portion(rows.slice(start, _ROWS_PER_PORTION), columns, secret)
+        for start in range(0, rows.num_rows, _ROWS_PER_PORTION)
+    ]
     if not parts:
         return np.empty(0, np.uint64), np.empty(0, np.uint64)
     first, second = zip(*parts, strict=True)
     return (first[0], second[0]) if len(parts) == 1 else (np.concatenate(first), np.concatenate(second))
 
 
-def _hashed(rows: pa.Table, columns: Sequence[str], secret: Any) -> tuple[Any, Any]:
-    state = siphash.begin(rows.num_rows, secret)
-    for column in images(rows, columns).columns:
+def _hash_portion(rows: pa.Table, columns: Sequence[str], secret: Any) -> tuple[Any, Any]:
+    state = siphash.init_states(rows.num_rows, secret)
+    for column in row_images(rows, columns).columns:
         array: pa.Array = column.combine_chunks()
         # Copies: machine code takes no arrays that must not be written to, as those of Arrow are.
         valid = pc.is_valid(array).cast(pa.uint8()).to_numpy().copy()
         if pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type):
             offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
             content = array.buffers()[2]
-            data = np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]] if content else _NOTHING
-            siphash.add_texts(state, data.copy(), offsets - offsets[0], valid)
+            data = np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]] if content else _NO_BYTES
+            siphash.add_bytes(state, data.copy(), offsets - offsets[0], valid)
         else:
-            for values in _fixed(array):
+            for values in _fixed_width_words(array):
                 siphash.add_words(state, values, valid)
-    first, second = siphash.end(state)
+    first, second = siphash.finish_states(state)
     return first, second
 
 
-def _fixed(array: pa.Array) -> list[Any]:
+def _fixed_width_words(array: pa.Array) -> list[Any]:
     """Values of fixed width as words, one array or (longer ones) several."""
     kind = array.type
     if pa.types.is_boolean(kind):

@@ -14,7 +14,7 @@ import pyarrow as pa
 from airflow_provider_cdc.sinks.protocol import Markers, Readable
 
 
-class Portion(Protocol):
+class ScanTask(Protocol):
     """Some rows of a version of a table. It travels to a task, pickled."""
 
     @property
@@ -32,12 +32,12 @@ class Portion(Protocol):
 class Scannable(Protocol):
     """A table that can be read back in portions."""
 
-    def plan_scan(self) -> tuple[Sequence[Portion], Markers]:
+    def plan_scan(self) -> tuple[Sequence[ScanTask], Markers]:
         """Portions of one version, which together are all of its rows, and the markers that stood then."""
 
 
 @dataclass(frozen=True)
-class Held:
+class InMemoryScanTask:
     """Rows that are in memory.
 
     :param rows: these rows.
@@ -51,13 +51,13 @@ class Held:
         return int(self.rows.nbytes)
 
     def read_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """See :class:`Portion`."""
+        """See :class:`ScanTask`."""
         yield self.rows.select(list(columns))
 
 
-def portions(table: Readable) -> tuple[Sequence[Portion], Markers]:
+def plan_table_scan(table: Readable) -> tuple[Sequence[ScanTask], Markers]:
     """Portions of the newest version of a table, and its markers."""
     if isinstance(table, Scannable):
         return table.plan_scan()
     rows, markers = table.read()
-    return [Held(rows)], markers
+    return [InMemoryScanTask(rows)], markers

@@ -10,7 +10,7 @@ from airflow_provider_cdc.model.schema import TableSchema
 
 
 @contextmanager
-def of_table(table: TableSchema) -> Iterator[None]:
+def name_table_in_errors(table: TableSchema) -> Iterator[None]:
     """Name the table in what a sink refuses.
 
     :raises TerminalError: also for a file of the copy that is not there any more.

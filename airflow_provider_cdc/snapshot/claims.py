@@ -17,23 +17,23 @@ from typing import Any, Self
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_provider_cdc.chunk_groups.groups import Group, TaskRequest, chunk_rows, results
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup, TaskRequest, chunk_entries, to_chunk_results
 from airflow_provider_cdc.model.errors import CdcError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress
-from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
-from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS, LOST_AFTER_SECONDS, HeartbeatMonitor
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.sinks.storage.storage import read_json
-from airflow_provider_cdc.state import GroupRow, Store
+from airflow_provider_cdc.state import ChunkGroupRow, StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
-from airflow_provider_cdc.system.processes import died_here, machine, start_time
+from airflow_provider_cdc.system.processes import has_died_here, machine_id, process_start_time
 
 _POLL_SECONDS = 0.5
 #: How a holder's own text ends in the bookkeeping: host, what its process ids are told within, process, its start.
-_PROCESS = re.compile(r" \[(\S+) (?:(\S+) )?(\d+) (\d+)\]$")
+_HOLDER_PROCESS = re.compile(r" \[(\S+) (?:(\S+) )?(\d+) (\d+)\]$")
 
 
-class Claim:
+class GroupClaim:
     """An attempt at a group that this process holds. A context manager, which keeps its heartbeat going.
 
     :param group: the group.
@@ -43,7 +43,12 @@ class Claim:
     """
 
     def __init__(
-        self, group: Group, store: Store, attempt: int, row_before: GroupRow, published_attempt: int | None
+        self,
+        group: ChunkGroup,
+        store: StateDatabase,
+        attempt: int,
+        row_before: ChunkGroupRow,
+        published_attempt: int | None,
     ) -> None:
         self.attempt, self.row_before, self.published_attempt = attempt, row_before, published_attempt
         self.store = store
@@ -62,7 +67,7 @@ class Claim:
         self._notes = group.signals(attempt)
         self._report_lock = threading.Lock()
         self._taken_over, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=carried(self._loop), name="group-claim", daemon=True)
+        self._thread = threading.Thread(target=with_current_counts(self._loop), name="group-claim", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -83,7 +88,7 @@ class Claim:
         if self._taken_over.is_set():
             row = self.store.group(*self._key)
             raise TransientError(
-                f"group {self._group.number} was taken over by {_name(row.holder)} (attempt {row.attempt}) while "
+                f"group {self._group.number} was taken over by {_holder_name(row.holder)} (attempt {row.attempt}) while "
                 f"attempt {self.attempt} was read",
                 "Run again to adopt its result",
             )
@@ -114,7 +119,7 @@ class Claim:
     def _report(self, files: Iterable[tuple[int, dict[str, Any]]]) -> None:
         fresh: list[dict[str, Any]] = []
         for attempt, manifest in files:
-            chunks = chunk_rows(attempt, manifest)
+            chunks = chunk_entries(attempt, manifest)
             fresh += chunks
             self._count_chunks(chunks, attempt == self.attempt)
         was_paused, paused = self._progress.paused, self._notes.pause_reason()
@@ -127,7 +132,7 @@ class Claim:
         reporter.progress(self._progress)
         if fresh and self.published_attempt is None:  # until it is published again the bookkeeping tells of what is
             with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, no more than that
-                self.store.record_read_chunks(*self._key[:2], results(fresh))
+                self.store.record_read_chunks(*self._key[:2], to_chunk_results(fresh))
                 failpoint("books.after_chunks")
 
     def _count_chunks(self, chunks: list[dict[str, Any]], is_own_attempt: bool) -> None:
@@ -152,7 +157,9 @@ class Claim:
                         self._taken_over.set()
 
 
-def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | None) -> Claim | None:
+def claim_group(
+    group: ChunkGroup, store: StateDatabase, holder: str, requested_by: TaskRequest | None
+) -> GroupClaim | None:
     """Claim a group, after waiting for those who read it; ``None`` if there is nothing left to read.
 
     :param holder: who claims it, for people.
@@ -162,12 +169,12 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
         stands still proves nothing then.
     """
     plan = group.plan
-    pulse, waited_attempt, fetch_row = Pulse(LOST_SECONDS), 0, store.group
+    pulse, waited_attempt, fetch_row = HeartbeatMonitor(LOST_AFTER_SECONDS), 0, store.group
     while True:
         row = fetch_row(plan.pipeline, plan.generation, group.number)
-        published, being_read = group.published_attempt(), _is_read(row, pulse)
+        published, being_read = group.published_attempt(), _is_being_read(row, pulse)
         # What somebody else has finished in the meantime is as good as the own attempt would be.
-        requested = _is_asked(group, row, requested_by) and not (waited_attempt and row.state == "done")
+        requested = _is_read_requested(group, row, requested_by) and not (waited_attempt and row.state == "done")
         if published is not None and not requested and not (being_read and row.state == "rereading"):
             return None
         if being_read:
@@ -175,7 +182,7 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
             if waited_attempt != row.attempt:
                 waited_attempt = row.attempt
                 group.context.reporter.line(
-                    f"group {group.number} is being read by {_name(row.holder)} (attempt {row.attempt}); waiting"
+                    f"group {group.number} is being read by {_holder_name(row.holder)} (attempt {row.attempt}); waiting"
                 )
             time.sleep(_POLL_SECONDS)
             continue
@@ -185,50 +192,50 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
             group.number,
             expected_attempt=row.attempt,
             newest_in_sink=group.newest_attempt(),
-            holder=_sign(holder),
+            holder=_holder_text(holder),
             state="running" if published is None else "rereading",
         )
         if attempt:
             failpoint("claim.after_write")
-            return Claim(group, store, attempt, row, published)
+            return GroupClaim(group, store, attempt, row, published)
 
 
-def reader(store: Store, plan: Plan) -> GroupRow | None:
+def find_active_reader(store: StateDatabase, plan: Plan) -> ChunkGroupRow | None:
     """A group that is being read now, if there is one; it looks for as long as it takes to tell."""
     for number in [row.group_no for row in store.groups(plan.pipeline, plan.generation)]:
-        pulse = Pulse(LOST_SECONDS)
-        while _is_read(row := store.probe_group(plan.pipeline, plan.generation, number), pulse):
+        pulse = HeartbeatMonitor(LOST_AFTER_SECONDS)
+        while _is_being_read(row := store.probe_group(plan.pipeline, plan.generation, number), pulse):
             if pulse.observe((row.attempt, row.heartbeat_at), time.monotonic()):
-                row.holder = _name(row.holder)
+                row.holder = _holder_name(row.holder)
                 return row
             time.sleep(_POLL_SECONDS)
     return None
 
 
-def _is_asked(group: Group, row: GroupRow, requested_by: TaskRequest | None) -> bool:
+def _is_read_requested(group: ChunkGroup, row: ChunkGroupRow, requested_by: TaskRequest | None) -> bool:
     """Whether a group is to be read, or read to its end, although it is published."""
     finished = None if requested_by is None else group.is_finished_for(requested_by)
     # A try that died between its note and the bookkeeping has left the group as one that is being read again.
     return finished is False or (finished is True and row.state == "rereading")
 
 
-def _is_read(row: GroupRow, pulse: Pulse) -> bool:
+def _is_being_read(row: ChunkGroupRow, pulse: HeartbeatMonitor) -> bool:
     """Whether a group is being read, as far as the looks so far can tell."""
-    if row.state not in ("running", "rereading") or row.heartbeat_at is None or _died_here(row.holder or ""):
+    if row.state not in ("running", "rereading") or row.heartbeat_at is None or _holder_died_here(row.holder or ""):
         return False
     return pulse.observe((row.attempt, row.heartbeat_at), time.monotonic()) is not False
 
 
-def _sign(holder: str) -> str:
+def _holder_text(holder: str) -> str:
     pid = os.getpid()
-    return f"{holder[:350]} [{socket.gethostname()} {machine() or '-'} {pid} {start_time(pid):.0f}]"
+    return f"{holder[:350]} [{socket.gethostname()} {machine_id() or '-'} {pid} {process_start_time(pid):.0f}]"
 
 
-def _name(holder: str | None) -> str:
-    return _PROCESS.sub("", holder or "somebody")
+def _holder_name(holder: str | None) -> str:
+    return _HOLDER_PROCESS.sub("", holder or "somebody")
 
 
-def _died_here(holder: str) -> bool:
+def _holder_died_here(holder: str) -> bool:
     """Whether the holder was a process of this host that is gone: no need to wait for its heartbeat to stand still."""
-    match = _PROCESS.search(holder)
-    return match is not None and died_here(match[1], match[2], int(match[3]), float(match[4]))
+    match = _HOLDER_PROCESS.search(holder)
+    return match is not None and has_died_here(match[1], match[2], int(match[3]), float(match[4]))

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 from airflow_provider_cdc.sinks.protocol import SinkTable
 
 
-class Observation(Protocol):
+class SnapshotObserver(Protocol):
     """A context manager around the work on a group."""
 
     def __enter__(self) -> Self:
@@ -21,7 +21,7 @@ class Observation(Protocol):
         """Show the state of these tables, by index, now."""
 
 
-class Unobserved:
+class NullObserver:
     """Shows nothing."""
 
     def __init__(self, *_: Any) -> None:

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress, active_seconds
-from airflow_provider_cdc.model.supervision import LOST_SECONDS
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS
+from airflow_provider_cdc.runtime.run_context import RunContext
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import GroupRow, Store
+    from airflow_provider_cdc.state import ChunkGroupRow, StateDatabase
 
 
-def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[GroupRow, ChunkProgress]]:
+def group_progress(context: RunContext, store: StateDatabase, plan: Plan) -> list[tuple[ChunkGroupRow, ChunkProgress]]:
     """How far each group is, by number. The rate is that of its newest attempt."""
     counts = {row.group_no: row for row in store.group_progress(plan.pipeline, plan.generation)}
     labels = {number: plan.group_label(chunks) for number, chunks in plan.groups().items()}
     result, moment = [], datetime.now(UTC)
     for group in store.groups(plan.pipeline, plan.generation):
-        count, interval = counts[group.group_no], _interval(group)
-        notes = Group(context, plan, group.group_no).signals(group.attempt)
+        count, interval = counts[group.group_no], _read_interval(group)
+        notes = ChunkGroup(context, plan, group.group_no).signals(group.attempt)
         progress = ChunkProgress(
             f"group {labels.get(group.group_no, group.group_no)}",
             count.done,
@@ -35,13 +35,13 @@ def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[Gro
             count.fresh_chunks if interval else 0,
             count.fresh_rows if interval else 0,
             interval[1] - interval[0] if interval else 0.0,
-            notes.pause_reason() if _alive(group, moment) else None,
+            notes.pause_reason() if _is_alive(group, moment) else None,
         )
         result.append((group, progress))
     return result
 
 
-def snapshot_progress(groups: Iterable[tuple[GroupRow, ChunkProgress]]) -> ChunkProgress:
+def snapshot_progress(groups: Iterable[tuple[ChunkGroupRow, ChunkProgress]]) -> ChunkProgress:
     """How far the whole snapshot is.
 
     The rate is that of the time in which somebody was reading: a snapshot that stood still over night is not slow.
@@ -49,7 +49,7 @@ def snapshot_progress(groups: Iterable[tuple[GroupRow, ChunkProgress]]) -> Chunk
     :param groups: what :func:`group_progress` gives.
     """
     rows = list(groups)
-    timed_groups = [(interval, p) for g, p in rows if (interval := _interval(g)) is not None]
+    timed_groups = [(interval, p) for g, p in rows if (interval := _read_interval(g)) is not None]
     return ChunkProgress(
         "snapshot",
         sum(p.chunks_done for _, p in rows),
@@ -63,12 +63,12 @@ def snapshot_progress(groups: Iterable[tuple[GroupRow, ChunkProgress]]) -> Chunk
     )
 
 
-def _alive(group: GroupRow, moment: datetime) -> bool:
+def _is_alive(group: ChunkGroupRow, moment: datetime) -> bool:
     beat = group.heartbeat_at if group.state in ("running", "rereading") else None
-    return beat is not None and (moment - beat).total_seconds() <= LOST_SECONDS
+    return beat is not None and (moment - beat).total_seconds() <= LOST_AFTER_SECONDS
 
 
-def _interval(group: GroupRow) -> tuple[float, float] | None:
+def _read_interval(group: ChunkGroupRow) -> tuple[float, float] | None:
     """When the newest attempt at a group began and ended, or was last alive; ``None`` where that is not known.
 
     Both by the clock of its reader's host, which need not be the caller's.
@@ -111,7 +111,7 @@ class TableTotals:
         )
 
 
-def table_totals(context: Context, plan: Plan, groups: Iterable[int] | None = None) -> list[TableTotals]:
+def table_totals(context: RunContext, plan: Plan, groups: Iterable[int] | None = None) -> list[TableTotals]:
     """What the snapshot of each table came to, in the plan's order.
 
     :param groups: count only these groups, and only the tables in them; ``None`` for all.
@@ -120,13 +120,13 @@ def table_totals(context: Context, plan: Plan, groups: Iterable[int] | None = No
         {} if groups is not None else {i: [] for i in range(len(plan.tables))}
     )
     for number in plan.groups() if groups is None else groups:
-        group = Group(context, plan, number)
+        group = ChunkGroup(context, plan, number)
         for entry in group.read_totals(group.published_by_table()).entries:
             files_by_table.setdefault(entry["table"], []).append(entry)
-    return [_totals(plan, index, files_by_table[index]) for index in sorted(files_by_table)]
+    return [_sum_table(plan, index, files_by_table[index]) for index in sorted(files_by_table)]
 
 
-def _totals(plan: Plan, index: int, files: list[dict[str, Any]]) -> TableTotals:
+def _sum_table(plan: Plan, index: int, files: list[dict[str, Any]]) -> TableTotals:
     chunks = [chunk for entry in files for chunk in entry["chunks"]]
     return TableTotals(
         plan.tables[index].label,

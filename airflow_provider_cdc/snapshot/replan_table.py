@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from airflow_provider_cdc.chunk_groups.groups import coverage, group_marker, targets
+from airflow_provider_cdc.chunk_groups.groups import group_marker, open_sink_tables, read_coverage
 from airflow_provider_cdc.model.errors import TableAlteredError, TransientError
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.mysql.chunks.planner import make_amendment
+from airflow_provider_cdc.mysql.chunks.planner import make_replan_amendment
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage.storage import write_json_once
 
 
-def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None:
+def replan_table(context: RunContext, plan: Plan, error: TableAlteredError) -> None:
     """Plan the table again that an error names; nothing happens if another process has done so.
 
     :param plan: the plan under which it was read.
@@ -33,7 +33,7 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     if newest.revision_of(index) > revision:
         return
     markers = context.sink.table(table).markers()
-    complete = coverage(context, newest, targets(context, newest)) is not None
+    complete = read_coverage(context, newest, open_sink_tables(context, newest)) is not None
     if complete and context.pipeline.stream.follows_ddl:  # else no stream begins that could follow it
         raise TransientError(
             f"{error.message}, and the stream has not followed that yet",
@@ -45,7 +45,7 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
         )
     context.require_feature(Feature.RESNAPSHOT, error.message)
     with closing(connect(context.connect_args)) as connection:
-        amendment = make_amendment(
+        amendment = make_replan_amendment(
             connection,
             plan,
             index,

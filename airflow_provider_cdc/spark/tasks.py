@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.model.errors import CdcError, pack
+from airflow_provider_cdc.model.errors import CdcError, embed_error
 from airflow_provider_cdc.sinks.storage.pickle_envelope import PickleEnvelope
-from airflow_provider_cdc.spark.session import spark_errors
+from airflow_provider_cdc.spark.session import translate_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,11 +34,11 @@ def run_tasks(
                 try:
                     result = run_item(envelope.unpack(packed))
                 except CdcError as error:
-                    raise RuntimeError(pack(error)) from None
+                    raise RuntimeError(embed_error(error)) from None
                 yield pa.RecordBatch.from_pydict({"number": [number], "done": [result]})
 
     frame = spark.createDataFrame(rows, "number long, work binary").repartition(max(1, min(len(items), max_tasks)))
-    with spark_errors():
+    with translate_spark_errors():
         collected = frame.mapInArrow(task, "number long, done binary").collect()
     results = {row["number"]: bytes(row["done"]) for row in collected}
     return [results[number] for number in range(len(items))]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import delete, exc, select, update
 
-from airflow_provider_cdc.state.database import Database, changed
-from airflow_provider_cdc.state.models import AlertRow, clean, now
+from airflow_provider_cdc.state.database import Database, execute_update
+from airflow_provider_cdc.state.models import AlertRow, storable_text, utc_now
 
 
-class AlertStore(Database):
+class AlertRecords(Database):
     """Alerts that stand."""
 
     def alerts(self, pipeline: str) -> list[AlertRow]:
@@ -23,7 +23,7 @@ class AlertStore(Database):
         :param subject: the table, or empty.
         :return: whether it is new.
         """
-        row = AlertRow(pipeline=pipeline, kind=kind, subject=subject, since=now(), detail=clean(detail))
+        row = AlertRow(pipeline=pipeline, kind=kind, subject=subject, since=utc_now(), detail=storable_text(detail))
         try:
             with self._write_session() as session:
                 session.add(row)
@@ -35,10 +35,10 @@ class AlertStore(Database):
         """Note that somebody was told."""
         is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
         with self._write_session() as session:
-            changed(session, update(AlertRow).where(*is_alert).values(told_at=now()))
+            execute_update(session, update(AlertRow).where(*is_alert).values(told_at=utc_now()))
 
     def clear_alert(self, pipeline: str, kind: str, subject: str) -> None:
         """Note that a trouble is over."""
         is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
         with self._write_session() as session:
-            changed(session, delete(AlertRow).where(*is_alert))
+            execute_update(session, delete(AlertRow).where(*is_alert))

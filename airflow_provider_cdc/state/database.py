@@ -12,23 +12,23 @@ from typing import Any, Self, cast
 from sqlalchemy import URL, Connection, CursorResult, Engine, exc, func, inspect, make_url, select, text
 from sqlalchemy.orm import Session
 
-from airflow_provider_cdc.config.connections import scrub
+from airflow_provider_cdc.config.connections import scrub_secrets
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.state.engine import make_engine
-from airflow_provider_cdc.system.permissions import FILE, keep_from_others
+from airflow_provider_cdc.system.permissions import FILE_MODE, remove_others_access
 
 #: Not Alembic's default name: the database may be shared with others that use Alembic, Airflow for one.
 VERSION_TABLE = "cdc_alembic_version"
 
 #: The newest migration. Known here, so that Alembic is loaded only where something is to be migrated.
-HEAD = "0011"
+NEWEST_REVISION = "0011"
 #: A server that is away, or that takes no writes: PostgreSQL calls the latter an internal error.
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
 #: How long another migration is waited for in MySQL; it copies tables.
 _MIGRATION_SECONDS = 3600
 _ADVISORY_LOCK = 0x63646331  # any number of our own
 #: What libpq says of a server that is not what is demanded of it: trying again does not help.
-_UNPROVEN = re.compile(
+_IDENTITY_ERRORS = re.compile(
     "certificate verify failed|server certificate for|root certificate file|does not support SSL|"
     "[Aa]uthentication method requirement|channel binding"
 )
@@ -68,7 +68,7 @@ class Database:
                 raise NotReadyError(message, "Give a writable file; a file that is removed is created again") from None
             if not isinstance(error, _OUTAGES):
                 raise
-            if identity_error := next(filter(_UNPROVEN.search, str(error.orig).splitlines()), ""):
+            if identity_error := next(filter(_IDENTITY_ERRORS.search, str(error.orig).splitlines()), ""):
                 raise NotReadyError(
                     f"bookkeeping database {database.label}: {identity_error.strip()}",
                     "Let the server prove its identity: TLS, and sslrootcert for the authority that signed its "
@@ -94,30 +94,30 @@ class Database:
     def _check_or_migrate(self, migrate: bool, create: bool) -> None:
         """Compare the version of the tables with the one of this package; migrate if asked to."""
         with self._engine.connect() as connection:
-            revision = _version(connection)
-        if revision == HEAD:
+            revision = _schema_revision(connection)
+        if revision == NEWEST_REVISION:
             return
-        from airflow_provider_cdc.state.migrate import revisions, upgrade
+        from airflow_provider_cdc.state.migrate import list_revisions, upgrade_schema
 
-        if revision is not None and revision not in revisions():
+        if revision is not None and revision not in list_revisions():
             message = f"bookkeeping database {self.label} was made by a newer version ({revision})"
             raise NotReadyError(message, "Upgrade airflow-provider-cdc")
         if not migrate or (revision is None and not create):
             problem = "is not set up" if revision is None else f"is of an older version ({revision})"
             message = f"bookkeeping database {self.label} {problem}"
             raise NotReadyError(message, "Run `airflow-cdc snapshot`, `airflow-cdc run` or `airflow-cdc status` first")
-        with _patient(self._engine.url) as connection:
+        with _migration_transaction(self._engine.url) as connection:
             # One migration at a time: the second finds nothing left to do. SQLite has its write lock already.
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
             elif connection.dialect.name in ("mysql", "mariadb"):
                 connection.detach()  # closed when done, which gives the lock back
                 connection.execute(select(func.get_lock(VERSION_TABLE, _MIGRATION_SECONDS)))
-            upgrade(connection)
+            upgrade_schema(connection)
 
     def _unreachable_error(self, error: Exception) -> TransientError:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
-        cause = scrub(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
+        cause = scrub_secrets(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
         remedy = "Try again when it can be reached, and written to"
         return TransientError(f"bookkeeping database {self.label}: {cause}", remedy)
 
@@ -137,7 +137,7 @@ class Database:
 
 
 @contextmanager
-def _patient(url: URL) -> Iterator[Connection]:
+def _migration_transaction(url: URL) -> Iterator[Connection]:
     """A transaction whose statements may take as long as they like."""
     engine = make_engine(url, for_migration=True)
     try:
@@ -147,7 +147,7 @@ def _patient(url: URL) -> Iterator[Connection]:
         engine.dispose()
 
 
-def _version(connection: Connection) -> str | None:
+def _schema_revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return cast("str | None", connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar())
@@ -165,15 +165,15 @@ def _prepare_file(path: Path, migrate: bool) -> None:
             message = f"cannot make the folder of the bookkeeping file {path}: {error.strerror}"
             raise NotReadyError(message, "Give a file in a writable folder") from None
         with suppress(OSError):  # SQLite says better what is wrong
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE))
             for companion in ("", "-wal", "-shm"):  # SQLite gives new ones the rights of the file
-                keep_from_others(path.with_name(path.name + companion))
+                remove_others_access(path.with_name(path.name + companion))
     elif not path.exists():
         message = f"there is no bookkeeping file {path}"
         raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
 
 
-def changed(session: Session, statement: Any) -> bool:
+def execute_update(session: Session, statement: Any) -> bool:
     """Run an update; whether it found a row."""
     result = session.execute(statement, execution_options={"synchronize_session": False})
     return cast("CursorResult[Any]", result).rowcount > 0

@@ -9,9 +9,9 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool
 
 #: Seconds for a connection to be made, and for which a server may be silent in the middle of a question.
-CONNECT_SECONDS, ANSWER_SECONDS = 10, 30.0
+CONNECT_SECONDS, SILENCE_SECONDS = 10, 30.0
 #: Seconds to wait for a lock that another process holds, in SQLite.
-BUSY_SECONDS = 30
+SQLITE_LOCK_SECONDS = 30
 # What libpq needs to notice that nobody is there any more; milliseconds in the last one.
 _KEEPALIVE = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
@@ -24,7 +24,7 @@ def make_engine(url: URL, *, for_migration: bool = False) -> Engine:
     kind = url.get_backend_name()
     connect: dict[str, Any] = {}
     if kind == "sqlite":
-        engine = create_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS})
+        engine = create_engine(url, hide_parameters=True, connect_args={"timeout": SQLITE_LOCK_SECONDS})
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
         return engine
@@ -33,7 +33,11 @@ def make_engine(url: URL, *, for_migration: bool = False) -> Engine:
         options = {"connect_timeout": CONNECT_SECONDS, **_KEEPALIVE}
         connect = {name: value for name, value in options.items() if name not in url.query}
     elif not for_migration:
-        connect = {"connect_timeout": CONNECT_SECONDS, "read_timeout": ANSWER_SECONDS, "write_timeout": ANSWER_SECONDS}
+        connect = {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": SILENCE_SECONDS,
+            "write_timeout": SILENCE_SECONDS,
+        }
     engine = create_engine(
         url,
         hide_parameters=True,
@@ -42,28 +46,28 @@ def make_engine(url: URL, *, for_migration: bool = False) -> Engine:
         poolclass=NullPool if for_migration else None,
     )
     if kind in ("mysql", "mariadb"):
-        event.listen(engine, "do_connect", _guarded_connect)
+        event.listen(engine, "do_connect", _mysql_connect)
     elif url.get_driver_name() == "psycopg" and not for_migration:
         event.listen(engine, "do_connect", _psycopg_connect)
     return engine
 
 
-def _guarded_connect(_dialect: object, _record: object, _args: Any, kwargs: Any) -> Any:
-    from airflow_provider_cdc.mysql.client.verified_connection import GuardedConnection
+def _mysql_connect(_dialect: object, _record: object, _args: Any, kwargs: Any) -> Any:
+    from airflow_provider_cdc.mysql.client.verified_connection import VerifiedConnection
 
-    return GuardedConnection(**kwargs)
+    return VerifiedConnection(**kwargs)
 
 
 def _psycopg_connect(_dialect: object, _record: object, args: Any, kwargs: Any) -> Any:
-    from airflow_provider_cdc.state.postgres import limited
+    from airflow_provider_cdc.state.postgres import connection_class_with_timeout
 
-    return limited(ANSWER_SECONDS).connect(*args, **kwargs)
+    return connection_class_with_timeout(SILENCE_SECONDS).connect(*args, **kwargs)
 
 
 def _sqlite_connect(connection: Any, _record: object) -> None:
     """Write-ahead log: readers and the writer do not wait for each other."""
     connection.isolation_level = None  # transactions begin where SQLAlchemy says so, not where the driver thinks
-    deadline = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + SQLITE_LOCK_SECONDS
     while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         try:
             connection.execute("PRAGMA journal_mode = WAL")

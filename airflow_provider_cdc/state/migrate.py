@@ -13,23 +13,23 @@ from sqlalchemy import Connection
 _FOLDER = Path(__file__).parent / "migrations"
 
 
-def upgrade(connection: Connection, revision: str = "head") -> None:
+def upgrade_schema(connection: Connection, revision: str = "head") -> None:
     """Bring the tables up to date, within the connection's transaction.
 
     :param revision: up to which; by default the newest.
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    config = _config()
+    config = _alembic_config()
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
 
 
-def revisions() -> list[str]:
+def list_revisions() -> list[str]:
     """Every version that this package knows, the newest first."""
-    return [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()]
+    return [script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()]
 
 
-def _config() -> Config:
+def _alembic_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
     return config

@@ -15,20 +15,20 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 #: Constraint names are fixed, so that later migrations can refer to them.
-NAMING = {"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"}
+CONSTRAINT_NAMES = {"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"}
 
 
-def now() -> datetime:
+def utc_now() -> datetime:
     """The moment of the call, in UTC."""
     return datetime.now(UTC)
 
 
-def clean(text: str | None) -> str | None:
+def storable_text(text: str | None) -> str | None:
     """Text that every database takes: no NUL, no half characters of a name that could not be decoded."""
     return None if text is None else text.encode("utf-8", "replace").decode().replace("\0", "")
 
 
-class Json(TypeDecorator[Any]):
+class JsonText(TypeDecorator[Any]):
     """Any JSON value as text. Not the server's JSON type: some of them reorder keys or round large numbers."""
 
     impl = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
@@ -43,7 +43,7 @@ class Json(TypeDecorator[Any]):
         return None if value is None else json.loads(value)
 
 
-class Utc(TypeDecorator[datetime]):
+class UtcDateTime(TypeDecorator[datetime]):
     """A moment with its zone, kept as UTC without one: not every database has a type for it."""
 
     impl = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
@@ -58,29 +58,29 @@ class Utc(TypeDecorator[datetime]):
         return None if value is None else value.replace(tzinfo=UTC)
 
 
-def text(length: int) -> String:
+def case_sensitive_text(length: int) -> String:
     """Text that tells upper from lower case everywhere (MySQL's default does not)."""
     return String(length).with_variant(mysql.VARCHAR(length, collation="utf8mb4_bin"), "mysql", "mariadb")
 
 
-_LONG = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+_LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
-def _sum() -> Any:
+def _counter_column() -> Any:
     return mapped_column(default=0, server_default="0")
 
 
 class Base(DeclarativeBase):
     """Common base of all tables."""
 
-    metadata = MetaData(naming_convention=NAMING)
+    metadata = MetaData(naming_convention=CONSTRAINT_NAMES)
     type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own form)
-        str: text(64),
+        str: case_sensitive_text(64),
         int: BigInteger,
         float: Double,
-        datetime: Utc,
-        dict[str, Any]: Json,
-        list[Any]: Json,
+        datetime: UtcDateTime,
+        dict[str, Any]: JsonText,
+        list[Any]: JsonText,
     }
 
 
@@ -95,10 +95,10 @@ class PipelineRow(Base):
     server_uuid: Mapped[str]
     created_at: Mapped[datetime]
     epoch: Mapped[int] = mapped_column(default=0)
-    past_batches: Mapped[int] = _sum()
-    past_changes: Mapped[int] = _sum()
-    past_bytes: Mapped[int] = _sum()
-    past_seconds: Mapped[float] = _sum()
+    past_batches: Mapped[int] = _counter_column()
+    past_changes: Mapped[int] = _counter_column()
+    past_bytes: Mapped[int] = _counter_column()
+    past_seconds: Mapped[float] = _counter_column()
     past_lag_max_ms: Mapped[float | None]
 
 
@@ -108,13 +108,13 @@ class SnapshotRow(Base):
     __tablename__ = "snapshots"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
     generation: Mapped[int] = mapped_column(Integer, primary_key=True)
-    state: Mapped[str] = mapped_column(text(16), default="running")
+    state: Mapped[str] = mapped_column(case_sensitive_text(16), default="running")
     plan: Mapped[dict[str, Any]]
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
 
 
-class TableRow(Base):
+class PlannedTableRow(Base):
     """A captured table as it was when it was planned."""
 
     __tablename__ = "tables"
@@ -130,10 +130,10 @@ class TableRow(Base):
 #: State of a chunk group of which nothing is left to read: its tables were read again as a whole, or are suspended.
 TAKEN_OVER = "taken_over"
 #: States of chunk groups that a snapshot need not wait for. What is read again is published all the while.
-PUBLISHED = ("done", "rereading", TAKEN_OVER)
+PUBLISHED_STATES = ("done", "rereading", TAKEN_OVER)
 
 
-class GroupRow(Base):
+class ChunkGroupRow(Base):
     """A chunk group, the unit of retry; ``attempt`` counts from 1. ``state`` is ``pending``, ``running``, ``done``,
     ``rereading`` or ``taken_over``.
 
@@ -147,16 +147,16 @@ class GroupRow(Base):
     generation: Mapped[int] = mapped_column(Integer, primary_key=True)
     group_no: Mapped[int] = mapped_column(Integer, primary_key=True)
     tables: Mapped[list[Any]]
-    state: Mapped[str] = mapped_column(text(16), default="pending")
+    state: Mapped[str] = mapped_column(case_sensitive_text(16), default="pending")
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     rows: Mapped[int | None]
-    min_lw: Mapped[Any | None] = mapped_column(Json)
-    max_hw: Mapped[Any | None] = mapped_column(Json)
-    holder: Mapped[str | None] = mapped_column(_LONG)
+    min_lw: Mapped[Any | None] = mapped_column(JsonText)
+    max_hw: Mapped[Any | None] = mapped_column(JsonText)
+    holder: Mapped[str | None] = mapped_column(_LONG_TEXT)
     heartbeat_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    traffic: Mapped[Any | None] = mapped_column(Json)
+    traffic: Mapped[Any | None] = mapped_column(JsonText)
 
 
 class ChunkRow(Base):
@@ -174,12 +174,12 @@ class ChunkRow(Base):
     group_no: Mapped[int] = mapped_column(Integer)
     database: Mapped[str]
     table_name: Mapped[str]
-    lower: Mapped[Any | None] = mapped_column(Json)
-    upper: Mapped[Any | None] = mapped_column(Json)
-    state: Mapped[str] = mapped_column(text(16), default="pending")
+    lower: Mapped[Any | None] = mapped_column(JsonText)
+    upper: Mapped[Any | None] = mapped_column(JsonText)
+    state: Mapped[str] = mapped_column(case_sensitive_text(16), default="pending")
     attempt: Mapped[int] = mapped_column(Integer, default=0)
-    lw: Mapped[Any | None] = mapped_column(Json)
-    hw: Mapped[Any | None] = mapped_column(Json)
+    lw: Mapped[Any | None] = mapped_column(JsonText)
+    hw: Mapped[Any | None] = mapped_column(JsonText)
     rows: Mapped[int | None]
     bytes: Mapped[int | None]
     corrected: Mapped[int | None]
@@ -188,19 +188,19 @@ class ChunkRow(Base):
     __table_args__ = (Index(None, "pipeline", "generation", "group_no", "chunk_no"),)
 
 
-class LineageRow(Base):
+class TimelineRow(Base):
     """A stretch of one server's binlogs. ``base_ordinal`` is the ordinal of its first file."""
 
     __tablename__ = "lineage"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
     segment_no: Mapped[int] = mapped_column(Integer, primary_key=True)
     server: Mapped[str]
-    start_file: Mapped[str] = mapped_column(text(512))
+    start_file: Mapped[str] = mapped_column(case_sensitive_text(512))
     start_position: Mapped[int]
     base_ordinal: Mapped[int]
 
 
-class StreamRow(Base):
+class EpochRow(Base):
     """One run of a stream.
 
     ``state`` is ``running``, ``caught_up``, ``stopped`` or ``failed``; ``desired_state`` is ``run``, ``pause`` or
@@ -220,34 +220,34 @@ class StreamRow(Base):
     __tablename__ = "streams"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
     epoch: Mapped[int] = mapped_column(primary_key=True)
-    host: Mapped[str] = mapped_column(text(255))
+    host: Mapped[str] = mapped_column(case_sensitive_text(255))
     pid: Mapped[int]
     pid_started: Mapped[float]
-    state: Mapped[str] = mapped_column(text(16), default="running")
-    desired_state: Mapped[str] = mapped_column(text(16), default="run")
+    state: Mapped[str] = mapped_column(case_sensitive_text(16), default="running")
+    desired_state: Mapped[str] = mapped_column(case_sensitive_text(16), default="run")
     started_at: Mapped[datetime]
     heartbeat_at: Mapped[datetime]
     progress_at: Mapped[datetime | None]
-    error: Mapped[str | None] = mapped_column(_LONG)
-    error_kind: Mapped[str | None] = mapped_column(text(32))
-    mode: Mapped[str | None] = mapped_column(text(16))
-    log: Mapped[str | None] = mapped_column(_LONG)
-    ui: Mapped[str | None] = mapped_column(text(512))
-    supervisor: Mapped[str | None] = mapped_column(_LONG)
+    error: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    error_kind: Mapped[str | None] = mapped_column(case_sensitive_text(32))
+    mode: Mapped[str | None] = mapped_column(case_sensitive_text(16))
+    log: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    ui: Mapped[str | None] = mapped_column(case_sensitive_text(512))
+    supervisor: Mapped[str | None] = mapped_column(_LONG_TEXT)
     supervised_at: Mapped[datetime | None]
-    stop_by: Mapped[str | None] = mapped_column(_LONG)
-    batches: Mapped[int] = _sum()
-    changes: Mapped[int] = _sum()
-    bytes: Mapped[int] = _sum()
-    seconds: Mapped[float] = _sum()
+    stop_by: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    batches: Mapped[int] = _counter_column()
+    changes: Mapped[int] = _counter_column()
+    bytes: Mapped[int] = _counter_column()
+    seconds: Mapped[float] = _counter_column()
     lag_max_ms: Mapped[float | None]
-    start_offset: Mapped[Any | None] = mapped_column(Json)
-    end_offset: Mapped[Any | None] = mapped_column(Json)
-    machine: Mapped[str | None] = mapped_column(text(64))
+    start_offset: Mapped[Any | None] = mapped_column(JsonText)
+    end_offset: Mapped[Any | None] = mapped_column(JsonText)
+    machine: Mapped[str | None] = mapped_column(case_sensitive_text(64))
     index_bytes: Mapped[int | None] = mapped_column(BigInteger)
     index_disk_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    traffic: Mapped[Any | None] = mapped_column(Json)
-    paused_by: Mapped[str | None] = mapped_column(_LONG)
+    traffic: Mapped[Any | None] = mapped_column(JsonText)
+    paused_by: Mapped[str | None] = mapped_column(_LONG_TEXT)
     settings: Mapped[dict[str, Any] | None]
 
 
@@ -261,8 +261,8 @@ class BatchRow(Base):
     pipeline: Mapped[str] = mapped_column(primary_key=True)
     epoch: Mapped[int] = mapped_column(primary_key=True)
     batch_id: Mapped[int] = mapped_column(primary_key=True)
-    start_offset: Mapped[Any | None] = mapped_column(Json)
-    end_offset: Mapped[Any | None] = mapped_column(Json)
+    start_offset: Mapped[Any | None] = mapped_column(JsonText)
+    end_offset: Mapped[Any | None] = mapped_column(JsonText)
     changes: Mapped[int]
     bytes: Mapped[int]
     seconds: Mapped[float]
@@ -270,7 +270,7 @@ class BatchRow(Base):
     lag_p95_ms: Mapped[float | None]
     lag_max_ms: Mapped[float | None]
     committed_at: Mapped[datetime]
-    traffic: Mapped[Any | None] = mapped_column(Json)
+    traffic: Mapped[Any | None] = mapped_column(JsonText)
 
 
 class EventRow(Base):
@@ -285,17 +285,17 @@ class EventRow(Base):
     pipeline: Mapped[str]
     at: Mapped[datetime]
     kind: Mapped[str]
-    detail: Mapped[str] = mapped_column(_LONG)
-    table: Mapped[str | None] = mapped_column(text(255))
-    remedy: Mapped[str | None] = mapped_column(_LONG)
-    by: Mapped[str | None] = mapped_column(_LONG)
-    acknowledged_by: Mapped[str | None] = mapped_column(_LONG)
+    detail: Mapped[str] = mapped_column(_LONG_TEXT)
+    table: Mapped[str | None] = mapped_column(case_sensitive_text(255))
+    remedy: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    by: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    acknowledged_by: Mapped[str | None] = mapped_column(_LONG_TEXT)
     acknowledged_at: Mapped[datetime | None]
 
     __table_args__ = (Index(None, "pipeline", "id"),)
 
 
-class RequestRow(Base):
+class ControlRequestRow(Base):
     """Something that somebody wants of the running stream: it looks for that with each heartbeat.
 
     ``kind`` is ``suspend`` or ``reread``, ``table`` is ``database.table``. ``condition`` is one on the key, for rows
@@ -307,18 +307,18 @@ class RequestRow(Base):
     id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
     pipeline: Mapped[str]
     at: Mapped[datetime]
-    by: Mapped[str] = mapped_column(_LONG)
-    kind: Mapped[str] = mapped_column(text(16))
-    table: Mapped[str] = mapped_column(text(255))
-    condition: Mapped[str | None] = mapped_column(_LONG)
-    state: Mapped[str] = mapped_column(text(16), default="open")
-    outcome: Mapped[str | None] = mapped_column(_LONG)
+    by: Mapped[str] = mapped_column(_LONG_TEXT)
+    kind: Mapped[str] = mapped_column(case_sensitive_text(16))
+    table: Mapped[str] = mapped_column(case_sensitive_text(255))
+    condition: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    state: Mapped[str] = mapped_column(case_sensitive_text(16), default="open")
+    outcome: Mapped[str | None] = mapped_column(_LONG_TEXT)
     finished_at: Mapped[datetime | None]
 
     __table_args__ = (Index(None, "pipeline", "state"),)
 
 
-class SampleRow(Base):
+class LagSampleRow(Base):
     """How far a pipeline was behind its source at a moment: about one a minute while it reads.
 
     ``epoch`` is that of the stream, ``None`` in a snapshot. ``changes`` and ``batches`` are those that this run has
@@ -333,9 +333,9 @@ class SampleRow(Base):
     lag_seconds: Mapped[float | None]
     lag_bytes: Mapped[int | None]
     purge_hours: Mapped[float | None]
-    changes: Mapped[int] = _sum()
-    batches: Mapped[int] = _sum()
-    unknown: Mapped[str | None] = mapped_column(_LONG)
+    changes: Mapped[int] = _counter_column()
+    batches: Mapped[int] = _counter_column()
+    unknown: Mapped[str | None] = mapped_column(_LONG_TEXT)
 
 
 class TableStateRow(Base):
@@ -354,14 +354,14 @@ class TableStateRow(Base):
     pipeline: Mapped[str] = mapped_column(primary_key=True)
     database: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
-    state: Mapped[str] = mapped_column(text(16))
+    state: Mapped[str] = mapped_column(case_sensitive_text(16))
     since: Mapped[datetime]
-    position: Mapped[str | None] = mapped_column(_LONG)
+    position: Mapped[str | None] = mapped_column(_LONG_TEXT)
     kind: Mapped[str | None]
-    reason: Mapped[str | None] = mapped_column(_LONG)
-    remedy: Mapped[str | None] = mapped_column(_LONG)
-    chunks_done: Mapped[int] = _sum()
-    chunks_total: Mapped[int] = _sum()
+    reason: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    remedy: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    chunks_done: Mapped[int] = _counter_column()
+    chunks_total: Mapped[int] = _counter_column()
     definitions: Mapped[list[Any]]
     files: Mapped[int | None]
     bytes: Mapped[int | None]
@@ -370,11 +370,11 @@ class TableStateRow(Base):
     compactions: Mapped[int | None]
     compacted_at: Mapped[datetime | None]
     compaction_seconds: Mapped[float | None]
-    inserts: Mapped[int] = _sum()
-    updates: Mapped[int] = _sum()
-    deletes: Mapped[int] = _sum()
+    inserts: Mapped[int] = _counter_column()
+    updates: Mapped[int] = _counter_column()
+    deletes: Mapped[int] = _counter_column()
     last_verified_at: Mapped[datetime | None]
-    last_verified: Mapped[Any | None] = mapped_column(Json)
+    last_verified: Mapped[Any | None] = mapped_column(JsonText)
     updated_at: Mapped[datetime]
 
 
@@ -387,13 +387,13 @@ class AlertRow(Base):
     __tablename__ = "alerts"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(primary_key=True)
-    subject: Mapped[str] = mapped_column(text(255), primary_key=True)
+    subject: Mapped[str] = mapped_column(case_sensitive_text(255), primary_key=True)
     since: Mapped[datetime]
     told_at: Mapped[datetime | None]
-    detail: Mapped[str] = mapped_column(_LONG)
+    detail: Mapped[str] = mapped_column(_LONG_TEXT)
 
 
-class WindowRow(Base):
+class AssetWindowRow(Base):
     """Up to where somebody was told what happens to a table: the next window begins there.
 
     ``audience`` is who is told of what. ``by`` is who has told the last window, which went from ``before`` to
@@ -405,7 +405,7 @@ class WindowRow(Base):
     audience: Mapped[str] = mapped_column(primary_key=True)
     database: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
-    by: Mapped[str] = mapped_column(_LONG)
-    before: Mapped[Any | None] = mapped_column(Json)
-    after: Mapped[Any] = mapped_column(Json)
+    by: Mapped[str] = mapped_column(_LONG_TEXT)
+    before: Mapped[Any | None] = mapped_column(JsonText)
+    after: Mapped[Any] = mapped_column(JsonText)
     at: Mapped[datetime]

@@ -9,20 +9,20 @@ from typing import Any
 from sqlalchemy import exc, select
 
 from airflow_provider_cdc.state.database import Database
-from airflow_provider_cdc.state.models import SampleRow, TableStateRow, clean, now
-from airflow_provider_cdc.state.pruning import prune
-from airflow_provider_cdc.state.values import Compacted, TableStanding
+from airflow_provider_cdc.state.models import LagSampleRow, TableStateRow, storable_text, utc_now
+from airflow_provider_cdc.state.pruning import prune_history
+from airflow_provider_cdc.state.values import LastCompaction, TableStatus
 
 #: Rows of tables that are looked up one by one; of more, all are read.
-_FEW = 20
-_COUNTS = ("inserts", "updates", "deletes")
-_SIZES = ("files", "bytes", "rows", "dead_rows", "compactions")
+_FEW_TABLES = 20
+_COUNT_COLUMNS = ("inserts", "updates", "deletes")
+_SIZE_COLUMNS = ("files", "bytes", "rows", "dead_rows", "compactions")
 
 #: (database, name) of a table.
 TableId = tuple[str, str]
 
 
-class ObservationStore(Database):
+class ObservationRecords(Database):
     """What drivers have seen now and then."""
 
     def record_sample(
@@ -37,34 +37,34 @@ class ObservationStore(Database):
         batches: int = 0,
         unknown: str | None = None,
     ) -> None:
-        """Write down how far a pipeline is behind now; parameters as of :class:`SampleRow`. What is older than
+        """Write down how far a pipeline is behind now; parameters as of :class:`LagSampleRow`. What is older than
         what is kept goes (:mod:`~airflow_provider_cdc.state.pruning`).
         """
         values = {"lag_seconds": lag_seconds, "lag_bytes": lag_bytes, "purge_hours": purge_hours}
-        at = now()
+        at = utc_now()
         with self._write_session() as session:
             session.merge(
-                SampleRow(
+                LagSampleRow(
                     pipeline=pipeline,
                     at=at,
                     epoch=epoch,
                     **values,
                     changes=changes,
                     batches=batches,
-                    unknown=clean(unknown),
+                    unknown=storable_text(unknown),
                 )
             )
-            prune(session, pipeline, at)
+            prune_history(session, pipeline, at)
 
-    def samples_since(self, pipeline: str, since: datetime) -> list[SampleRow]:
+    def samples_since(self, pipeline: str, since: datetime) -> list[LagSampleRow]:
         """The samples from a moment on, the oldest first."""
-        query = select(SampleRow).where(SampleRow.pipeline == pipeline, SampleRow.at >= since)
+        query = select(LagSampleRow).where(LagSampleRow.pipeline == pipeline, LagSampleRow.at >= since)
         with self._read_session() as session:
-            return list(session.scalars(query.order_by(SampleRow.at)))
+            return list(session.scalars(query.order_by(LagSampleRow.at)))
 
-    def last_sample(self, pipeline: str) -> SampleRow | None:
+    def last_sample(self, pipeline: str) -> LagSampleRow | None:
         """The newest sample, if there is one."""
-        query = select(SampleRow).where(SampleRow.pipeline == pipeline).order_by(SampleRow.at.desc()).limit(1)
+        query = select(LagSampleRow).where(LagSampleRow.pipeline == pipeline).order_by(LagSampleRow.at.desc()).limit(1)
         with self._read_session() as session:
             return session.scalars(query).first()
 
@@ -77,10 +77,10 @@ class ObservationStore(Database):
     def write_table_states(
         self,
         pipeline: str,
-        states: Sequence[TableStanding],
+        states: Sequence[TableStatus],
         *,
         sizes: Mapping[TableId, Mapping[str, int | None]] | None = None,
-        last_compactions: Mapping[TableId, Compacted] | None = None,
+        last_compactions: Mapping[TableId, LastCompaction] | None = None,
         applied_counts: Mapping[TableId, Sequence[int]] | None = None,
         delete_others: bool = False,
     ) -> None:
@@ -105,15 +105,15 @@ class ObservationStore(Database):
     def _write_table_states(
         self,
         pipeline: str,
-        states: Sequence[TableStanding],
+        states: Sequence[TableStatus],
         sizes: Mapping[TableId, Mapping[str, int | None]],
-        last_compactions: Mapping[TableId, Compacted],
+        last_compactions: Mapping[TableId, LastCompaction],
         applied_counts: Mapping[TableId, Sequence[int]],
         delete_others: bool,
     ) -> None:
-        moment = now()
+        moment = utc_now()
         with self._write_session() as session:
-            if delete_others or len(states) > _FEW:
+            if delete_others or len(states) > _FEW_TABLES:
                 query = select(TableStateRow).where(TableStateRow.pipeline == pipeline)
                 rows_by_table = {(row.database, row.name): row for row in session.scalars(query)}
             else:
@@ -122,8 +122,8 @@ class ObservationStore(Database):
             for table_state in states:
                 table = table_state[:2]
                 row = rows_by_table.pop(table, None)
-                values = _values(table_state)
-                values |= {name: sizes[table].get(name) for name in _SIZES} if table in sizes else {}
+                values = _comparable_values(table_state)
+                values |= {name: sizes[table].get(name) for name in _SIZE_COLUMNS} if table in sizes else {}
                 if (last_compaction := last_compactions.get(table)) is not None:
                     values |= {
                         "compacted_at": last_compaction.finished_at,
@@ -133,7 +133,7 @@ class ObservationStore(Database):
                     row = TableStateRow(pipeline=pipeline, database=table[0], name=table[1], definitions=[])
                     row.inserts = row.updates = row.deletes = 0
                     session.add(row)
-                for name, count in zip(_COUNTS, applied_counts.get(table, ()), strict=False):
+                for name, count in zip(_COUNT_COLUMNS, applied_counts.get(table, ()), strict=False):
                     if count:
                         values[name] = getattr(row, name) + count
                 changed = {name: value for name, value in values.items() if getattr(row, name) != value}
@@ -163,14 +163,14 @@ class ObservationStore(Database):
                 if result.get("not_comparable") is not None:
                     row.last_verified = {**(row.last_verified or {}), **result}
                 else:
-                    row.last_verified_at, row.last_verified = now(), dict(result)
+                    row.last_verified_at, row.last_verified = utc_now(), dict(result)
 
 
-def _values(table_state: TableStanding) -> dict[str, Any]:
+def _comparable_values(table_state: TableStatus) -> dict[str, Any]:
     """What is compared of a table: its place moves all the time, and is written together with other things."""
     values = table_state._asdict()
     for name in ("database", "name", "position", "since"):
         del values[name]
     for name in ("kind", "reason", "remedy"):
-        values[name] = clean(values[name])
+        values[name] = storable_text(values[name])
     return {**values, "kind": values["kind"] and values["kind"][:64], "definitions": list(table_state.definitions)}

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 
-def limited(seconds: float) -> type[psycopg.Connection[Any]]:
+def connection_class_with_timeout(seconds: float) -> type[psycopg.Connection[Any]]:
     """A class of connections.
 
     :param seconds: for which the server may say nothing while it is waited for.

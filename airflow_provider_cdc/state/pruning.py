@@ -14,15 +14,15 @@ from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.state.models import (
     BatchRow,
+    ChunkGroupRow,
     ChunkRow,
+    ControlRequestRow,
+    EpochRow,
     EventRow,
-    GroupRow,
+    LagSampleRow,
     PipelineRow,
-    RequestRow,
-    SampleRow,
+    PlannedTableRow,
     SnapshotRow,
-    StreamRow,
-    TableRow,
 )
 
 #: How long samples are kept, and requests that are over.
@@ -34,28 +34,35 @@ KEPT_RUNS, KEPT_EVENTS = 1000, 10_000
 #: So many snapshots are kept with their tables and chunks: the newest one, and the one that it has replaced.
 KEPT_SNAPSHOTS = 2
 #: Rows of one kind that are removed at once.
-MOST = 1000
+MAX_DELETED_ROWS = 1000
 #: What is summed up over all runs, those that were removed included.
-SUMS = ("batches", "changes", "bytes", "seconds")
+SUMMED_COLUMNS = ("batches", "changes", "bytes", "seconds")
 
 
-def prune(session: Session, pipeline: str, moment: datetime) -> None:
+def prune_history(session: Session, pipeline: str, moment: datetime) -> None:
     """Remove a portion of all that is older than what is kept.
 
     :param moment: the time now.
     """
     prune_batches(session, pipeline)
-    _prune_runs(session, pipeline)
-    _delete(session, EventRow, EventRow.pipeline == pipeline, _older(session, EventRow, pipeline, KEPT_EVENTS, "id"))
+    _prune_epochs(session, pipeline)
+    _delete_rows(
+        session,
+        EventRow,
+        EventRow.pipeline == pipeline,
+        _older_rows_condition(session, EventRow, pipeline, KEPT_EVENTS, "id"),
+    )
     until = moment - KEPT_SAMPLES
-    _delete(session, SampleRow, SampleRow.pipeline == pipeline, SampleRow.at < until)
-    _delete(session, RequestRow, RequestRow.pipeline == pipeline, RequestRow.finished_at < until)
+    _delete_rows(session, LagSampleRow, LagSampleRow.pipeline == pipeline, LagSampleRow.at < until)
+    _delete_rows(
+        session, ControlRequestRow, ControlRequestRow.pipeline == pipeline, ControlRequestRow.finished_at < until
+    )
 
 
 def prune_batches(session: Session, pipeline: str) -> None:
     """Remove a portion of the batches that are older than the newest ones; all that is looked at is the index."""
-    older = _older(session, BatchRow, pipeline, KEPT_BATCHES, "epoch", "batch_id")
-    _delete(session, BatchRow, BatchRow.pipeline == pipeline, older)
+    older = _older_rows_condition(session, BatchRow, pipeline, KEPT_BATCHES, "epoch", "batch_id")
+    _delete_rows(session, BatchRow, BatchRow.pipeline == pipeline, older)
 
 
 def prune_snapshots(session: Session, pipeline: str, generation: int) -> None:
@@ -63,21 +70,21 @@ def prune_snapshots(session: Session, pipeline: str, generation: int) -> None:
 
     :param generation: number of the new one.
     """
-    for model in (ChunkRow, GroupRow, TableRow, SnapshotRow):
+    for model in (ChunkRow, ChunkGroupRow, PlannedTableRow, SnapshotRow):
         of_old_snapshots = model.pipeline == pipeline, model.generation <= generation - KEPT_SNAPSHOTS
         session.execute(delete(model).where(*of_old_snapshots), execution_options={"synchronize_session": False})
 
 
-def _prune_runs(session: Session, pipeline: str) -> None:
+def _prune_epochs(session: Session, pipeline: str) -> None:
     """Remove a portion of the old runs; what they have applied stays in the sums of the pipeline."""
-    older = _older(session, StreamRow, pipeline, KEPT_RUNS, "epoch")
+    older = _older_rows_condition(session, EpochRow, pipeline, KEPT_RUNS, "epoch")
     if older is None:
         return
-    old_epochs = and_(StreamRow.pipeline == pipeline, older)
-    sums = [func.coalesce(func.sum(getattr(StreamRow, name)), 0) for name in SUMS]
-    *totals, lag = tuple(session.execute(select(*sums, func.max(StreamRow.lag_max_ms)).where(old_epochs)).one())
+    old_epochs = and_(EpochRow.pipeline == pipeline, older)
+    sums = [func.coalesce(func.sum(getattr(EpochRow, name)), 0) for name in SUMMED_COLUMNS]
+    *totals, lag = tuple(session.execute(select(*sums, func.max(EpochRow.lag_max_ms)).where(old_epochs)).one())
     pipeline_row = session.get_one(PipelineRow, pipeline, with_for_update=True)
-    for name, value in zip(SUMS, totals, strict=True):
+    for name, value in zip(SUMMED_COLUMNS, totals, strict=True):
         setattr(
             pipeline_row,
             f"past_{name}",
@@ -86,10 +93,10 @@ def _prune_runs(session: Session, pipeline: str) -> None:
     pipeline_row.past_lag_max_ms = max(
         (max_lag for max_lag in (pipeline_row.past_lag_max_ms, lag) if max_lag is not None), default=None
     )
-    _delete(session, StreamRow, StreamRow.pipeline == pipeline, older)
+    _delete_rows(session, EpochRow, EpochRow.pipeline == pipeline, older)
 
 
-def _older(session: Session, model: Any, pipeline: str, kept_rows: int, *names: str) -> Any:
+def _older_rows_condition(session: Session, model: Any, pipeline: str, kept_rows: int, *names: str) -> Any:
     """The condition on a portion of the rows that are older than the newest ones; ``None`` if there are none.
 
     :param kept_rows: how many of the newest rows stay.
@@ -100,12 +107,12 @@ def _older(session: Session, model: Any, pipeline: str, kept_rows: int, *names: 
     oldest_kept = session.execute(key_query.order_by(*(c.desc() for c in key)).offset(kept_rows - 1).limit(1)).first()
     if oldest_kept is None:
         return None
-    portion = session.execute(key_query.order_by(*key).offset(MOST).limit(1)).first()
+    portion = session.execute(key_query.order_by(*key).offset(MAX_DELETED_ROWS).limit(1)).first()
     end = tuple(oldest_kept) if portion is None else min(tuple(oldest_kept), tuple(portion))
     before = [and_(*(c == v for c, v in zip(key[:n], end, strict=False)), key[n] < end[n]) for n in range(len(key))]
     return or_(*before)
 
 
-def _delete(session: Session, model: Any, of_pipeline: Any, older: Any) -> None:
+def _delete_rows(session: Session, model: Any, of_pipeline: Any, older: Any) -> None:
     if older is not None:
         session.execute(delete(model).where(of_pipeline, older), execution_options={"synchronize_session": False})

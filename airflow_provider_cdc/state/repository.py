@@ -11,18 +11,20 @@ from collections.abc import Sequence
 
 from sqlalchemy import delete, exc, select, update
 
-from airflow_provider_cdc.state.alerts import AlertStore
-from airflow_provider_cdc.state.database import changed
-from airflow_provider_cdc.state.forgetting import ForgetStore
-from airflow_provider_cdc.state.models import EventRow, LineageRow, PipelineRow, clean, now
-from airflow_provider_cdc.state.observations import ObservationStore
-from airflow_provider_cdc.state.requests import RequestStore, event_of
-from airflow_provider_cdc.state.snapshots import SnapshotStore
-from airflow_provider_cdc.state.values import Segment
-from airflow_provider_cdc.state.windows import WindowStore
+from airflow_provider_cdc.state.alerts import AlertRecords
+from airflow_provider_cdc.state.database import execute_update
+from airflow_provider_cdc.state.forgetting import PipelineRemoval
+from airflow_provider_cdc.state.models import EventRow, PipelineRow, TimelineRow, storable_text, utc_now
+from airflow_provider_cdc.state.observations import ObservationRecords
+from airflow_provider_cdc.state.requests import ControlRequestRecords, make_event_row
+from airflow_provider_cdc.state.snapshots import SnapshotRecords
+from airflow_provider_cdc.state.values import TimelineSegment
+from airflow_provider_cdc.state.windows import AssetWindowRecords
 
 
-class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetStore, WindowStore):
+class StateDatabase(
+    SnapshotRecords, ControlRequestRecords, ObservationRecords, AlertRecords, PipelineRemoval, AssetWindowRecords
+):
     """The bookkeeping of all pipelines that share a database."""
 
     # Pipelines
@@ -38,7 +40,7 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
             with self._write_session() as session:
                 row = session.get(PipelineRow, pipeline)
                 if row is None:
-                    row = PipelineRow(name=pipeline, server_uuid=server_uuid, created_at=now(), epoch=0)
+                    row = PipelineRow(name=pipeline, server_uuid=server_uuid, created_at=utc_now(), epoch=0)
                     session.add(row)
                 return row.server_uuid
         except exc.IntegrityError:  # another process was faster
@@ -57,25 +59,25 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
 
     # Lineage and events
 
-    def set_timeline(self, pipeline: str, segments: Sequence[Segment]) -> None:
+    def set_timeline(self, pipeline: str, segments: Sequence[TimelineSegment]) -> None:
         """Replace the lineage of a pipeline.
 
         :param segments: all of them, the oldest first.
         """
         with self._write_session() as session:
             session.get(PipelineRow, pipeline, with_for_update=True)  # runs that plan at the same time come one by one
-            session.execute(delete(LineageRow).where(LineageRow.pipeline == pipeline))
+            session.execute(delete(TimelineRow).where(TimelineRow.pipeline == pipeline))
             session.add_all(
-                LineageRow(pipeline=pipeline, segment_no=number, **Segment(*segment)._asdict())
+                TimelineRow(pipeline=pipeline, segment_no=number, **TimelineSegment(*segment)._asdict())
                 for number, segment in enumerate(segments)
             )
 
-    def timeline(self, pipeline: str) -> list[Segment]:
+    def timeline(self, pipeline: str) -> list[TimelineSegment]:
         """Lineage of a pipeline, the oldest segment first."""
-        query = select(LineageRow).where(LineageRow.pipeline == pipeline).order_by(LineageRow.segment_no)
+        query = select(TimelineRow).where(TimelineRow.pipeline == pipeline).order_by(TimelineRow.segment_no)
         with self._read_session() as session:
             rows = session.scalars(query).all()
-        return [Segment(row.server, row.start_file, row.start_position, row.base_ordinal) for row in rows]
+        return [TimelineSegment(row.server, row.start_file, row.start_position, row.base_ordinal) for row in rows]
 
     def add_event(
         self,
@@ -95,7 +97,7 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
         :param by: who did it, if a person or a task has.
         """
         with self._write_session() as session:
-            session.add(event_of(pipeline, kind, detail, table=table, remedy=remedy, by=by))
+            session.add(make_event_row(pipeline, kind, detail, table=table, remedy=remedy, by=by))
 
     def acknowledge_event(self, pipeline: str, event_id: int, by: str) -> bool:
         """Note who takes care of an event. The first one stays.
@@ -105,9 +107,9 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
         :return: whether it was this call.
         """
         is_unacknowledged = EventRow.id == event_id, EventRow.pipeline == pipeline, EventRow.acknowledged_at.is_(None)
-        values = {"acknowledged_by": clean(by), "acknowledged_at": now()}
+        values = {"acknowledged_by": storable_text(by), "acknowledged_at": utc_now()}
         with self._write_session() as session:
-            return changed(session, update(EventRow).where(*is_unacknowledged).values(values))
+            return execute_update(session, update(EventRow).where(*is_unacknowledged).values(values))
 
     def last_events(self, pipeline: str, limit: int, kinds: Sequence[str] = ()) -> list[EventRow]:
         """The last ``limit`` events, the newest first.

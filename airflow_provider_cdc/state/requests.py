@@ -5,16 +5,16 @@ from __future__ import annotations
 from sqlalchemy import Update, select, update
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.state.database import changed
-from airflow_provider_cdc.state.models import EventRow, PipelineRow, RequestRow, StreamRow, clean, now
-from airflow_provider_cdc.state.streams import StreamStore, newest_run, paused_by
+from airflow_provider_cdc.state.database import execute_update
+from airflow_provider_cdc.state.models import ControlRequestRow, EpochRow, EventRow, PipelineRow, storable_text, utc_now
+from airflow_provider_cdc.state.streams import StreamRecords, paused_columns, select_newest_epoch
 
 #: Kinds of requests: a table is suspended, or read again (a suspended one rejoins with that).
-SUSPEND, REREAD = "suspend", "reread"
-KINDS = (SUSPEND, REREAD)
+SUSPEND, RESNAPSHOT = "suspend", "reread"
+REQUEST_KINDS = (SUSPEND, RESNAPSHOT)
 
 
-class RequestStore(StreamStore):
+class ControlRequestRecords(StreamRecords):
     """What people want of streams. What they do leaves an event with their name; what a stream does for a request
     leaves that to the stream.
     """
@@ -33,17 +33,19 @@ class RequestStore(StreamStore):
         :raises ValueError: for another kind, or a condition where there can be none.
         :raises NotReadyError: if the pipeline is not registered.
         """
-        if kind not in KINDS or (condition is not None and kind != REREAD):
+        if kind not in REQUEST_KINDS or (condition is not None and kind != RESNAPSHOT):
             raise ValueError(f"there is no request {kind!r}" + (" with a condition" if condition is not None else ""))
-        row = RequestRow(pipeline=pipeline, at=now(), kind=kind, state="open", by=clean(by))
-        row.table, row.condition = clean(table) or "", clean(condition)
+        row = ControlRequestRow(pipeline=pipeline, at=utc_now(), kind=kind, state="open", by=storable_text(by))
+        row.table, row.condition = storable_text(table) or "", storable_text(condition)
         with self._write_session() as session:
             if session.get(PipelineRow, pipeline, with_for_update=True) is None:  # one asks after the other
                 raise NotReadyError(
                     f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
                 )
-            is_open = RequestRow.pipeline == pipeline, RequestRow.state == "open"
-            same_requests = select(RequestRow).where(*is_open, RequestRow.kind == kind, RequestRow.table == row.table)
+            is_open = ControlRequestRow.pipeline == pipeline, ControlRequestRow.state == "open"
+            same_requests = select(ControlRequestRow).where(
+                *is_open, ControlRequestRow.kind == kind, ControlRequestRow.table == row.table
+            )
             for existing in session.scalars(same_requests):
                 if existing.condition == row.condition:
                     return existing.id
@@ -51,16 +53,20 @@ class RequestStore(StreamStore):
             session.flush()
             return row.id
 
-    def last_requests(self, pipeline: str, limit: int = 20) -> list[RequestRow]:
+    def last_requests(self, pipeline: str, limit: int = 20) -> list[ControlRequestRow]:
         """The last requests, the newest first."""
-        newest = select(RequestRow).where(RequestRow.pipeline == pipeline).order_by(RequestRow.id.desc())
+        newest = (
+            select(ControlRequestRow)
+            .where(ControlRequestRow.pipeline == pipeline)
+            .order_by(ControlRequestRow.id.desc())
+        )
         with self._read_session() as session:
             return list(session.scalars(newest.limit(limit)))
 
-    def request(self, pipeline: str, request_id: int) -> RequestRow | None:
+    def request(self, pipeline: str, request_id: int) -> ControlRequestRow | None:
         """One request, or ``None``."""
         with self._read_session() as session:
-            row = session.get(RequestRow, request_id)
+            row = session.get(ControlRequestRow, request_id)
             return row if row is not None and row.pipeline == pipeline else None
 
     def withdraw_request(self, pipeline: str, request_id: int, by: str) -> bool:
@@ -70,12 +76,19 @@ class RequestStore(StreamStore):
         :return: whether that was possible: no stream had taken it up yet.
         """
         with self._write_session() as session:
-            values = {"state": "withdrawn", "finished_at": now(), "outcome": clean(f"{by} has withdrawn it")}
-            if not changed(session, _request(request_id, "open").where(RequestRow.pipeline == pipeline).values(values)):
+            values = {
+                "state": "withdrawn",
+                "finished_at": utc_now(),
+                "outcome": storable_text(f"{by} has withdrawn it"),
+            }
+            if not execute_update(
+                session,
+                _update_request(request_id, "open").where(ControlRequestRow.pipeline == pipeline).values(values),
+            ):
                 return False
-            row = session.get_one(RequestRow, request_id)
+            row = session.get_one(ControlRequestRow, request_id)
             detail = f"the request of {row.by} to {row.kind} {row.table} was withdrawn"
-            session.add(event_of(pipeline, "request_withdrawn", detail, table=row.table, by=by))
+            session.add(make_event_row(pipeline, "request_withdrawn", detail, table=row.table, by=by))
             return True
 
     def take_request(self, request_id: int) -> bool:
@@ -84,7 +97,7 @@ class RequestStore(StreamStore):
         :return: whether it was still open.
         """
         with self._write_session() as session:
-            return changed(session, _request(request_id, "open").values(state="taken"))
+            return execute_update(session, _update_request(request_id, "open").values(state="taken"))
 
     def end_request(self, request_id: int, state: str, outcome: str) -> None:
         """Write down what has become of a request that was taken up.
@@ -93,8 +106,8 @@ class RequestStore(StreamStore):
         :param outcome: one line for people, with what to do if it was refused.
         """
         with self._write_session() as session:
-            values = {"state": state, "outcome": clean(outcome), "finished_at": now()}
-            changed(session, _request(request_id, "taken").values(values))
+            values = {"state": state, "outcome": storable_text(outcome), "finished_at": utc_now()}
+            execute_update(session, _update_request(request_id, "taken").values(values))
 
     # The stream as a whole
 
@@ -105,14 +118,16 @@ class RequestStore(StreamStore):
         :return: whether it is paused, or about to be; ``False`` if none runs, or it was asked to stop.
         """
         with self._write_session() as session:
-            row: StreamRow | None = session.scalars(newest_run(pipeline).with_for_update()).first()
+            row: EpochRow | None = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
             if row is None or row.state != "running" or row.desired_state == "stop":
                 return False
             if row.desired_state != "pause":
-                for name, value in paused_by(clean(by) or "").items():
+                for name, value in paused_columns(storable_text(by) or "").items():
                     setattr(row, name, value)
                 detail = f"the stream was asked to pause (epoch {row.epoch})"
-                session.add(event_of(pipeline, "stream_paused", detail, remedy="Resume it: airflow-cdc resume", by=by))
+                session.add(
+                    make_event_row(pipeline, "stream_paused", detail, remedy="Resume it: airflow-cdc resume", by=by)
+                )
             return True
 
     def resume_stream(self, pipeline: str, by: str) -> bool:
@@ -122,13 +137,15 @@ class RequestStore(StreamStore):
         :return: whether it goes on; ``False`` if no stream runs and none is paused, or if it was asked to stop.
         """
         with self._write_session() as session:
-            row: StreamRow | None = session.scalars(newest_run(pipeline).with_for_update()).first()
+            row: EpochRow | None = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
             if row is None or (row.paused_by is None and (row.state != "running" or row.desired_state == "stop")):
                 return False
             if row.paused_by is not None:
                 row.paused_by = None
                 row.desired_state = "run" if row.desired_state == "pause" else row.desired_state
-                session.add(event_of(pipeline, "stream_resumed", f"the stream was resumed (epoch {row.epoch})", by=by))
+                session.add(
+                    make_event_row(pipeline, "stream_resumed", f"the stream was resumed (epoch {row.epoch})", by=by)
+                )
             return True
 
     def stop_stream(self, pipeline: str, by: str) -> bool:
@@ -141,18 +158,18 @@ class RequestStore(StreamStore):
         if epoch is None:
             return False
         with self._write_session() as session:
-            session.add(event_of(pipeline, "stream_stop", f"the stream was asked to stop (epoch {epoch})", by=by))
+            session.add(make_event_row(pipeline, "stream_stop", f"the stream was asked to stop (epoch {epoch})", by=by))
         return True
 
 
-def event_of(
+def make_event_row(
     pipeline: str, kind: str, detail: str, *, table: str | None = None, remedy: str | None = None, by: str | None = None
 ) -> EventRow:
-    """The row of an event; parameters as of :meth:`Store.event`."""
-    row = EventRow(pipeline=pipeline, at=now(), kind=kind, detail=clean(detail))
-    row.table, row.remedy, row.by = clean(table), clean(remedy) or None, clean(by)
+    """The row of an event; parameters as of :meth:`StateDatabase.event`."""
+    row = EventRow(pipeline=pipeline, at=utc_now(), kind=kind, detail=storable_text(detail))
+    row.table, row.remedy, row.by = storable_text(table), storable_text(remedy) or None, storable_text(by)
     return row
 
 
-def _request(request_id: int, state: str) -> Update:
-    return update(RequestRow).where(RequestRow.id == request_id, RequestRow.state == state)
+def _update_request(request_id: int, state: str) -> Update:
+    return update(ControlRequestRow).where(ControlRequestRow.id == request_id, ControlRequestRow.state == state)

@@ -9,21 +9,29 @@ from sqlalchemy import ColumnElement, Table, and_, bindparam, case, exc, func, i
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.state.database import Database, changed
-from airflow_provider_cdc.state.models import PUBLISHED, TAKEN_OVER, ChunkRow, GroupRow, SnapshotRow, TableRow, now
+from airflow_provider_cdc.state.database import Database, execute_update
+from airflow_provider_cdc.state.models import (
+    PUBLISHED_STATES,
+    TAKEN_OVER,
+    ChunkGroupRow,
+    ChunkRow,
+    PlannedTableRow,
+    SnapshotRow,
+    utc_now,
+)
 from airflow_provider_cdc.state.pruning import prune_snapshots
 from airflow_provider_cdc.state.values import GroupProgress, TableProgress
 
-_BULK = 10_000
+_ROWS_PER_INSERT = 10_000
 #: Numbers in one list of a query.
-_BULK_NUMBERS = 500
+_NUMBERS_PER_QUERY = 500
 #: What is written of a chunk that was read: LW and HW are JSON, ``corrected`` counts keys, ``seconds`` is the time of
 #: the read.
 ChunkResult = tuple[int, int, Any, Any, int, int, int, float]
-_RESULT = ("chunk_no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
+_RESULT_COLUMNS = ("chunk_no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
 
 
-class SnapshotStore(Database):
+class SnapshotRecords(Database):
     """The bookkeeping of snapshots."""
 
     # Plans
@@ -59,11 +67,13 @@ class SnapshotStore(Database):
             with self._write_session() as session:
                 if session.get(SnapshotRow, (pipeline, generation)) is not None:
                     return False
-                session.add(SnapshotRow(**common, state="running", plan=dict(plan), created_at=now()))
+                session.add(SnapshotRow(**common, state="running", plan=dict(plan), created_at=utc_now()))
                 session.flush()
-                for model, rows in ((TableRow, table_rows), (GroupRow, group_rows), (ChunkRow, chunk_rows)):
-                    for start in range(0, len(rows), _BULK):
-                        session.connection().execute(insert(cast(Table, model.__table__)), rows[start : start + _BULK])
+                for model, rows in ((PlannedTableRow, table_rows), (ChunkGroupRow, group_rows), (ChunkRow, chunk_rows)):
+                    for start in range(0, len(rows), _ROWS_PER_INSERT):
+                        session.connection().execute(
+                            insert(cast(Table, model.__table__)), rows[start : start + _ROWS_PER_INSERT]
+                        )
                 prune_snapshots(session, pipeline, generation)
                 return True
         except exc.IntegrityError:
@@ -84,13 +94,13 @@ class SnapshotStore(Database):
         row = self.snapshot(pipeline, generation)
         return row.plan if row else None
 
-    def tables(self, pipeline: str, generation: int) -> list[TableRow]:
+    def tables(self, pipeline: str, generation: int) -> list[PlannedTableRow]:
         """Planned tables, by name."""
-        return self._planned_rows(TableRow, pipeline, generation, TableRow.database, TableRow.name)
+        return self._planned_rows(PlannedTableRow, pipeline, generation, PlannedTableRow.database, PlannedTableRow.name)
 
-    def groups(self, pipeline: str, generation: int) -> list[GroupRow]:
+    def groups(self, pipeline: str, generation: int) -> list[ChunkGroupRow]:
         """Chunk groups, by number."""
-        return self._planned_rows(GroupRow, pipeline, generation, GroupRow.group_no)
+        return self._planned_rows(ChunkGroupRow, pipeline, generation, ChunkGroupRow.group_no)
 
     def chunks(self, pipeline: str, generation: int, group_no: int) -> list[ChunkRow]:
         """Chunks of a group, by number."""
@@ -105,7 +115,7 @@ class SnapshotStore(Database):
 
     # The snapshot's work
 
-    def group(self, pipeline: str, generation: int, group_no: int) -> GroupRow:
+    def group(self, pipeline: str, generation: int, group_no: int) -> ChunkGroupRow:
         """A chunk group.
 
         :raises NotReadyError: if there is no such group.
@@ -113,11 +123,11 @@ class SnapshotStore(Database):
         with self._read_session() as session:
             return _planned_group(session, pipeline, generation, group_no)
 
-    def probe_group(self, pipeline: str, generation: int, group_no: int) -> GroupRow:
+    def probe_group(self, pipeline: str, generation: int, group_no: int) -> ChunkGroupRow:
         """A chunk group as somebody sees it who can write: so could those who read it write their heartbeat."""
         with self._write_session() as session:
             row = _planned_group(session, pipeline, generation, group_no)
-            changed(session, _group(pipeline, generation, group_no).values(attempt=GroupRow.attempt))
+            execute_update(session, _update_group(pipeline, generation, group_no).values(attempt=ChunkGroupRow.attempt))
             return row
 
     def claim_group(
@@ -147,13 +157,13 @@ class SnapshotStore(Database):
             ):
                 return 0
             # Compared again by the update: databases other than SQLite let two get here.
-            claim = _group(pipeline, generation, group_no).where(
-                GroupRow.state == row.state, GroupRow.attempt == row.attempt
+            claim = _update_group(pipeline, generation, group_no).where(
+                ChunkGroupRow.state == row.state, ChunkGroupRow.attempt == row.attempt
             )
             attempt = max(row.attempt, newest_in_sink) + 1
-            values = {"state": state or "running", "attempt": attempt, "started_at": now()}
-            values |= {"holder": holder, "heartbeat_at": now() if holder else None}
-            return attempt if changed(session, claim.values(values)) else 0
+            values = {"state": state or "running", "attempt": attempt, "started_at": utc_now()}
+            values |= {"holder": holder, "heartbeat_at": utc_now() if holder else None}
+            return attempt if execute_update(session, claim.values(values)) else 0
 
     def record_group_heartbeat(self, pipeline: str, generation: int, group_no: int, attempt: int) -> bool:
         """Say that an attempt is being read.
@@ -161,15 +171,19 @@ class SnapshotStore(Database):
         :return: ``False`` if a newer one has taken over; a bookkeeping that was lost does not stop an attempt.
         """
         with self._write_session() as session:
-            if changed(session, _claimed(pipeline, generation, group_no, attempt).values(heartbeat_at=now())):
+            if execute_update(
+                session, _update_claimed_group(pipeline, generation, group_no, attempt).values(heartbeat_at=utc_now())
+            ):
                 return True
-            row = session.get(GroupRow, (pipeline, generation, group_no))
+            row = session.get(ChunkGroupRow, (pipeline, generation, group_no))
             return row is None or row.attempt <= attempt
 
     def release_group(self, pipeline: str, generation: int, group_no: int, attempt: int) -> None:
         """Say that nobody reads an attempt any more: who comes next need not wait for it."""
         with self._write_session() as session:
-            changed(session, _claimed(pipeline, generation, group_no, attempt).values(heartbeat_at=None))
+            execute_update(
+                session, _update_claimed_group(pipeline, generation, group_no, attempt).values(heartbeat_at=None)
+            )
 
     def finish_group(
         self,
@@ -190,26 +204,28 @@ class SnapshotStore(Database):
         :return: ``False`` if a newer attempt holds the group; nothing is changed then.
         """
         values = {"state": "done", "rows": rows, "min_lw": min_lw, "max_hw": max_hw}
-        values |= {"finished_at": now(), "heartbeat_at": None}
+        values |= {"finished_at": utc_now(), "heartbeat_at": None}
         with self._write_session() as session:
-            return changed(session, _claimed(pipeline, generation, group_no, attempt).values(values))
+            return execute_update(
+                session, _update_claimed_group(pipeline, generation, group_no, attempt).values(values)
+            )
 
     def mark_groups_taken_over(self, pipeline: str, generation: int, numbers: Iterable[int]) -> None:
         """Mark groups of which nothing is left to read: their tables are not what the snapshot has read any more."""
-        query = update(GroupRow).where(GroupRow.pipeline == pipeline, GroupRow.generation == generation)
+        query = update(ChunkGroupRow).where(ChunkGroupRow.pipeline == pipeline, ChunkGroupRow.generation == generation)
         listed = sorted(numbers)
         with self._write_session() as session:
-            for start in range(0, len(listed), _BULK_NUMBERS):
-                in_bulk = GroupRow.group_no.in_(listed[start : start + _BULK_NUMBERS])
-                statement = query.where(in_bulk, GroupRow.state != TAKEN_OVER)
-                changed(session, statement.values(state=TAKEN_OVER, heartbeat_at=None))
+            for start in range(0, len(listed), _NUMBERS_PER_QUERY):
+                in_bulk = ChunkGroupRow.group_no.in_(listed[start : start + _NUMBERS_PER_QUERY])
+                statement = query.where(in_bulk, ChunkGroupRow.state != TAKEN_OVER)
+                execute_update(session, statement.values(state=TAKEN_OVER, heartbeat_at=None))
 
     def record_group_request_counts(
         self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]
     ) -> None:
         """Write down what was asked of an object store to read and publish a group."""
         with self._write_session() as session:
-            changed(session, _group(pipeline, generation, group_no).values(traffic=traffic))
+            execute_update(session, _update_group(pipeline, generation, group_no).values(traffic=traffic))
 
     def record_published_group(
         self,
@@ -236,12 +252,12 @@ class SnapshotStore(Database):
             "max_hw": max_hw,
             "attempt": max(expected_attempt, attempt),
         }
-        done_values = {"state": "done", "finished_at": func.coalesce(GroupRow.finished_at, now())}
-        group = _claimed(pipeline, generation, group_no, expected_attempt)
+        done_values = {"state": "done", "finished_at": func.coalesce(ChunkGroupRow.finished_at, utc_now())}
+        group = _update_claimed_group(pipeline, generation, group_no, expected_attempt)
         with self._write_session() as session:
-            return changed(session, group.where(GroupRow.state == "rereading").values(values)) or changed(
-                session, group.where(GroupRow.state != "rereading").values(values | done_values)
-            )
+            return execute_update(
+                session, group.where(ChunkGroupRow.state == "rereading").values(values)
+            ) or execute_update(session, group.where(ChunkGroupRow.state != "rereading").values(values | done_values))
 
     def record_read_chunks(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
         """Write down chunks that stand in finished files and are not published yet.
@@ -263,22 +279,23 @@ class SnapshotStore(Database):
 
     def reset_unpublished_chunks(self, pipeline: str, generation: int, group_no: int) -> None:
         """Forget what was read of a group and not published: the caller says next which of it is used again."""
-        empty = dict.fromkeys(_RESULT[2:]) | {"state": "pending", "attempt": 0}
+        empty = dict.fromkeys(_RESULT_COLUMNS[2:]) | {"state": "pending", "attempt": 0}
         of_group = (ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.group_no == group_no)
         with self._write_session() as session:
-            changed(session, update(ChunkRow).where(*of_group, ChunkRow.state == "read").values(empty))
+            execute_update(session, update(ChunkRow).where(*of_group, ChunkRow.state == "read").values(empty))
 
     def _write_chunks(
         self, pipeline: str, generation: int, state: str, may_write: ColumnElement[bool], results: Iterable[ChunkResult]
     ) -> None:
-        rows = [dict(zip(("b_chunk_no", "b_attempt", *_RESULT[2:]), result, strict=True)) for result in results]
+        rows = [dict(zip(("b_chunk_no", "b_attempt", *_RESULT_COLUMNS[2:]), result, strict=True)) for result in results]
         table = cast(Table, ChunkRow.__table__)
         statement = (
             update(table)
             .where(table.c.pipeline == pipeline, table.c.generation == generation)
             .where(table.c.chunk_no == bindparam("b_chunk_no"), may_write)
             .values(
-                {name: bindparam(name) for name in _RESULT[2:]} | {"attempt": bindparam("b_attempt"), "state": state}
+                {name: bindparam(name) for name in _RESULT_COLUMNS[2:]}
+                | {"attempt": bindparam("b_attempt"), "state": state}
             )
         )
         if rows:
@@ -290,17 +307,17 @@ class SnapshotStore(Database):
 
         :return: whether it is done.
         """
-        unfinished = select(GroupRow.group_no).where(
-            GroupRow.pipeline == pipeline,
-            GroupRow.generation == generation,
-            GroupRow.state.not_in(PUBLISHED),
+        unfinished = select(ChunkGroupRow.group_no).where(
+            ChunkGroupRow.pipeline == pipeline,
+            ChunkGroupRow.generation == generation,
+            ChunkGroupRow.state.not_in(PUBLISHED_STATES),
         )
         with self._write_session() as session:
             row = session.get(SnapshotRow, (pipeline, generation))
             if row is None or session.scalars(unfinished.limit(1)).first() is not None:
                 return False
             if row.state != "done":
-                row.state, row.finished_at = "done", now()
+                row.state, row.finished_at = "done", utc_now()
             return True
 
     def table_progress(self, pipeline: str, generation: int) -> list[TableProgress]:
@@ -327,7 +344,7 @@ class SnapshotStore(Database):
     def group_progress(self, pipeline: str, generation: int) -> list[GroupProgress]:
         """How far each group of a snapshot is, by number; one query."""
         is_done = ChunkRow.state != "pending"
-        by_newest_attempt = is_done & (ChunkRow.attempt == GroupRow.attempt)
+        by_newest_attempt = is_done & (ChunkRow.attempt == ChunkGroupRow.attempt)
         query = (
             select(
                 ChunkRow.group_no,
@@ -338,10 +355,10 @@ class SnapshotStore(Database):
                 func.coalesce(func.sum(case((by_newest_attempt, ChunkRow.rows), else_=0)), 0),
             )
             .join(
-                GroupRow,
-                (GroupRow.pipeline == ChunkRow.pipeline)
-                & (GroupRow.generation == ChunkRow.generation)
-                & (GroupRow.group_no == ChunkRow.group_no),
+                ChunkGroupRow,
+                (ChunkGroupRow.pipeline == ChunkRow.pipeline)
+                & (ChunkGroupRow.generation == ChunkRow.generation)
+                & (ChunkGroupRow.group_no == ChunkRow.group_no),
             )
             .where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
             .group_by(ChunkRow.group_no)
@@ -351,19 +368,19 @@ class SnapshotStore(Database):
             return [GroupProgress(*(int(n) for n in row)) for row in session.execute(query)]
 
 
-def _planned_group(session: Session, pipeline: str, generation: int, group_no: int) -> GroupRow:
-    row = session.get(GroupRow, (pipeline, generation, group_no))
+def _planned_group(session: Session, pipeline: str, generation: int, group_no: int) -> ChunkGroupRow:
+    row = session.get(ChunkGroupRow, (pipeline, generation, group_no))
     if row is None:
         message = f"pipeline {pipeline}: group {group_no} of snapshot {generation} is not planned"
         raise NotReadyError(message, "Run `airflow-cdc snapshot`, which plans it")
     return row
 
 
-def _claimed(pipeline: str, generation: int, group_no: int, attempt: int) -> Any:
-    return _group(pipeline, generation, group_no).where(GroupRow.attempt == attempt)
+def _update_claimed_group(pipeline: str, generation: int, group_no: int, attempt: int) -> Any:
+    return _update_group(pipeline, generation, group_no).where(ChunkGroupRow.attempt == attempt)
 
 
-def _group(pipeline: str, generation: int, group_no: int) -> Any:
-    return update(GroupRow).where(
-        GroupRow.pipeline == pipeline, GroupRow.generation == generation, GroupRow.group_no == group_no
+def _update_group(pipeline: str, generation: int, group_no: int) -> Any:
+    return update(ChunkGroupRow).where(
+        ChunkGroupRow.pipeline == pipeline, ChunkGroupRow.generation == generation, ChunkGroupRow.group_no == group_no
     )

@@ -8,19 +8,19 @@ from typing import Any
 from sqlalchemy import and_, func, select, update
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.supervision import later_try
-from airflow_provider_cdc.state.database import Database, changed
-from airflow_provider_cdc.state.models import BatchRow, PipelineRow, RequestRow, StreamRow, clean, now
-from airflow_provider_cdc.state.pruning import SUMS, prune, prune_batches
-from airflow_provider_cdc.state.values import BatchTotals, Beat, EpochTotals
+from airflow_provider_cdc.model.supervision import is_superseded_by
+from airflow_provider_cdc.state.database import Database, execute_update
+from airflow_provider_cdc.state.models import BatchRow, ControlRequestRow, EpochRow, PipelineRow, storable_text, utc_now
+from airflow_provider_cdc.state.pruning import SUMMED_COLUMNS, prune_batches, prune_history
+from airflow_provider_cdc.state.values import BatchTotals, EpochTotals, HeartbeatReply
 
 #: How often old batches are removed, in batches of one run.
 _PRUNE_EVERY = 100
 #: States of requests that a stream has to see to.
-_UNFINISHED = ("open", "taken")
+_UNFINISHED_STATES = ("open", "taken")
 
 
-class StreamStore(Database):
+class StreamRecords(Database):
     """The bookkeeping of streams."""
 
     def begin_epoch(
@@ -31,7 +31,7 @@ class StreamStore(Database):
         pid: int,
         pid_started: float,
         *,
-        refuse_if_alive: Callable[[StreamRow | None], None] = lambda _: None,
+        refuse_if_alive: Callable[[EpochRow | None], None] = lambda _: None,
         details: Mapping[str, Any] | None = None,
     ) -> int:
         """Begin a run of the stream. Older runs that were never ended count as failed and are told to stop. It is
@@ -53,16 +53,16 @@ class StreamStore(Database):
                 raise NotReadyError(
                     f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
                 )
-            newest: StreamRow | None = session.scalars(newest_run(pipeline)).first()
+            newest: EpochRow | None = session.scalars(select_newest_epoch(pipeline)).first()
             refuse_if_alive(newest)
-            paused = {} if newest is None or newest.paused_by is None else paused_by(newest.paused_by)
+            paused = {} if newest is None or newest.paused_by is None else paused_columns(newest.paused_by)
             row.epoch = epoch = max(row.epoch, newest_in_sink) + 1
-            older = update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.state == "running")
+            older = update(EpochRow).where(EpochRow.pipeline == pipeline, EpochRow.state == "running")
             error = f"epoch {epoch} has taken over"
-            changed(session, older.values(state="failed", desired_state="stop", error=error))
-            session.add(_run(pipeline, epoch, host, pid, pid_started, {**(details or {}), **paused}))
+            execute_update(session, older.values(state="failed", desired_state="stop", error=error))
+            session.add(_new_epoch_row(pipeline, epoch, host, pid, pid_started, {**(details or {}), **paused}))
             session.flush()
-            prune(session, pipeline, now())
+            prune_history(session, pipeline, utc_now())
             return epoch
 
     def restore_epoch(
@@ -73,29 +73,31 @@ class StreamStore(Database):
             row = session.get(PipelineRow, pipeline, with_for_update=True)
             if row is not None and row.epoch < epoch:
                 row.epoch = epoch
-                session.add(_run(pipeline, epoch, host, pid, pid_started, details))
+                session.add(_new_epoch_row(pipeline, epoch, host, pid, pid_started, details))
 
-    def record_heartbeat(self, pipeline: str, epoch: int, progress: bool) -> Beat | None:
+    def record_heartbeat(self, pipeline: str, epoch: int, progress: bool) -> HeartbeatReply | None:
         """Say that the stream is alive.
 
         :param progress: whether it has also got further.
         :return: its row, with what is asked of it; ``None`` if the bookkeeping does not know of this run.
         """
-        unfinished_requests = and_(RequestRow.pipeline == StreamRow.pipeline, RequestRow.state.in_(_UNFINISHED))
-        is_this_epoch = StreamRow.pipeline == pipeline, StreamRow.epoch == epoch
-        query = (
-            select(StreamRow, RequestRow)
-            .outerjoin(RequestRow, unfinished_requests)
-            .where(*is_this_epoch)
-            .order_by(RequestRow.id)
+        unfinished_requests = and_(
+            ControlRequestRow.pipeline == EpochRow.pipeline, ControlRequestRow.state.in_(_UNFINISHED_STATES)
         )
-        values = {key: now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
+        is_this_epoch = EpochRow.pipeline == pipeline, EpochRow.epoch == epoch
+        query = (
+            select(EpochRow, ControlRequestRow)
+            .outerjoin(ControlRequestRow, unfinished_requests)
+            .where(*is_this_epoch)
+            .order_by(ControlRequestRow.id)
+        )
+        values = {key: utc_now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
         with self._write_session() as session:
-            changed(session, _stream(pipeline, epoch).values(values))
+            execute_update(session, _update_epoch(pipeline, epoch).values(values))
             rows = session.execute(query).all()
-        return Beat(rows[0][0], [request for _, request in rows if request is not None]) if rows else None
+        return HeartbeatReply(rows[0][0], [request for _, request in rows if request is not None]) if rows else None
 
-    def record_supervision(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
+    def record_supervision(self, pipeline: str, epoch: int, supervisor: str) -> EpochRow | None:
         """Record that a task supervises the stream, and read its state.
 
         The trigger of a task that was cleared may go on for a moment beside the next try: that one stays recorded.
@@ -104,21 +106,25 @@ class StreamStore(Database):
         :return: as :meth:`seen`.
         """
         with self._write_session() as session:
-            row = session.scalars(newest_run(pipeline).with_for_update()).first()  # no other try between read and write
-            if row is not None and later_try(supervisor, row.supervisor):
+            row = session.scalars(
+                select_newest_epoch(pipeline).with_for_update()
+            ).first()  # no other try between read and write
+            if row is not None and is_superseded_by(supervisor, row.supervisor):
                 supervisor = row.supervisor
-            changed(session, _stream(pipeline, epoch).values(supervisor=supervisor, supervised_at=now()))
-            return session.scalars(newest_run(pipeline).execution_options(populate_existing=True)).first()
+            execute_update(
+                session, _update_epoch(pipeline, epoch).values(supervisor=supervisor, supervised_at=utc_now())
+            )
+            return session.scalars(select_newest_epoch(pipeline).execution_options(populate_existing=True)).first()
 
-    def probe_newest_epoch(self, pipeline: str) -> StreamRow | None:
+    def probe_newest_epoch(self, pipeline: str) -> EpochRow | None:
         """The newest run, or ``None``, as somebody sees it who can write: so could the run write its heartbeat.
 
         A database that answers and takes no writes (a standby, a full disk) is away, as far as signs of life go.
         """
         with self._write_session() as session:
-            row = session.scalars(newest_run(pipeline)).first()
+            row = session.scalars(select_newest_epoch(pipeline)).first()
             if row is not None:
-                changed(session, _stream(pipeline, row.epoch).values(pid=StreamRow.pid))
+                execute_update(session, _update_epoch(pipeline, row.epoch).values(pid=EpochRow.pid))
             return row
 
     def request_stop(self, pipeline: str, epoch: int | None = None, by: str | None = None) -> int | None:
@@ -130,8 +136,8 @@ class StreamStore(Database):
         :return: its epoch, or ``None`` if none (or another) is running.
         """
         with self._write_session() as session:
-            row: StreamRow | None = session.scalars(
-                newest_run(pipeline).where(StreamRow.state == "running").with_for_update()
+            row: EpochRow | None = session.scalars(
+                select_newest_epoch(pipeline).where(EpochRow.state == "running").with_for_update()
             ).first()
             if row is None or epoch not in (None, row.epoch):
                 return None
@@ -147,7 +153,7 @@ class StreamStore(Database):
         :param settings: digests of those that are others, by key.
         """
         with self._write_session() as session:
-            run = session.get(StreamRow, (pipeline, epoch), with_for_update=True)
+            run = session.get(EpochRow, (pipeline, epoch), with_for_update=True)
             if run is not None and run.settings is not None:
                 run.settings = {**run.settings, **settings}
 
@@ -170,19 +176,22 @@ class StreamStore(Database):
         with self._write_session() as session:
             kind = error_kind and error_kind[:32]  # any library's class
             values = {"traffic": request_counts} if request_counts is not None else {}
-            changed(
-                session, _stream(pipeline, epoch).values(state=state, error=clean(error), error_kind=kind, **values)
+            execute_update(
+                session,
+                _update_epoch(pipeline, epoch).values(
+                    state=state, error=storable_text(error), error_kind=kind, **values
+                ),
             )
 
-    def newest_epoch(self, pipeline: str) -> StreamRow | None:
+    def newest_epoch(self, pipeline: str) -> EpochRow | None:
         """The newest run, in whatever state, or ``None``."""
         with self._read_session() as session:
-            return session.scalars(newest_run(pipeline)).first()
+            return session.scalars(select_newest_epoch(pipeline)).first()
 
-    def epoch_row(self, pipeline: str, epoch: int) -> StreamRow | None:
+    def epoch_row(self, pipeline: str, epoch: int) -> EpochRow | None:
         """One run, in whatever state, or ``None`` if the bookkeeping does not have it."""
         with self._read_session() as session:
-            return session.get(StreamRow, (pipeline, epoch))
+            return session.get(EpochRow, (pipeline, epoch))
 
     def record_batch(
         self,
@@ -213,7 +222,7 @@ class StreamStore(Database):
         lags = {"lag_p50_ms": lag_p50_ms, "lag_p95_ms": lag_p95_ms, "lag_max_ms": lag_max_ms}
         key = pipeline, epoch, batch_id
         with self._write_session() as session:
-            before, run = session.get(BatchRow, key), session.get(StreamRow, key[:2])
+            before, run = session.get(BatchRow, key), session.get(EpochRow, key[:2])
             if run is not None:
                 run.batches += before is None
                 for name, value in sums.items():
@@ -223,7 +232,7 @@ class StreamStore(Database):
                 run.end_offset = end_offset
                 run.index_bytes, run.index_disk_bytes = index_bytes_used or (None, None)
                 run.traffic = request_counts[1] if request_counts else None
-            row = BatchRow(pipeline=pipeline, epoch=epoch, batch_id=batch_id, committed_at=now(), **sums, **lags)
+            row = BatchRow(pipeline=pipeline, epoch=epoch, batch_id=batch_id, committed_at=utc_now(), **sums, **lags)
             row.start_offset, row.end_offset = start_offset, end_offset
             row.traffic = request_counts[0] if request_counts else None
             session.merge(row)
@@ -239,9 +248,9 @@ class StreamStore(Database):
 
     def batch_totals(self, pipeline: str) -> BatchTotals:
         """Sums over all batches, those that were removed included."""
-        sums = [func.coalesce(func.sum(getattr(StreamRow, name)), 0) for name in SUMS]
-        query = select(*sums, func.max(StreamRow.lag_max_ms)).where(StreamRow.pipeline == pipeline)
-        past = [getattr(PipelineRow, f"past_{name}") for name in (*SUMS, "lag_max_ms")]
+        sums = [func.coalesce(func.sum(getattr(EpochRow, name)), 0) for name in SUMMED_COLUMNS]
+        query = select(*sums, func.max(EpochRow.lag_max_ms)).where(EpochRow.pipeline == pipeline)
+        past = [getattr(PipelineRow, f"past_{name}") for name in (*SUMMED_COLUMNS, "lag_max_ms")]
         with self._read_session() as session:
             remaining = tuple(session.execute(query).one())
             removed = session.execute(select(*past).where(PipelineRow.name == pipeline)).first() or (0, 0, 0, 0, None)
@@ -252,27 +261,29 @@ class StreamStore(Database):
     def epoch_totals(self, pipeline: str, epoch: int) -> EpochTotals:
         """What one run of the stream has applied."""
         with self._read_session() as session:
-            run = session.get(StreamRow, (pipeline, epoch))
+            run = session.get(EpochRow, (pipeline, epoch))
             if run is None:
                 return EpochTotals(0, 0, None, None)
             return EpochTotals(run.batches, run.changes, run.start_offset, run.end_offset)
 
 
-def paused_by(name: str) -> dict[str, str | None]:
+def paused_columns(name: str) -> dict[str, str | None]:
     """What the row of a stream says that somebody wants to be paused."""
     return {"desired_state": "pause", "paused_by": name}
 
 
-def _stream(pipeline: str, epoch: int) -> Any:
-    return update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.epoch == epoch)
+def _update_epoch(pipeline: str, epoch: int) -> Any:
+    return update(EpochRow).where(EpochRow.pipeline == pipeline, EpochRow.epoch == epoch)
 
 
-def _run(pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, Any]) -> StreamRow:
-    run = StreamRow(pipeline=pipeline, epoch=epoch, host=host, pid=pid, pid_started=pid_started, **details)
-    run.started_at = run.heartbeat_at = now()
+def _new_epoch_row(
+    pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, Any]
+) -> EpochRow:
+    run = EpochRow(pipeline=pipeline, epoch=epoch, host=host, pid=pid, pid_started=pid_started, **details)
+    run.started_at = run.heartbeat_at = utc_now()
     return run
 
 
-def newest_run(pipeline: str) -> Any:
+def select_newest_epoch(pipeline: str) -> Any:
     """The newest run of a pipeline's stream."""
-    return select(StreamRow).where(StreamRow.pipeline == pipeline).order_by(StreamRow.epoch.desc()).limit(1)
+    return select(EpochRow).where(EpochRow.pipeline == pipeline).order_by(EpochRow.epoch.desc()).limit(1)

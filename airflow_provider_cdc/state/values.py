@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from airflow_provider_cdc.state.models import RequestRow, StreamRow
+from airflow_provider_cdc.state.models import ControlRequestRow, EpochRow
 
 
-class Segment(NamedTuple):
+class TimelineSegment(NamedTuple):
     """A stretch of one server's binlogs.
 
     :param server: identity of the server.
@@ -24,16 +24,16 @@ class Segment(NamedTuple):
     base_ordinal: int
 
 
-class Beat(NamedTuple):
+class HeartbeatReply(NamedTuple):
     """What a run of the stream hears when it says that it is alive: its row, and what people want of it that is not
     done yet, the oldest first.
     """
 
-    epoch_row: StreamRow
-    requests: Sequence[RequestRow] = ()
+    epoch_row: EpochRow
+    requests: Sequence[ControlRequestRow] = ()
 
 
-class TableStanding(NamedTuple):
+class TableStatus(NamedTuple):
     """How a table stands; the fields as of :class:`TableStateRow`. ``since``: ``None`` for when it was first seen."""
 
     database: str
@@ -49,7 +49,7 @@ class TableStanding(NamedTuple):
     definitions: Sequence[Any] = ()
 
 
-class Compacted(NamedTuple):
+class LastCompaction(NamedTuple):
     """The last compaction of a table: when it was over, and how many seconds it took."""
 
     finished_at: datetime

@@ -8,17 +8,17 @@ from typing import Any
 from sqlalchemy import exc, func, select
 
 from airflow_provider_cdc.state.database import Database
-from airflow_provider_cdc.state.models import EventRow, TableStateRow, WindowRow, now
+from airflow_provider_cdc.state.models import AssetWindowRow, EventRow, TableStateRow, utc_now
 from airflow_provider_cdc.state.values import TableCounts
 
 #: Kinds of events that say that rows of a copy were exchanged, though no change of them was applied.
-EXCHANGED = ("table_rejoined", "part_reread", "table_emptied")
+OVERWRITE_EVENTS = ("table_rejoined", "part_reread", "table_emptied")
 
 #: (database, name) of a table.
 TableId = tuple[str, str]
 
 
-class WindowStore(Database):
+class AssetWindowRecords(Database):
     """What has happened to tables since somebody was told last."""
 
     def table_counts(self, pipeline: str, table: TableId | None = None) -> list[TableCounts]:
@@ -31,7 +31,7 @@ class WindowStore(Database):
             row.database, row.name, row.inserts, row.updates, row.deletes, row.position, row.updated_at
         ).where(row.pipeline == pipeline)
         events = select(EventRow.table, func.max(EventRow.id)).where(
-            EventRow.pipeline == pipeline, EventRow.kind.in_(EXCHANGED)
+            EventRow.pipeline == pipeline, EventRow.kind.in_(OVERWRITE_EVENTS)
         )
         if table is not None:
             query = query.where(row.database == table[0], row.name == table[1])
@@ -47,7 +47,7 @@ class WindowStore(Database):
     def window_end(self, pipeline: str, audience: str, table: TableId) -> Any | None:
         """Up to where an audience was told of a table; ``None`` if it never was."""
         with self._read_session() as session:
-            row = session.get(WindowRow, (pipeline, audience, *table))
+            row = session.get(AssetWindowRow, (pipeline, audience, *table))
             return None if row is None else row.after
 
     def advance_windows(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
@@ -68,12 +68,12 @@ class WindowStore(Database):
     def _advance_windows(
         self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str
     ) -> dict[TableId, Any]:
-        moment, starts = now(), {}
+        moment, starts = utc_now(), {}
         with self._write_session() as session:
-            for table, end in _in_order(ends):
-                row = session.get(WindowRow, (pipeline, audience, *table), with_for_update=True)
+            for table, end in _in_lock_order(ends):
+                row = session.get(AssetWindowRow, (pipeline, audience, *table), with_for_update=True)
                 if row is None:
-                    row = WindowRow(pipeline=pipeline, audience=audience, database=table[0], name=table[1])
+                    row = AssetWindowRow(pipeline=pipeline, audience=audience, database=table[0], name=table[1])
                     session.add(row)
                 elif row.by != by:
                     row.before = row.after
@@ -82,6 +82,6 @@ class WindowStore(Database):
         return starts
 
 
-def _in_order(ends: Mapping[TableId, Any]) -> Iterable[tuple[TableId, Any]]:
+def _in_lock_order(ends: Mapping[TableId, Any]) -> Iterable[tuple[TableId, Any]]:
     """So that two who tell of the same tables never wait for each other."""
     return sorted(ends.items(), key=lambda one: one[0])

@@ -7,17 +7,17 @@ import os
 import time
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.resnapshot.table import index_of
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.state import Store
-from airflow_provider_cdc.state.requests import REREAD
+from airflow_provider_cdc.resnapshot.table import find_table_index
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.state import StateDatabase
+from airflow_provider_cdc.state.requests import RESNAPSHOT
 
 _POLL_SECONDS = 0.5
 #: Seconds after which somebody who waits is told that the stream has not even taken it up.
-_PATIENCE_SECONDS = 30.0
+_WARN_AFTER_SECONDS = 30.0
 
 
-def whoever() -> str:
+def os_user() -> str:
     """The user of the operating system."""
     try:
         return getpass.getuser()
@@ -25,7 +25,7 @@ def whoever() -> str:
         return f"user {os.getuid()}"
 
 
-def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
+def request_and_wait(context: RunContext, store: StateDatabase, kind: str, table: str, by: str) -> str:
     """Want a table to be suspended or read again, and wait until the running stream has seen to it.
 
     :param kind: ``suspend`` or ``reread``.
@@ -35,9 +35,9 @@ def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
     :raises NotReadyError: if the pipeline copies no such table, or the stream refuses.
     """
     name = context.pipeline.name
-    index_of(context, context.require_plan(), table)
+    find_table_index(context, context.require_plan(), table)
     request_id, seen_taken = store.add_request(name, kind, table, by), False
-    warn_at = time.monotonic() + _PATIENCE_SECONDS
+    warn_at = time.monotonic() + _WARN_AFTER_SECONDS
     while True:
         request = store.request(name, request_id)
         if request is None:
@@ -49,7 +49,7 @@ def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
         run, is_alive = context.liveness.check_once(store, name)
         if run is None or is_alive is False:
             return f"no stream is running: the next one sees to it (request {request_id})"
-        if run.paused_by is not None and kind == REREAD:
+        if run.paused_by is not None and kind == RESNAPSHOT:
             remedy = "it reads when it is resumed: airflow-cdc resume"
             return f"the stream is paused ({run.paused_by} asked for it): {remedy} (request {request_id})"
         if request.state == "taken" and not seen_taken:

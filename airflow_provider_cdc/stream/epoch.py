@@ -12,46 +12,46 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_provider_cdc.apply.applier import Applied, Applier
-from airflow_provider_cdc.apply.follow_ddl import follow
+from airflow_provider_cdc.apply.applier import AppliedBatch, Applier
+from airflow_provider_cdc.apply.follow_ddl import follow_ddl
 from airflow_provider_cdc.apply.task import StreamJob
-from airflow_provider_cdc.chunk_groups.groups import coverage
-from airflow_provider_cdc.maintenance.upkeep import Upkeep
+from airflow_provider_cdc.chunk_groups.groups import read_coverage
+from airflow_provider_cdc.maintenance.upkeep import MaintenanceWorker
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.staged_read import GROUP, TABLE, Staged, in_turn
-from airflow_provider_cdc.observe.observer import Observer, Seen
-from airflow_provider_cdc.observe.table_state import Standing
+from airflow_provider_cdc.model.staged_read import GROUP, TABLE, StagedRead, order_for_publishing
+from airflow_provider_cdc.observe.observer import DriverView, Observer
+from airflow_provider_cdc.observe.table_state import PipelineState
 from airflow_provider_cdc.resnapshot.dropped_tables import empty_copy
-from airflow_provider_cdc.resnapshot.exchange import exchange
-from airflow_provider_cdc.resnapshot.membership import add, addable, removals
-from airflow_provider_cdc.resnapshot.reload import reloaded
-from airflow_provider_cdc.resnapshot.staged_files import requests, waiting
-from airflow_provider_cdc.resnapshot.staged_reads import is_ripe, publish_staged
-from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_readings, remove_superseded_steps
+from airflow_provider_cdc.resnapshot.exchange import overwrite_if_due
+from airflow_provider_cdc.resnapshot.membership import add_table, list_addable_tables, plan_removals
+from airflow_provider_cdc.resnapshot.reload import apply_reload_request
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_request_files
+from airflow_provider_cdc.resnapshot.staged_reads import is_due, publish_group
+from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_amendments, remove_superseded_reads
 from airflow_provider_cdc.resnapshot.suspension import (
-    concerned,
-    suspend_as_asked,
+    list_requested_suspensions,
+    record_suspensions,
+    suspend_on_request,
     suspend_table,
-    suspended_as_asked,
-    write_down,
+    table_to_suspend,
 )
-from airflow_provider_cdc.resnapshot.table import index_of
-from airflow_provider_cdc.resnapshot.worker import Rereading
-from airflow_provider_cdc.runtime.requests import Inbox
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting, text_of
-from airflow_provider_cdc.snapshot.run import note_taken_over
-from airflow_provider_cdc.state import RequestRow, Store
+from airflow_provider_cdc.resnapshot.table import find_table_index
+from airflow_provider_cdc.resnapshot.worker import ResnapshotWorker
+from airflow_provider_cdc.runtime.requests import RequestInbox
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, format_counts
+from airflow_provider_cdc.snapshot.run import record_taken_over
+from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 from airflow_provider_cdc.state.requests import SUSPEND
-from airflow_provider_cdc.stream.prefetch import ReadingAhead
+from airflow_provider_cdc.stream.prefetch import PrefetchWorker
 
 #: Seconds between two looks for the end of a pause.
-_PAUSED_SECONDS = 0.2
+_PAUSE_POLL_SECONDS = 0.2
 #: Seconds from one look for groups that were read again to the next, where a look is a request to a server.
-_LOOK_SECONDS = 5.0
+_PUBLISH_CHECK_SECONDS = 5.0
 
 
 @dataclass
@@ -74,8 +74,8 @@ class Epoch:
     ``observer`` writes down what people look at. ``has_ended`` says that nothing was left uncertain when it was over.
     """
 
-    context: Context
-    store: Store
+    context: RunContext
+    store: StateDatabase
     plan: Plan
     number: int
     job: StreamJob
@@ -83,11 +83,11 @@ class Epoch:
     applier: Applier
     target: Position | None
     details: dict[str, Any]
-    maintenance: Upkeep
-    prefetch_worker: ReadingAhead
-    resnapshot_worker: Rereading
-    request_counts: Traffic
-    inbox: Inbox
+    maintenance: MaintenanceWorker
+    prefetch_worker: PrefetchWorker
+    resnapshot_worker: ResnapshotWorker
+    request_counts: RequestCounts
+    inbox: RequestInbox
     stop: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
     before_ddl: bool = False
@@ -102,8 +102,8 @@ class Epoch:
     ended_cleanly: bool = False
     observer: Observer = field(init=False)
     _commits_certain: bool = True
-    _published_at: float = -_LOOK_SECONDS
-    _open_requests: list[RequestRow] = field(default_factory=list)
+    _published_at: float = -_PUBLISH_CHECK_SECONDS
+    _open_requests: list[ControlRequestRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Make the observer."""
@@ -111,16 +111,16 @@ class Epoch:
             self.context, self.store, self.driver_view, self.maintenance.take_sizes, self.maintenance.take_compactions
         )
 
-    def driver_view(self) -> Seen:
+    def driver_view(self) -> DriverView:
         """What there is to see."""
         offset = self.applier.offset
-        state = Standing({}, True, self.is_running, str(offset.at), None, self.pending_tables, ())
-        return Seen(self.plan, offset, self.applier.timeline, state, self.number, self.batches, self.changes)
+        state = PipelineState({}, True, self.is_running, str(offset.at), None, self.pending_tables, ())
+        return DriverView(self.plan, offset, self.applier.timeline, state, self.number, self.batches, self.changes)
 
-    def apply_batch(self, manifest: dict[str, Any]) -> Applied:
+    def apply_batch(self, manifest: dict[str, Any]) -> AppliedBatch:
         """Apply a batch and write it into the bookkeeping."""
         began = time.monotonic()
-        with counting(Traffic(self.request_counts)) as requests:
+        with count_requests_in(RequestCounts(self.request_counts)) as requests:
             applied = self.applier.apply(manifest)
         requests.add(manifest["asked"])
         start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
@@ -149,7 +149,7 @@ class Epoch:
         self.before_ddl = end.before_ddl
         if applied.changes:
             lag = f"lag p95 {(applied.lag_percentile(95) or 0) / 1000:.1f} s"
-            more = f"; {text_of(requests.to_json())}" if self.context.storage.is_remote else ""
+            more = f"; {format_counts(requests.to_json())}" if self.context.storage.is_remote else ""
             self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}")
         self.publish_pending()
         return applied
@@ -196,7 +196,7 @@ class Epoch:
         self.context.reporter.line(f"the stream is paused at {self.applier.offset.at}: {self.pause_reason}. {remedy}")
         while self.inbox.paused and not self.stop.is_set():
             self.handle_requests()
-            time.sleep(_PAUSED_SECONDS)  # not Event.wait(): a signal that meets it would wait for itself
+            time.sleep(_PAUSE_POLL_SECONDS)  # not Event.wait(): a signal that meets it would wait for itself
         self.needs_new_section = True
         if not self.stop.is_set():
             self.context.reporter.line(f"the stream goes on at {self.applier.offset.at}")
@@ -215,8 +215,8 @@ class Epoch:
 
         :raises DdlError: if that is not possible.
         """
-        with counting(self.request_counts):
-            self.plan, index = follow(self.context, self.store, self.plan, self.applier)
+        with count_requests_in(self.request_counts):
+            self.plan, index = follow_ddl(self.context, self.store, self.plan, self.applier)
             self._replace_table(index)
         self._begin_section()
 
@@ -227,9 +227,9 @@ class Epoch:
         """
         if error.table is None:
             raise error
-        with counting(self.request_counts):
+        with count_requests_in(self.request_counts):
             self.plan = self.context.require_plan()  # it may be about a step that has just been written down
-            index = concerned(self.context, self.plan, error)
+            index = table_to_suspend(self.context, self.plan, error)
             if index is None:
                 raise error
             self.plan = suspend_table(self.context, self.store, self.plan, self.applier, index, error)
@@ -240,7 +240,7 @@ class Epoch:
     def _begin_section(self) -> None:
         self.job = replace(self.job, section=self.job.section + 1)
         self.section_start, self.before_ddl, self.needs_new_section = self.applier.offset, False, False
-        remove_superseded_steps(self.context.storage, self.context.layout, self.plan)
+        remove_superseded_amendments(self.context.storage, self.context.layout, self.plan)
         self.observer.wake()
 
     def handle_requests(self) -> None:
@@ -255,17 +255,17 @@ class Epoch:
                 blocked_tables.add(request.table)
         self._open_requests = postponed
 
-    def _handle_request(self, request: RequestRow) -> bool:
+    def _handle_request(self, request: ControlRequestRow) -> bool:
         """Carry out one request, or begin with it; if the table is not being read."""
         try:
-            index = index_of(self.context, self.plan, request.table)
+            index = find_table_index(self.context, self.plan, request.table)
             if self.resnapshot_worker.is_working_on(index):
                 return False
             if request.kind != SUSPEND:
                 self.resnapshot_worker.enqueue_request(request, index)
                 return True
-            with counting(self.request_counts):
-                self.plan, message = suspend_as_asked(
+            with count_requests_in(self.request_counts):
+                self.plan, message = suspend_on_request(
                     self.context, self.store, self.plan, self.applier, index, request.by
                 )
             self.applier.use_plan(self.plan)
@@ -287,37 +287,37 @@ class Epoch:
         for index in self.resnapshot_worker.take_dropped_tables():
             self._empty_copy(index)
         now = time.monotonic()
-        if self.context.storage.is_remote and now < self._published_at + _LOOK_SECONDS and not self.is_over():
+        if self.context.storage.is_remote and now < self._published_at + _PUBLISH_CHECK_SECONDS and not self.is_over():
             return
         self._published_at = now
-        with counting(self.request_counts):
-            names = requests(self.context, self.plan)
+        with count_requests_in(self.request_counts):
+            names = list_request_files(self.context, self.plan)
             if self.context.layout.reload_request(self.plan.generation) in names and not self.before_ddl:
                 self._reload_tables()
-            pending = waiting(self.context, self.plan, names)
+            pending = list_pending_reads(self.context, self.plan, names)
             self.pending_tables = {
                 staged_read.table
                 for staged_read in pending
                 if staged_read.scope == TABLE and staged_read.table is not None
             }
             self.has_pending_tables = bool(self.pending_tables)
-            for staged in in_turn(pending, lambda staged_read: is_ripe(staged_read, self.applier)):
+            for staged in order_for_publishing(pending, lambda staged_read: is_due(staged_read, self.applier)):
                 if staged.scope == GROUP:
-                    publish_staged(self.context, self.store, self.plan, self.applier, self.job, staged)
+                    publish_group(self.context, self.store, self.plan, self.applier, self.job, staged)
                 else:
                     self._overwrite(staged)
 
     def _reload_tables(self) -> None:
         """Copy other tables from now on: the next section goes on without some, and others are added."""
-        self.context.pipeline = reloaded(self.context, self.plan)
+        self.context.pipeline = apply_reload_request(self.context, self.plan)
         self.applier.check_fence()  # what is written down is not fenced
-        suspensions = removals(self.context, self.plan)
+        suspensions = plan_removals(self.context, self.plan)
         if suspensions:
-            write_down(self.context, self.store, self.plan, suspensions)
+            record_suspensions(self.context, self.store, self.plan, suspensions)
             self.plan = self.context.require_plan()
             self.applier.use_plan(self.plan)
             self.needs_new_section = True
-        for table in addable(self.context, self.store, self.plan):
+        for table in list_addable_tables(self.context, self.store, self.plan):
             self._add_table(table)
         self.resnapshot_worker.enqueue_suspended(self.plan)
         self.context.storage.delete(self.context.layout.reload_request(self.plan.generation))
@@ -326,9 +326,9 @@ class Epoch:
         """Add a table that was created. Nothing of it is of concern to the section before it was read."""
         if table.id in {known.id for known in self.plan.tables}:
             return
-        with counting(self.request_counts):
+        with count_requests_in(self.request_counts):
             self.applier.check_fence()  # what is written down is not fenced
-            self.plan = add(self.context, self.store, self.plan, table)
+            self.plan = add_table(self.context, self.store, self.plan, table)
             self.applier.add_table(self.plan, self.context.sink.table(table))
             self.maintenance.add_table(self.context.sink.table(table))
         self.observer.wake()
@@ -336,26 +336,26 @@ class Epoch:
 
     def _empty_copy(self, index: int) -> None:
         """Empty the copy of a table that was dropped. Nothing of it is of concern to the section."""
-        with counting(self.request_counts):
+        with count_requests_in(self.request_counts):
             if empty_copy(self.context, self.store, self.plan, self.applier, index):
                 self.maintenance.mark_emptied(index)
         self.resnapshot_worker.on_table_done(index)
 
-    def _overwrite(self, staged: Staged) -> None:
+    def _overwrite(self, staged: StagedRead) -> None:
         """Exchange what was read again of one table; the next section begins with a table that has rejoined."""
-        result = exchange(self.context, self.store, self.plan, self.applier, self.job, staged)
+        result = overwrite_if_due(self.context, self.store, self.plan, self.applier, self.job, staged)
         index = staged.table
         if result is None or index is None:
             return
         if result.plan is not self.plan:
             self.plan = result.plan
             self._replace_table(index)
-            remove_superseded_readings(self.context, self.plan, index)
-            if (new_coverage := coverage(self.context, self.plan, self.applier.tables)) is not None:
+            remove_superseded_reads(self.context, self.plan, index)
+            if (new_coverage := read_coverage(self.context, self.plan, self.applier.tables)) is not None:
                 self.applier.set_coverage(new_coverage)
             self.needs_new_section = True
             with suppress(CdcError, SQLAlchemyError):  # this is for people; the next start does it, too
-                note_taken_over(self.store, self.plan)
+                record_taken_over(self.store, self.plan)
         if staged.scope == TABLE:
             self.pending_tables.discard(index)
             # Whoever has read it: that it is not suspended any more, or still is, matters to the stream's own reading.
@@ -393,7 +393,7 @@ class Epoch:
         if self.stop.is_set():
             return True
         nothing_left = not self.plan.active_tables and not self._busy and not self.has_pending_tables
-        nothing_left = nothing_left and not suspended_as_asked(self.context, self.plan)
+        nothing_left = nothing_left and not list_requested_suspensions(self.context, self.plan)
         return (self.caught_up or nothing_left) and not self.inbox.paused
 
     def is_section_over(self) -> bool:

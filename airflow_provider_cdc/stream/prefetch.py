@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Sequence
 
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.sinks.protocol import Foresighted, SinkTable
-from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.sinks.protocol import Prefetchable, SinkTable
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 
 
-class ReadingAhead:
+class PrefetchWorker:
     """Reads ahead for tables, one after the other, in a thread of its own. A context manager, which ends it.
 
     :param tables: as the stream begins with them.
@@ -22,10 +22,10 @@ class ReadingAhead:
     """
 
     def __init__(self, tables: Sequence[SinkTable], budget: int, log_line: Callable[[str], None]) -> None:
-        self._prefetches = [(table.name, table.prefetcher()) for table in tables if isinstance(table, Foresighted)]
+        self._prefetches = [(table.name, table.prefetcher()) for table in tables if isinstance(table, Prefetchable)]
         self._budget, self._log_line = budget, log_line
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=carried(self._loop), name="reading-ahead", daemon=True)
+        self._thread = threading.Thread(target=with_current_counts(self._loop), name="reading-ahead", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()

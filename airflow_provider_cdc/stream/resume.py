@@ -11,11 +11,11 @@ from pymysql.connections import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier
-from airflow_provider_cdc.apply.follow_ddl import as_copied
-from airflow_provider_cdc.chunk_groups.groups import Coverage
-from airflow_provider_cdc.ddl.alter_table import NotFollowed, alter
+from airflow_provider_cdc.apply.follow_ddl import adapt_alteration
+from airflow_provider_cdc.chunk_groups.groups import SnapshotCoverage
+from airflow_provider_cdc.ddl.alter_table import DdlNotFollowed, apply_ddl
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import (
     CdcError,
     NotFollowedError,
@@ -28,23 +28,23 @@ from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
-from airflow_provider_cdc.mysql.client.catalog import definition
-from airflow_provider_cdc.mysql.client.filters import filters, left_out
-from airflow_provider_cdc.mysql.client.flavour import flavour
-from airflow_provider_cdc.mysql.client.identity import binlog_end, binlog_status, identity
+from airflow_provider_cdc.mysql.client.catalog import current_fingerprint
+from airflow_provider_cdc.mysql.client.filters import excluding_filter, read_filters
+from airflow_provider_cdc.mysql.client.flavour import read_server_traits
+from airflow_provider_cdc.mysql.client.identity import binlog_end, binlog_status, server_identity
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import with_beginning
-from airflow_provider_cdc.mysql.positions.failover import is_elsewhere, take_over
-from airflow_provider_cdc.mysql.positions.resume import resume
-from airflow_provider_cdc.resnapshot.suspension import without, write_down
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.state import Segment, Store
+from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
+from airflow_provider_cdc.mysql.positions.failover import fail_over, is_other_server
+from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
+from airflow_provider_cdc.resnapshot.suspension import record_suspensions, suspend_in_plan
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.state import StateDatabase, TimelineSegment
 
-_OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
+_OTHER_SERVER_REMEDY = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
 
-def find_place(
-    context: Context, store: Store, plan: Plan, applier: Applier, coverage: Sequence[Coverage]
+def move_to_resume_point(
+    context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, coverage: Sequence[SnapshotCoverage]
 ) -> tuple[Plan, Position]:
     """Bring the applier to the place where it goes on. Its epoch's fence is raised.
 
@@ -54,14 +54,14 @@ def find_place(
     :raises CdcError: if something would be missing, or is not the same, from there on.
     """
     with closing(connect(context.connect_args)) as connection:
-        _check_logged(connection)
-        with _told_what_to_do(context):
-            if is_elsewhere(connection, applier.offset):
+        _check_binlog_filters(connection)
+        with _add_purge_remedy(context):
+            if is_other_server(connection, applier.offset):
                 plan = _fail_over(context, store, plan, applier, connection)
-            applier.replace_offset(resume(connection, applier.offset, context.binlog_opener(slots.STREAM)))
+            applier.replace_offset(check_resume_offset(connection, applier.offset, context.binlog_opener(slots.STREAM)))
         marks = [seq for table in coverage for seq in table.high_watermarks]
         if applier.timeline.seq(applier.offset.at) < max(marks, default=0):
-            _same_files(context, applier, coverage)
+            _check_same_files(context, applier, coverage)
         binlog_position = binlog_end(connection)
         end = applier.timeline.position(max([applier.timeline.seq(binlog_position), *marks]))
         if binlog_position < end:
@@ -71,7 +71,7 @@ def find_place(
     return plan, end
 
 
-def _check_logged(connection: Connection[Any]) -> None:
+def _check_binlog_filters(connection: Connection[Any]) -> None:
     """Refuse a server that leaves changes out of its binlog: a replica that was promoted may.
 
     :raises TerminalError: if it does.
@@ -79,25 +79,25 @@ def _check_logged(connection: Connection[Any]) -> None:
     _, do, ignore = binlog_status(connection)
     if do or ignore:
         raise TerminalError(
-            f"server {identity(connection)} leaves databases out of its binary log (binlog-do-db={do}, "
+            f"server {server_identity(connection)} leaves databases out of its binary log (binlog-do-db={do}, "
             f"binlog-ignore-db={ignore})",
             "Remove these options: changes that are not in the binary log cannot be copied. Those that were made since "
             "the options were set are missing: `airflow-cdc verify --repair` finds them",
         )
 
 
-def _same_files(context: Context, applier: Applier, coverage: Sequence[Coverage]) -> None:
+def _check_same_files(context: RunContext, applier: Applier, coverage: Sequence[SnapshotCoverage]) -> None:
     """The changes that chunks hold are told by positions: so those must be of the binlog that the server has today."""
     at = applier.offset
     for base, file, began in sorted({known for table in coverage for known in table.binlog_files}):
         if base == applier.timeline.first_ordinal and began and at.at.file != file and at.at < Position(file, 0):
-            with_beginning(
+            with_file_start_time(
                 Offset(at.server, Position(file, 0), "", file_start_time=began), context.binlog_opener(slots.STREAM)
             )
 
 
 @contextmanager
-def _told_what_to_do(context: Context) -> Iterator[None]:
+def _add_purge_remedy(context: RunContext) -> Iterator[None]:
     """Say of a purge what the pipeline can do about it."""
     try:
         yield
@@ -110,7 +110,9 @@ def _told_what_to_do(context: Context) -> Iterator[None]:
         ) from None
 
 
-def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, connection: Connection[Any]) -> Plan:
+def _fail_over(
+    context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, connection: Connection[Any]
+) -> Plan:
     """Go on at the server that the connection reaches now; a table that cannot is suspended before.
 
     :returns: the plan without those.
@@ -118,17 +120,19 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
     """
     pipeline, old_offset = context.pipeline, applier.offset
     open_at = context.binlog_opener(slots.STREAM)
-    new_offset = take_over(connection, open_at, old_offset)
-    channels = [] if new_offset.server == old_offset.server else filters(connection)
+    new_offset = fail_over(connection, open_at, old_offset)
+    channels = [] if new_offset.server == old_offset.server else read_filters(connection)
     for table in map(plan.tables.__getitem__, plan.active_tables):
-        if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
+        if missing := {name for channel in channels if (name := excluding_filter(channel, *table.id))}:
             raise TerminalError(
-                f"the connection reaches server {identity(connection)} now, a replica that leaves out changes of "
+                f"the connection reaches server {server_identity(connection)} now, a replica that leaves out changes of "
                 f"{table.label} ({', '.join(sorted(missing))}), or was one",
-                f"{_OTHER}. If it has never left out anything with this filter, remove that, and run again",
+                f"{_OTHER_SERVER_REMEDY}. If it has never left out anything with this filter, remove that, and run again",
             )
-    remaining_plan = without(
-        context, plan, {**_redefined(context, connection, plan, new_offset.at), **applier.tables_bound_to_server()}
+    remaining_plan = suspend_in_plan(
+        context,
+        plan,
+        {**_find_redefined_tables(context, connection, plan, new_offset.at), **applier.tables_bound_to_server()},
     )
     applier.use_plan(remaining_plan)
     try:
@@ -136,19 +140,21 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
     except TerminalError as error:
         if new_offset.server != old_offset.server:
             raise
-        raise PurgedError(f"{error.message}, whose binlog files have got another name since", _OTHER) from None
+        raise PurgedError(
+            f"{error.message}, whose binlog files have got another name since", _OTHER_SERVER_REMEDY
+        ) from None
     if (interrupted_end := applier.interrupted_batch_end()) is not None:
         # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
-        take_over(connection, open_at, replace(interrupted_end, open_xa=()))
+        fail_over(connection, open_at, replace(interrupted_end, open_xa=()))
     if new_suspensions := [step for step in remaining_plan.suspensions if step not in plan.suspensions]:
         applier.check_fence()  # what is written down is not fenced
-        write_down(context, store, plan, new_suspensions)
+        record_suspensions(context, store, plan, new_suspensions)
     applier.move_to_server(new_offset)
     segments = applier.timeline.segments
     with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
         known_segments = store.timeline(pipeline.name)[: len(segments) - 1]
         newest_segment = segments[-1]
-        new_segment = Segment(
+        new_segment = TimelineSegment(
             newest_segment.server, newest_segment.start_file, applier.offset.at.position, newest_segment.first_ordinal
         )
         store.set_timeline(pipeline.name, [*known_segments, new_segment])
@@ -163,41 +169,43 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
     return remaining_plan
 
 
-def _redefined(context: Context, connection: Connection[Any], plan: Plan, at: Position) -> dict[int, TerminalError]:
+def _find_redefined_tables(
+    context: RunContext, connection: Connection[Any], plan: Plan, at: Position
+) -> dict[int, TerminalError]:
     """Tables of which the server has other definitions than the DDL in its binlog behind a place leads to, by index."""
     errors: dict[int, TerminalError] = {}
     for index in plan.active_tables:
         table = plan.tables[index]
-        if not _is(connection, table) and not _leads_there(context, connection, at, table):
-            message = (
-                f"the connection reaches server {identity(connection)} now, where {table.label} has another definition"
-            )
-            errors[index] = NotFollowedError(message, _OTHER, table=table.label)
+        if not _has_definition(connection, table) and not _ddl_leads_to_definition(context, connection, at, table):
+            message = f"the connection reaches server {server_identity(connection)} now, where {table.label} has another definition"
+            errors[index] = NotFollowedError(message, _OTHER_SERVER_REMEDY, table=table.label)
     return errors
 
 
-def _is(connection: Connection[Any], table: TableSchema) -> bool:
+def _has_definition(connection: Connection[Any], table: TableSchema) -> bool:
     """Whether the server has a table with this definition."""
     try:
-        return definition(connection, table) == table.fingerprint()
+        return current_fingerprint(connection, table) == table.fingerprint()
     except NotReadyError:  # it has none, or one that cannot be copied
         return False
 
 
-def _leads_there(context: Context, connection: Connection[Any], at: Position, table: TableSchema) -> bool:
+def _ddl_leads_to_definition(
+    context: RunContext, connection: Connection[Any], at: Position, table: TableSchema
+) -> bool:
     """Whether the DDL of a table in the server's binlog behind a place leads to the definition that it has there, or to
     one that the stream does not follow: then it stops there, and says why.
     """
     if not context.pipeline.stream.follows_ddl:
         return False
-    server, reached = flavour(connection), table
+    server, reached = read_server_traits(connection), table
     with closing(context.binlog_opener(slots.STREAM)(at)) as stream:
-        captured = by_table([Definitions.from_single(table)])
+        captured = histories_by_table([DefinitionHistory.from_single(table)])
         for item in read_transactions(stream, captured, stream.collations, yield_ddl=True):
             if isinstance(item, Transaction) and item.altered_tables and item.ddl is not None:
                 try:
-                    change = alter(reached, item.ddl.sql, item.ddl.database, item.ddl.session, server)
-                    reached = as_copied(context, reached, change).definition
-                except NotFollowed:
+                    change = apply_ddl(reached, item.ddl.sql, item.ddl.database, item.ddl.session, server)
+                    reached = adapt_alteration(context, reached, change).definition
+                except DdlNotFollowed:
                     return True
-    return _is(connection, reached)
+    return _has_definition(connection, reached)

@@ -12,50 +12,52 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
-from airflow_provider_cdc.apply.follow_ddl import finish
-from airflow_provider_cdc.apply.task import StreamJob, together
-from airflow_provider_cdc.chunk_groups.groups import coverage, targets
+from airflow_provider_cdc.apply.follow_ddl import apply_pending_definitions
+from airflow_provider_cdc.apply.task import StreamJob, merge_manifests
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
 from airflow_provider_cdc.chunk_groups.task import run_in_threads as run_slices
-from airflow_provider_cdc.config.fingerprint import fingerprint
-from airflow_provider_cdc.maintenance.task import run_in_threads
-from airflow_provider_cdc.maintenance.upkeep import Upkeep
+from airflow_provider_cdc.config.fingerprint import settings_fingerprint
+from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
+from airflow_provider_cdc.maintenance.upkeep import MaintenanceWorker
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import (
     CdcError,
     NotFollowedError,
     NotReadyError,
-    kind_of,
+    error_kind,
 )
-from airflow_provider_cdc.resnapshot.membership import added, removals
-from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_steps
+from airflow_provider_cdc.resnapshot.membership import add_new_tables, plan_removals
+from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_amendments
 from airflow_provider_cdc.resnapshot.suspension import (
     check_none_suspended,
-    told,
-    unusable,
-    without,
-    write_down,
+    describe_suspensions,
+    find_unusable_copies,
+    record_suspensions,
+    suspend_in_plan,
 )
-from airflow_provider_cdc.resnapshot.worker import Rereading
-from airflow_provider_cdc.runtime.liveness import Heart, whoami
-from airflow_provider_cdc.runtime.requests import Inbox
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.runtime.server_restarts import note_restart
-from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting
-from airflow_provider_cdc.sinks.storage.store_check import check_store
-from airflow_provider_cdc.snapshot.run import adopt_published
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.resnapshot.worker import ResnapshotWorker
+from airflow_provider_cdc.runtime.liveness import Heartbeat, process_identity
+from airflow_provider_cdc.runtime.requests import RequestInbox
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.runtime.server_restarts import record_server_restart
+from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in
+from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
+from airflow_provider_cdc.snapshot.run import adopt_published_groups
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.prefetch import ReadingAhead
-from airflow_provider_cdc.stream.resume import find_place
-from airflow_provider_cdc.system.processes import machine
+from airflow_provider_cdc.stream.prefetch import PrefetchWorker
+from airflow_provider_cdc.stream.resume import move_to_resume_point
+from airflow_provider_cdc.system.processes import machine_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_OTHER_LISTS = "Undo the change, or set stream.on_table_error to suspend: then the table is read again"
+_COLUMN_LISTS_REMEDY = "Undo the change, or set stream.on_table_error to suspend: then the table is read again"
 
 
-def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = None, ui: str | None = None) -> Epoch:
+def begin_epoch(
+    context: RunContext, store: StateDatabase, *, catch_up: bool, log: str | None = None, ui: str | None = None
+) -> Epoch:
     """Take over the stream: a new epoch, which shuts out older ones, then the resume point and its checks.
 
     :param catch_up: end at the position that the server has now (at least where the snapshot's last chunk ended).
@@ -66,77 +68,89 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     """
     # Compiled now if they never were on this machine: that holds all threads for seconds, the heartbeat's with them.
 
-    with counting(Traffic()) as requests:
-        return _begin(context, store, requests, catch_up=catch_up, log=log, ui=ui)
+    with count_requests_in(RequestCounts()) as requests:
+        return _begin_epoch(context, store, requests, catch_up=catch_up, log=log, ui=ui)
 
 
-def _begin(
-    context: Context, store: Store, requests: Traffic, *, catch_up: bool, log: str | None, ui: str | None
+def _begin_epoch(
+    context: RunContext,
+    store: StateDatabase,
+    requests: RequestCounts,
+    *,
+    catch_up: bool,
+    log: str | None,
+    ui: str | None,
 ) -> Epoch:
     pipeline = context.pipeline
     context.liveness.refuse_if_running(store, pipeline.name)
     if context.storage.is_remote:  # what the store has done until now, another version of it, or a proxy, may not do
-        check_store(context.storage, context.layout.pipeline_folder)
-    recorded_plan = added(context, store, context.require_plan())
-    tables = targets(context, recorded_plan)
+        check_storage_guarantees(context.storage, context.layout.pipeline_folder)
+    recorded_plan = add_new_tables(context, store, context.require_plan())
+    tables = open_sink_tables(context, recorded_plan)
     context.storage.delete(context.layout.reload_request(recorded_plan.generation))  # it was for the epoch before
-    plan = recorded_plan.with_amendments(step.to_json() for step in removals(context, recorded_plan))
-    plan = without(context, plan, unusable(context, plan, tables))
-    snapshot_coverage = coverage(context, plan, tables)
+    plan = recorded_plan.with_amendments(step.to_json() for step in plan_removals(context, recorded_plan))
+    plan = suspend_in_plan(context, plan, find_unusable_copies(context, plan, tables))
+    snapshot_coverage = read_coverage(context, plan, tables)
     if snapshot_coverage is None:
         raise NotReadyError(
             f"the snapshot of {pipeline.name} is not complete",
             "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
         )
-    adopt_published(context, store, plan)
-    note_restart(context, store)
+    adopt_published_groups(context, store, plan)
+    record_server_restart(context, store)
     resume_point = context.sink.resume_point()
     resume_point.create()
-    for line in told(context, recorded_plan):
+    for line in describe_suspensions(context, recorded_plan):
         context.reporter.line(line)
     markers_before = {index: tables[index].markers() for index in plan.active_tables}
     highest = highest_epoch(pipeline.name, [*markers_before.values(), resume_point.markers()])
     details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
-    details |= {"machine": machine() or None, "settings": fingerprint(pipeline)}
+    details |= {"machine": machine_id() or None, "settings": settings_fingerprint(pipeline)}
     number = store.begin_epoch(
-        pipeline.name, highest, *whoami(), refuse_if_alive=context.liveness.confirm_not_running, details=details
+        pipeline.name,
+        highest,
+        *process_identity(),
+        refuse_if_alive=context.liveness.confirm_not_running,
+        details=details,
     )
-    stop, inbox = threading.Event(), Inbox(store, details)
+    stop, inbox = threading.Event(), RequestInbox(store, details)
     try:
         # A failover reads binlog for as long as it takes.
-        with Heart(store, pipeline.name, number, details, stop, lambda: False, on_reply=inbox.receive_reply):
+        with Heartbeat(store, pipeline.name, number, details, stop, lambda: False, on_reply=inbox.receive_reply):
             fence = epoch_fence(pipeline.name, number)
             older_epochs_ended = claim_epoch(pipeline.name, resume_point, fence)
             column_errors = {
-                index: NotFollowedError(why, _OTHER_LISTS, table=plan.tables[index].label)
+                index: NotFollowedError(why, _COLUMN_LISTS_REMEDY, table=plan.tables[index].label)
                 for index, why in context.find_changed_columns(plan).items()
             }
-            plan = without(context, plan, {**column_errors, **finish(context, plan, fence)})
+            plan = suspend_in_plan(context, plan, {**column_errors, **apply_pending_definitions(context, plan, fence)})
             active_tables = {index: tables[index] for index in plan.active_tables}
             raise_fences(pipeline.name, fence, active_tables, markers_before, older_epochs_ended=older_epochs_ended)
-            write_down(
+            record_suspensions(
                 context, store, plan, [step for step in plan.suspensions if step not in recorded_plan.suspensions]
             )
             snapshot_coverage = (
-                coverage(context, plan, tables) or snapshot_coverage
+                read_coverage(context, plan, tables) or snapshot_coverage
             )  # up to the fence a group may have been read again
-            maintenance = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
+            maintenance = MaintenanceWorker(
+                open_sink_tables(context, plan), run_compactions_in_threads, context.reporter.line
+            )
             applier = Applier(context, plan, tables, snapshot_coverage, resume_point, number, maintenance.mark_changed)
-            prefetch_worker = ReadingAhead(
+            prefetch_worker = PrefetchWorker(
                 [tables[index] for index in plan.active_tables], pipeline.sink.index_bytes, context.reporter.line
             )
-            plan, end = find_place(context, store, plan, applier, snapshot_coverage)
+            plan, end = move_to_resume_point(context, store, plan, applier, snapshot_coverage)
     except CdcError as error:
-        store.end_epoch(pipeline.name, number, "failed", str(error), kind_of(error))
+        store.end_epoch(pipeline.name, number, "failed", str(error), error_kind(error))
         raise
     # Epochs before this one are over, or shut out: nothing of theirs is needed any more.
     context.local_files.clear_checkpoints()
     context.sink.change_staging().clear_older_epochs(plan.tables, number)
-    remove_superseded_steps(context.storage, context.layout, plan)
+    remove_superseded_amendments(context.storage, context.layout, plan)
     job = StreamJob(
         connect_args=dict(context.connect_args),
         planner_replica=pipeline.replica_ids(slots.STREAM),
-        reader_replicas=tuple(map(pipeline.replica_ids, slots.batch_readers(pipeline.stream.parallelism))),
+        reader_replicas=tuple(map(pipeline.replica_ids, slots.batch_reader_slots(pipeline.stream.parallelism))),
         timeline=applier.timeline,
         sink=context.sink,
         storage=context.storage,
@@ -149,7 +163,7 @@ def _begin(
         follows_ddl=pipeline.stream.follows_ddl,
     )
     target = end if catch_up else None
-    resnapshot_worker = Rereading(context, store, run_slices, inbox)
+    resnapshot_worker = ResnapshotWorker(context, store, run_slices, inbox)
     epoch = Epoch(
         context,
         store,
@@ -171,9 +185,9 @@ def _begin(
     return epoch
 
 
-def run_in_process(epoch: Epoch) -> None:
+def run_epoch_in_process(epoch: Epoch) -> None:
     """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
-    with counting(epoch.request_counts), _Life(epoch):
+    with count_requests_in(epoch.request_counts), _EpochLifecycle(epoch):
         epoch.run_sections(lambda: _run_section(epoch))
         check_none_suspended(epoch.context, epoch.plan)
 
@@ -188,26 +202,28 @@ def _run_section(epoch: Epoch) -> None:
                 time.sleep(0.05)
                 continue
             epoch.apply_batch(
-                together([epoch.job.stage_range(*batch_range, "0", i) for i, batch_range in enumerate(pairwise(ends))])
+                merge_manifests(
+                    [epoch.job.stage_range(*batch_range, "0", i) for i, batch_range in enumerate(pairwise(ends))]
+                )
             )
             at = ends[-1]
 
 
-def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
+def run_epoch_on_spark(epoch: Epoch, spark: SparkSession) -> None:
     """Drive an epoch as a Structured Streaming query. Ends when caught up or stopped, at a transaction boundary.
 
     :raises CdcError: what made the query fail.
     """
-    from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark as run_slices_on_spark
-    from airflow_provider_cdc.maintenance.spark_job import run_compactions
-    from airflow_provider_cdc.spark.session import told_of_waiting
+    from airflow_provider_cdc.chunk_groups.spark_job import spark_runner as run_slices_on_spark
+    from airflow_provider_cdc.maintenance.spark_job import spark_compaction_runner
+    from airflow_provider_cdc.spark.session import warn_while_waiting
     from airflow_provider_cdc.stream.spark_query import StreamQuery
 
-    epoch.maintenance.runner = run_compactions(spark)
+    epoch.maintenance.runner = spark_compaction_runner(spark)
     epoch.resnapshot_worker.runner = run_slices_on_spark(spark, epoch.context.reporter.line)
     query = StreamQuery(
         spark,
-        lambda manifests: epoch.apply_batch(together(manifests)),
+        lambda manifests: epoch.apply_batch(merge_manifests(manifests)),
         on_tick=epoch.publish_pending,
         is_section_over=epoch.is_section_over,
     )
@@ -219,18 +235,18 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
             epoch.job, epoch.section_start, checkpoint=checkpoint, seconds=epoch.context.pipeline.stream.trigger_seconds
         )
 
-    with _Life(epoch), told_of_waiting(spark, epoch.context.reporter.line):
+    with _EpochLifecycle(epoch), warn_while_waiting(spark, epoch.context.reporter.line):
         with query:
             epoch.run_sections(run_section)
         check_none_suspended(epoch.context, epoch.plan)
 
 
-class _Life:
+class _EpochLifecycle:
     """Keeps an epoch's heartbeat going, obeys a request to stop, and writes down how it ended."""
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch, self._batches = epoch, 0
-        self._heartbeat = Heart(
+        self._heartbeat = Heartbeat(
             epoch.store,
             epoch.plan.pipeline,
             epoch.number,
@@ -257,7 +273,7 @@ class _Life:
         epoch.prefetch_worker.__exit__()
         epoch.observer.__exit__()
         epoch.is_running = False
-        with counting(epoch.request_counts):
+        with count_requests_in(epoch.request_counts):
             epoch.maintenance.__exit__()
             epoch.mark_ended()
             epoch.observer.write()
@@ -268,7 +284,7 @@ class _Life:
                 epoch.number,
                 "failed" if error else "caught_up" if epoch.caught_up else "stopped",
                 str(error) if error else None,
-                kind_of(error) if isinstance(error, CdcError) else type(error).__name__ if error else None,
+                error_kind(error) if isinstance(error, CdcError) else type(error).__name__ if error else None,
                 epoch.request_counts.to_json() if epoch.context.storage.is_remote else None,
             )
 

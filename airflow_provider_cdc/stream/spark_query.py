@@ -17,13 +17,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.apply.task import StreamJob
-from airflow_provider_cdc.model.errors import CdcError, SlowWorkerError, TransientError, error_of
+from airflow_provider_cdc.model.errors import CdcError, SlowWorkerError, TransientError, make_error
 from airflow_provider_cdc.model.offset import Offset
-from airflow_provider_cdc.spark.session import of_spark, spark_errors
-from airflow_provider_cdc.stream.spark_source import FORMAT, SectionOffset, make_source
+from airflow_provider_cdc.spark.session import to_cdc_error, translate_spark_errors
+from airflow_provider_cdc.stream.spark_source import FORMAT, SectionOffset, make_source_class
 
 #: How often a query is begun while Spark's Python workers come up too slowly: a start of the driver takes much longer.
-_STARTS = 5
+_MAX_STARTS = 5
 
 
 class StreamQuery:
@@ -84,11 +84,11 @@ class StreamQuery:
             if self._query is not None:
                 SectionOffset(job.section, start).write(self._section_file)
                 return self._wait_for_section_end()
-            for number in range(_STARTS):
+            for number in range(_MAX_STARTS):
                 try:
                     return self._start_query(job, start, checkpoint / str(number), seconds)
                 except SlowWorkerError:
-                    if self._has_batch or number == _STARTS - 1:
+                    if self._has_batch or number == _MAX_STARTS - 1:
                         raise
         except BaseException as error:
             if not (isinstance(error, CdcError) and error.table and self._query is not None and self._query.isActive):
@@ -103,8 +103,8 @@ class StreamQuery:
         self._current_token = token = object()
         checkpoint.mkdir(parents=True)
         self._section_file = checkpoint / "section.json"
-        self._spark.dataSource.register(make_source(job, start, self._section_file, seconds))
-        with spark_errors():
+        self._spark.dataSource.register(make_source_class(job, start, self._section_file, seconds))
+        with translate_spark_errors():
             self._query = (
                 self._spark.readStream.format(FORMAT)
                 .load()
@@ -125,7 +125,7 @@ class StreamQuery:
                     self._on_tick()
         query_error = query.exception()
         if self._failure is not None or query_error is not None:
-            raise self._failure or of_spark(query_error)
+            raise self._failure or to_cdc_error(query_error)
         if not self._is_section_over():
             raise TransientError("the stream ended by itself", "Run again: it continues where it stopped")
 
@@ -166,7 +166,7 @@ class StreamQuery:
                 return  # the end of its section has been decided: what was read is read again by the next one
             try:
                 if errors := [manifest["error"] for manifest in manifests if "error" in manifest]:
-                    raise error_of(**errors[0])
+                    raise make_error(**errors[0])
                 self._apply(manifests)
             except BaseException as error:  # nobody else would hear of it
                 self._record_failure(token, error)
@@ -174,4 +174,4 @@ class StreamQuery:
     def _record_failure(self, token: object, error: BaseException) -> None:
         """Note the first failure: others may follow from it."""
         if token is self._current_token:
-            self._failure = self._failure or (error if isinstance(error, CdcError) else of_spark(error))
+            self._failure = self._failure or (error if isinstance(error, CdcError) else to_cdc_error(error))

@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from airflow_provider_cdc.apply.task import StreamJob
-from airflow_provider_cdc.model.errors import CdcError, TerminalError, pack
+from airflow_provider_cdc.model.errors import CdcError, TerminalError, embed_error
 from airflow_provider_cdc.model.offset import Offset
 
 if TYPE_CHECKING:
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 #: Name of the source within one Spark session.
 FORMAT = "airflow_cdc_binlog"
 #: Seconds for which the source waits at most before it says that there is no batch: Spark can end a query only then.
-_WAIT_SECONDS = 1.0
+_MAX_WAIT_SECONDS = 1.0
 #: Seconds between two looks for the section with which the driver answers a DDL, or an error.
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 @contextmanager
-def _packed() -> Iterator[None]:
+def _pack_errors() -> Iterator[None]:
     try:
         yield
     except CdcError as error:
-        raise RuntimeError(pack(error)) from None
+        raise RuntimeError(embed_error(error)) from None
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SectionOffset:
             return None
 
 
-class Range(InputPartition):
+class BatchRange(InputPartition):
     """The transactions in (start, end], read by one task.
 
     :param section: number of the section.
@@ -106,7 +106,7 @@ class Range(InputPartition):
         )
 
 
-class Failure(InputPartition):
+class FailurePartition(InputPartition):
     """Instead of what cannot be read: tells the driver why.
 
     :param section: number of the section.
@@ -118,14 +118,14 @@ class Failure(InputPartition):
         self.section, self.error = section, error
 
 
-def _of_one_table(error: CdcError) -> bool:
+def _concerns_one_table(error: CdcError) -> bool:
     """Whether an error may leave the other tables alone. Then it travels as a batch: to end the query, as an exception
     does, and begin another takes seconds, for all tables.
     """
     return isinstance(error, TerminalError) and error.table is not None
 
 
-class BinlogReader(DataSourceStreamReader):
+class BinlogStreamReader(DataSourceStreamReader):
     """Stream reader of one epoch.
 
     :param job: the stream's job, in the section that the query begins with.
@@ -154,7 +154,7 @@ class BinlogReader(DataSourceStreamReader):
         :param start: where the batch begins. Spark before 4.2 does not say it: the batch begins where the last one
             ended, since a checkpoint serves one query, and a query one reader.
         """
-        with _packed():
+        with _pack_errors():
             try:
                 if start is not None:
                     self._last_offset = SectionOffset.decode(start)
@@ -163,12 +163,12 @@ class BinlogReader(DataSourceStreamReader):
                     self._close()
                     self._last_offset = next_section
                 if self._last_offset.error is not None or self._last_offset.offset.before_ddl:
-                    time.sleep(_LOOK_SECONDS)
+                    time.sleep(_POLL_SECONDS)
                 elif (end := self._plan_batch(self._last_offset)) is not None:
                     self._last_offset = end
             except CdcError as error:
                 self._close()
-                if not _of_one_table(error):
+                if not _concerns_one_table(error):
                     raise
                 self._last_offset = replace(self._last_offset, error=error.to_json())
             return self._last_offset.encode()
@@ -187,7 +187,7 @@ class BinlogReader(DataSourceStreamReader):
     def _wait_for_batch(self, planner: BatchPlanner, begin: Offset) -> bool:
         """Wait, but not for long, until a batch may begin, and there is something for it."""
         now = time.monotonic()
-        until = now + _WAIT_SECONDS
+        until = now + _MAX_WAIT_SECONDS
         if not planner.has_backlog:  # of a backlog there is no need to wait for more
             time.sleep(max(0.0, min(self._next_start, until) - now))
             if until < self._next_start or not planner.wait_for_changes(begin, until - time.monotonic()):
@@ -199,7 +199,7 @@ class BinlogReader(DataSourceStreamReader):
         """A task for each piece of a batch, as they were found; else one, as of a batch that Spark plans again."""
         batch_start, batch_end = SectionOffset.decode(start), SectionOffset.decode(end)
         if batch_end.error is not None:
-            return [Failure(batch_end.section, batch_end.error)]
+            return [FailurePartition(batch_end.section, batch_end.error)]
         section_start = (
             batch_start if batch_start.section == batch_end.section else SectionOffset.read(self._section_file)
         )
@@ -210,26 +210,26 @@ class BinlogReader(DataSourceStreamReader):
             range_ends = self._range_ends
         requests, self._planning_requests = self._planning_requests, []
         ranges = [bounds for bounds in pairwise(range_ends) if bounds[0] != bounds[1]]
-        return [Range(batch_end.section, *bounds, i, [] if i else requests) for i, bounds in enumerate(ranges)]
+        return [BatchRange(batch_end.section, *bounds, i, [] if i else requests) for i, bounds in enumerate(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Stage the files of a range and return their manifest, or what has kept it from that."""
-        assert isinstance(partition, Range | Failure)
-        result = {"error": partition.error} if isinstance(partition, Failure) else self._stage_range(partition)
+        assert isinstance(partition, BatchRange | FailurePartition)
+        result = {"error": partition.error} if isinstance(partition, FailurePartition) else self._stage_range(partition)
         manifest = {**result, "section": partition.section}
         yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
 
-    def _stage_range(self, partition: Range) -> dict[str, Any]:
+    def _stage_range(self, partition: BatchRange) -> dict[str, Any]:
         context = TaskContext.get()
         attempt = str(context.taskAttemptId()) if context is not None else "0"
-        with _packed():
+        with _pack_errors():
             job = replace(self._job, section=partition.section)
             try:
                 return job.stage_range(
                     partition.start, partition.end, attempt, partition.reader_index, partition.requests
                 )
             except CdcError as error:
-                if not _of_one_table(error):
+                if not _concerns_one_table(error):
                     raise
                 return {"error": error.to_json()}
 
@@ -246,7 +246,7 @@ class BinlogReader(DataSourceStreamReader):
             self._planner = None
 
 
-def make_source(job: StreamJob, start: Offset, file: Path, seconds: float) -> type[DataSource]:
+def make_source_class(job: StreamJob, start: Offset, file: Path, seconds: float) -> type[DataSource]:
     """Data source class for one epoch; the job, and with it the password, stays inside of the class.
 
     :param file: says where the next section begins.
@@ -262,6 +262,6 @@ def make_source(job: StreamJob, start: Offset, file: Path, seconds: float) -> ty
             return "manifest string"
 
         def streamReader(self, schema: Any) -> DataSourceStreamReader:
-            return BinlogReader(job, start, file, seconds)
+            return BinlogStreamReader(job, start, file, seconds)
 
     return BinlogSource

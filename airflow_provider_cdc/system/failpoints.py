@@ -44,7 +44,7 @@ SCHEMA_CHANGES = (
     "definition.after_alter",
 )
 #: Those of a table that is suspended, and of one that rejoins.
-TABLES = (
+SUSPENSION = (
     "suspend.before_write",
     "suspend.after_write",
     "rejoin.before_write",
@@ -53,22 +53,22 @@ TABLES = (
     "rejoin.after_exchange",
 )
 #: Those of a table that was dropped, and whose copy is emptied.
-DROPS = ("drop.before_commit", "drop.after_commit")
+DROPPED_TABLE = ("drop.before_commit", "drop.after_commit")
 #: Those of a table that is added to a plan.
-ADDITION = ("add.before_write", "add.after_write")
+ADDED_TABLE = ("add.before_write", "add.after_write")
 #: Those of something that people want of a running stream.
 REQUESTS = ("request.after_take", "request.before_end")
 #: Every failpoint that a whole run comes by; the tests walk through this list.
-NAMES = (*SNAPSHOT, *STREAM)
+RUN_FAILPOINTS = (*SNAPSHOT, *STREAM)
 #: Those that only a group that is read again comes by.
-REREAD = ("reread.after_stage", "reread.before_commit", "reread.after_commit")
+RESNAPSHOT = ("reread.after_stage", "reread.before_commit", "reread.after_commit")
 #: Those of the outcome of a table, or of ranges, that were read again.
-OUTCOME = ("reread.before_outcome", "reread.after_outcome")
+RESNAPSHOT_OUTCOME = ("reread.before_outcome", "reread.after_outcome")
 #: Those of a pipeline that begins again since binlogs were purged.
 NEXT_SNAPSHOT = ("next_snapshot.after_fence", "next_snapshot.after_plan", "next_snapshot.after_switch")
 #: Those of a pipeline that is forgotten.
 FORGET = ("forget.after_table", "forget.before_plan", "forget.before_books")
-VARIABLE = "CDC_FAILPOINT"
+ENV_VARIABLE = "CDC_FAILPOINT"
 _hits: Counter[str] = Counter()
 
 
@@ -77,7 +77,7 @@ def failpoint(name: str) -> None:
 
     :param name: one of :data:`NAMES`, :data:`REREAD`, :data:`NEXT_SNAPSHOT` or :data:`FORGET`.
     """
-    armed = os.environ.get(VARIABLE)
+    armed = os.environ.get(ENV_VARIABLE)
     if not armed:
         return
     wanted, _, count = armed.partition(":")

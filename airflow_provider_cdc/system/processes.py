@@ -16,14 +16,14 @@ from functools import cache
 from pathlib import Path
 
 
-def start_time(pid: int) -> float:
+def process_start_time(pid: int) -> float:
     """Start time of a living process in clock ticks since boot, 0 if there is none. Ids alone come around again."""
-    fields = _fields(pid)
+    fields = _stat_fields(pid)
     return float(fields[19]) if fields and fields[0] != "Z" else 0.0
 
 
 @cache
-def machine() -> str:
+def machine_id() -> str:
     """Within what process ids are told: the boot of a kernel, and a PID namespace.
 
     Containers may share the name of a host, and each has a process 1. Empty where the kernel does not tell.
@@ -34,26 +34,26 @@ def machine() -> str:
         return ""
 
 
-def is_here(host: str, other_machine: str | None) -> bool:
+def is_on_this_machine(host: str, other_machine: str | None) -> bool:
     """Whether the process ids of a host and :func:`machine` mean here what they mean there."""
-    return host == socket.gethostname() and other_machine == machine() != ""
+    return host == socket.gethostname() and other_machine == machine_id() != ""
 
 
-def died_here(host: str, machine: str | None, pid: int, started: float) -> bool:
+def has_died_here(host: str, machine: str | None, pid: int, started: float) -> bool:
     """Whether a process of this host is gone; ``False`` for those of other hosts, of which nothing is known.
 
     :param machine: its :func:`machine`.
     :param started: its :func:`start_time`.
     """
-    return is_here(host, machine) and start_time(pid) != started
+    return is_on_this_machine(host, machine) and process_start_time(pid) != started
 
 
-def members(session: int) -> list[int]:
+def session_members(session: int) -> list[int]:
     """Ids of the living processes of a session."""
     pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            fields = _fields(int(entry.name))
+            fields = _stat_fields(int(entry.name))
             if fields and fields[0] != "Z" and int(fields[3]) == session:
                 pids.append(int(entry.name))
     return pids
@@ -68,7 +68,7 @@ def end_session(session: int, patience: float) -> None:
     deadline = time.monotonic() + patience
     with suppress(ProcessLookupError):
         os.kill(session, signal.SIGTERM)
-    while start_time(session) and time.monotonic() < deadline:
+    while process_start_time(session) and time.monotonic() < deadline:
         time.sleep(0.05)
     kill_session(session)
 
@@ -76,18 +76,18 @@ def end_session(session: int, patience: float) -> None:
 def kill_session(session: int) -> None:
     """Send SIGKILL to all processes of a session; to the calling one, if it is among them, at the end."""
     own_pid = os.getpid()
-    pids = members(session)
+    pids = session_members(session)
     for pid in [p for p in pids if p != own_pid] + [p for p in pids if p == own_pid]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def older_part(log: Path) -> Path:
+def rotated_log(log: Path) -> Path:
     """File with what a log held before it was emptied the last time."""
     return log.with_name(f"{log.name}.1")
 
 
-def keep_small(log: Path, limit: int) -> None:
+def rotate_log(log: Path, limit: int) -> None:
     """Move what a log holds into its :func:`older_part`, if that is more than so many bytes.
 
     It is copied and then emptied: those who write to it have it open, the JVM among them. They append, so they go on at
@@ -99,14 +99,14 @@ def keep_small(log: Path, limit: int) -> None:
         copy = log.with_name(f"{log.name}.2")
         with open(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as target:
             shutil.copyfileobj(source, target)
-        os.replace(copy, older_part(log))
+        os.replace(copy, rotated_log(log))
         source.truncate(0)
 
 
-def tail(log: str | Path | None, lines: int) -> list[str]:
+def tail_log(log: str | Path | None, lines: int) -> list[str]:
     """The last lines of a log file and of its :func:`older_part`; empty if they cannot be read from here."""
     collected: list[str] = []
-    for path in (Path(log), older_part(Path(log))) if log else ():
+    for path in (Path(log), rotated_log(Path(log))) if log else ():
         with suppress(OSError), open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 400 * lines))
@@ -116,7 +116,7 @@ def tail(log: str | Path | None, lines: int) -> list[str]:
     return collected[-lines:]
 
 
-def _fields(pid: int) -> list[str]:
+def _stat_fields(pid: int) -> list[str]:
     """Fields of ``/proc/<pid>/stat`` from the state on; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

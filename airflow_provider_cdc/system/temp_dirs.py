@@ -18,13 +18,13 @@ _PREFIX, _LOCK = "airflow-cdc-", ".lock"
 
 
 @contextmanager
-def scratch(parent: str | Path | None = None) -> Iterator[Path]:
+def temporary_folder(parent: str | Path | None = None) -> Iterator[Path]:
     """A folder of this process's own, gone at the end of the block. Before it, those of dead processes go.
 
     :param parent: where it is made; by default where temporary files belong.
     """
     parent = Path(parent or tempfile.gettempdir())
-    remove_left(parent)
+    remove_stale_folders(parent)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     # Under its name only when it is locked: a lock that can be taken is that of a dead process.
     lock = os.open(folder / f"{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -37,7 +37,7 @@ def scratch(parent: str | Path | None = None) -> Iterator[Path]:
         os.close(lock)
 
 
-def remove_left(parent: Path) -> None:
+def remove_stale_folders(parent: Path) -> None:
     """Remove the folders of this user's processes that have died."""
     for path in parent.glob(f"{_PREFIX}*/{_LOCK}"):
         with suppress(OSError):  # somebody else's, or gone by now

@@ -14,7 +14,7 @@ from fastapi import Depends
 
 
 @dataclass(frozen=True)
-class Rights:
+class UserRights:
     """What a user may see.
 
     :param dags: ids of the DAGs that the user may read.
@@ -30,29 +30,29 @@ class Rights:
         return bool(self.dags.intersection(dags)) if dags else self.sees_without_dag
 
 
-def _rights(user: GetUserDep) -> Rights:
+def _user_rights(user: GetUserDep) -> UserRights:
     manager: Any = get_auth_manager()
     dags = manager.get_authorized_dag_ids(user=user, method="GET")
-    return Rights(frozenset(dags), bool(manager.is_authorized_connection(method="GET", user=user)))
+    return UserRights(frozenset(dags), bool(manager.is_authorized_connection(method="GET", user=user)))
 
 
 def may_edit(user: Any, dags: Collection[str]) -> bool:
     """Whether a user may edit task instances of one of these DAGs, as clearing takes; without a DAG, connections."""
     manager: Any = get_auth_manager()
     if dags:
-        return any(_may(user, dag, "PUT", DagAccessEntity.TASK_INSTANCE) for dag in dags)
+        return any(_is_authorized(user, dag, "PUT", DagAccessEntity.TASK_INSTANCE) for dag in dags)
     return bool(manager.is_authorized_connection(method="PUT", user=user))
 
 
 def may_trigger(user: Any, dags: Collection[str]) -> bool:
     """Whether a user may start a run of one of these DAGs."""
-    return any(_may(user, dag, "POST", DagAccessEntity.RUN) for dag in dags)
+    return any(_is_authorized(user, dag, "POST", DagAccessEntity.RUN) for dag in dags)
 
 
-def _may(user: Any, dag: str, method: Any, entity: DagAccessEntity) -> bool:
+def _is_authorized(user: Any, dag: str, method: Any, entity: DagAccessEntity) -> bool:
     details = DagDetails(id=dag, team_name=DagModel.get_team_name(dag))
     return bool(get_auth_manager().is_authorized_dag(method=method, access_entity=entity, details=details, user=user))
 
 
 #: The rights of the user of a request; 401 without one.
-RightsDep = Annotated[Rights, Depends(_rights)]
+UserRightsDep = Annotated[UserRights, Depends(_user_rights)]

@@ -15,15 +15,15 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, Field
 
 from airflow_provider_cdc.ui.access import may_edit, may_trigger
-from airflow_provider_cdc.ui.acts import ACTS, Case, Impossible, Plan, offered
-from airflow_provider_cdc.ui.books import Shown
-from airflow_provider_cdc.ui.found import ShownDep
+from airflow_provider_cdc.ui.acts import ACTIONS, ActionImpossible, ActionPreview, ActionTarget, offered_actions
+from airflow_provider_cdc.ui.books import ShownPipeline
+from airflow_provider_cdc.ui.found import ShownPipelineDep
 
 #: A header that no form and no link of another site can set: a browser asks the server first, which does not allow it.
-HEADER = "X-CDC-Page"
+PAGE_HEADER = "X-CDC-Page"
 
 
-class Asked(BaseModel):
+class ActionRequest(BaseModel):
     """What an act is about; ``dry_run``: only say what would be done."""
 
     dry_run: bool = False
@@ -33,7 +33,7 @@ class Asked(BaseModel):
     id: int | None = Field(None, ge=0, le=2**62)
 
 
-def _of_this_page(request: Request) -> None:
+def _require_same_origin(request: Request) -> None:
     """Refuse what another site has made the user's browser send, with the user's cookie.
 
     :raises HTTPException: 403.
@@ -42,43 +42,43 @@ def _of_this_page(request: Request) -> None:
 
     own_hosts = {request.headers.get("host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
     origin = request.headers.get("origin")
-    if request.headers.get(HEADER) is None or (origin is not None and urlsplit(origin).netloc not in own_hosts):
+    if request.headers.get(PAGE_HEADER) is None or (origin is not None and urlsplit(origin).netloc not in own_hosts):
         raise HTTPException(403, "This request does not come from the page")
 
 
-def _allowed(user: GetUserDep, shown: ShownDep) -> None:
+def _require_edit_right(user: GetUserDep, shown: ShownPipelineDep) -> None:
     if not may_edit(user, shown.dags):
-        raise HTTPException(403, _missing(shown.dags))
+        raise HTTPException(403, _edit_right_text(shown.dags))
 
 
-router = APIRouter(dependencies=[Depends(_of_this_page), Depends(_allowed)])
+router = APIRouter(dependencies=[Depends(_require_same_origin), Depends(_require_edit_right)])
 
 
 @router.post("/api/pipelines/{book}/{name}/acts/{act}")
-def do(user: GetUserDep, shown: ShownDep, act: str, action_request: Asked) -> dict[str, Any]:
+def run_action(user: GetUserDep, shown: ShownPipelineDep, act: str, action_request: ActionRequest) -> dict[str, Any]:
     """Do something, or say what would be done."""
-    if act not in ACTS:
+    if act not in ACTIONS:
         raise HTTPException(404, "There is no such act")
     by = str(user.get_name())
     with _session() as session:
-        target = Case(shown, session, **action_request.model_dump(exclude={"dry_run"}))
+        target = ActionTarget(shown, session, **action_request.model_dump(exclude={"dry_run"}))
         try:
-            preview = ACTS[act].preview(target)
-        except Impossible as impossible:
+            preview = ACTIONS[act].preview(target)
+        except ActionImpossible as impossible:
             if action_request.dry_run:
                 return {"says": None, "why_not": str(impossible)}
             raise HTTPException(409, str(impossible)) from None
-        missing_right = _lacks(user, preview)
+        missing_right = _missing_right(user, preview)
         if action_request.dry_run:
             return {"says": preview.description, "why_not": missing_right, "asks": preview.missing_input}
         if missing_right:
             raise HTTPException(403, missing_right)
         if preview.missing_input:
             raise HTTPException(409, f"{preview.missing_input} is missing")
-        _audit(session, preview, by, f"cdc_{act}", pipeline=target.name, **_about(action_request))
+        _write_audit_log(session, preview, by, f"cdc_{act}", pipeline=target.name, **_audit_values(action_request))
         try:
             done = preview.execute(by)
-        except _refusals() as error:
+        except _airflow_errors() as error:
             raise HTTPException(409, str(error)) from None
         if not done:
             raise HTTPException(409, "It is not as it was any more: look again")
@@ -87,47 +87,51 @@ def do(user: GetUserDep, shown: ShownDep, act: str, action_request: Asked) -> di
     return {"done": True}
 
 
-def offers(user: Any, shown: Shown) -> list[dict[str, Any]]:
+def list_offers(user: Any, shown: ShownPipeline) -> list[dict[str, Any]]:
     """What the user can do with a pipeline as a whole: names of acts, and why one is impossible now."""
     entries = []
     with _session() as session:
-        target = Case(shown, session)
-        for name in offered(target):
+        target = ActionTarget(shown, session)
+        for name in offered_actions(target):
             try:
-                why = _lacks(user, ACTS[name].preview(target))
-            except Impossible as impossible:
+                why = _missing_right(user, ACTIONS[name].preview(target))
+            except ActionImpossible as impossible:
                 why = str(impossible)
-            entries.append({"act": name, "label": ACTS[name].label, "why_not": why})
+            entries.append({"act": name, "label": ACTIONS[name].label, "why_not": why})
     return entries
 
 
-def retriable(shown: Shown) -> list[int]:
+def list_retriable_groups(shown: ShownPipeline) -> list[int]:
     """Chunk groups whose task has failed."""
     from airflow_provider_cdc.ui import instances
 
     with _session() as session:
-        tasks = Case(shown, session).tasks_of_kind("CdcSnapshotOperator")
-        return sorted({group for task in tasks for group in instances.failed_groups(session, task)})
+        tasks = ActionTarget(shown, session).tasks_of_kind("CdcSnapshotOperator")
+        return sorted({group for task in tasks for group in instances.find_failed_groups(session, task)})
 
 
-def _lacks(user: Any, preview: Plan) -> str | None:
+def _missing_right(user: Any, preview: ActionPreview) -> str | None:
     """What a user must not do, in words; nothing if all is well."""
     if (may_trigger if preview.starts_run else may_edit)(user, preview.dags):
         return None
-    return f"It takes the right to start runs of {preview.dags[0]}" if preview.starts_run else _missing(preview.dags)
+    return (
+        f"It takes the right to start runs of {preview.dags[0]}"
+        if preview.starts_run
+        else _edit_right_text(preview.dags)
+    )
 
 
-def _missing(dags: tuple[str, ...]) -> str:
+def _edit_right_text(dags: tuple[str, ...]) -> str:
     what = f"edit task instances of {' or '.join(dags)}" if dags else "edit Airflow's connections, as it has no DAG"
     return f"It takes the right to {what}"
 
 
-def _about(action_request: Asked) -> dict[str, Any]:
+def _audit_values(action_request: ActionRequest) -> dict[str, Any]:
     """For the audit log; a condition holds keys, which are values of rows."""
     return action_request.model_dump(exclude={"dry_run", "condition"}, exclude_none=True)
 
 
-def _audit(session: Any, preview: Plan, by: str, act: str, **what: object) -> None:
+def _write_audit_log(session: Any, preview: ActionPreview, by: str, act: str, **what: object) -> None:
     """A line for the task instance concerned, or for each DAG concerned, or one without a DAG."""
     from airflow.models.log import Log
 
@@ -140,7 +144,7 @@ def _audit(session: Any, preview: Plan, by: str, act: str, **what: object) -> No
     session.flush()
 
 
-def _refusals() -> tuple[type[Exception], ...]:
+def _airflow_errors() -> tuple[type[Exception], ...]:
     """Errors of Airflow that say that something cannot be, as a run whose parameters have no value."""
     from airflow.providers.common.compat.sdk import AirflowException
 

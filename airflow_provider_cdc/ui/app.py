@@ -13,9 +13,9 @@ from fastapi.responses import FileResponse, JSONResponse
 
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.ui import actions, views
-from airflow_provider_cdc.ui.access import Rights, RightsDep, may_edit
-from airflow_provider_cdc.ui.books import Trouble
-from airflow_provider_cdc.ui.found import Place, PlaceDep, ShownDep
+from airflow_provider_cdc.ui.access import UserRights, UserRightsDep, may_edit
+from airflow_provider_cdc.ui.books import DatabaseTrouble
+from airflow_provider_cdc.ui.found import PageSources, PageSourcesDep, ShownPipelineDep
 
 _STATIC = File(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -28,7 +28,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 #: Groups of a request: so many numbers at most, as a snapshot has.
-Numbers = Annotated[str | None, Query(max_length=8000, pattern=r"^\d+(,\d+)*$")]
+GroupNumbers = Annotated[str | None, Query(max_length=8000, pattern=r"^\d+(,\d+)*$")]
 
 
 router = APIRouter()
@@ -39,7 +39,7 @@ def make_app() -> FastAPI:
     # Without documentation of its own: those routes would not ask who the user is.
     no_docs: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = FastAPI(title="CDC pipelines", dependencies=[Depends(get_user)], **no_docs)
-    app.state.place = Place()
+    app.state.place = PageSources()
     app.include_router(router)
     app.include_router(actions.router)
 
@@ -57,33 +57,33 @@ def make_app() -> FastAPI:
 
 
 @router.get("/")
-def index() -> FileResponse:
+def get_index_page() -> FileResponse:
     """The page."""
-    return _file("index.html")
+    return _static_file("index.html")
 
 
 @router.get("/static/{name}")
-def static(name: str) -> FileResponse:
+def get_static_file(name: str) -> FileResponse:
     """Its parts."""
-    return _file(name)
+    return _static_file(name)
 
 
 @router.get("/api/pipelines")
-def pipelines(sources: PlaceDep, rights: RightsDep) -> dict[str, Any]:
+def get_pipelines(sources: PageSourcesDep, rights: UserRightsDep) -> dict[str, Any]:
     """Every pipeline that the user may see, the worst first, and the databases that cannot be read."""
     shown, troubles = sources.databases.read_all()
-    lines = [views.pipeline_line(one, rights.dags) for one in shown if rights.can_see(one.dags)]
+    lines = [views.pipeline_summary(one, rights.dags) for one in shown if rights.can_see(one.dags)]
     unknown = [one for one in sources.declared_tasks.list_all() if not one.pipeline_name and one.dag_id in rights.dags]
     return {
-        "pipelines": views.in_order(lines),
-        "troubles": [_told(one, rights) for one in troubles if rights.can_see(one.dags)],
+        "pipelines": views.sort_by_severity(lines),
+        "troubles": [_trouble_json(one, rights) for one in troubles if rights.can_see(one.dags)],
         "unknown": [{"dag": one.dag_id, "task": one.task_id} for one in unknown],
     }
 
 
 @router.get("/api/where")
-def where(
-    sources: PlaceDep, rights: RightsDep, dag_id: str, run_id: str | None = None, task_id: str | None = None
+def find_pipelines(
+    sources: PageSourcesDep, rights: UserRightsDep, dag_id: str, run_id: str | None = None, task_id: str | None = None
 ) -> dict[str, Any]:
     """The pipelines of a DAG, of a run of it, or of one of its tasks."""
     if dag_id not in rights.dags:
@@ -93,33 +93,33 @@ def where(
     wanted = [one for one in declared if task_id in (None, "", one.task_id)]
     names = {one.pipeline_name for one in wanted}
     shown = [one for one in sources.databases.read_all()[0] if one.overview.name in names and dag_id in one.dags]
-    return {"tasks": len(wanted), "pipelines": [views.pipeline_line(one, rights.dags) for one in shown]}
+    return {"tasks": len(wanted), "pipelines": [views.pipeline_summary(one, rights.dags) for one in shown]}
 
 
 @router.get("/api/pipelines/{book}/{name}")
-def pipeline(user: GetUserDep, rights: RightsDep, shown: ShownDep) -> dict[str, Any]:
+def get_pipeline(user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDep) -> dict[str, Any]:
     """One pipeline, and what the user may do with it."""
     reader, may_act = shown.database.open_reader(), may_edit(user, shown.dags)
     view = views.pipeline_view(reader, shown, rights.dags)
     snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot[1] != "done"
-    retriable = set(actions.retriable(shown)) if may_act and snapshot_incomplete else set()
+    retriable = set(actions.list_retriable_groups(shown)) if may_act and snapshot_incomplete else set()
     for group in view["groups_list"]:
         group["retry"] = may_act and (
             group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable)
         )
     view["requests"] = views.requests_view(reader, shown.overview.name, may_act)
-    return {**view, "may_act": may_act, "offers": actions.offers(user, shown) if may_act else []}
+    return {**view, "may_act": may_act, "offers": actions.list_offers(user, shown) if may_act else []}
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks")
-def chunks(shown: ShownDep, generation: int, groups: Numbers = None) -> dict[str, Any]:
+def get_chunks(shown: ShownPipelineDep, generation: int, groups: GroupNumbers = None) -> dict[str, Any]:
     """The map of chunks, or some groups of it."""
     wanted = None if groups is None else [int(number) for number in groups.split(",")]
     return views.chunks_view(shown.database.open_reader(), shown, generation, wanted)
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks/{no}")
-def chunk(shown: ShownDep, no: int, generation: int) -> dict[str, Any]:
+def get_chunk(shown: ShownPipelineDep, no: int, generation: int) -> dict[str, Any]:
     """One chunk."""
     rows = shown.database.open_reader().chunk_with_group(shown.overview.name, generation, no)
     if rows is None:
@@ -128,18 +128,18 @@ def chunk(shown: ShownDep, no: int, generation: int) -> dict[str, Any]:
 
 
 @router.get("/api/pipelines/{book}/{name}/lag")
-def lag(shown: ShownDep, minutes: Annotated[int, Query(ge=5, le=7 * 24 * 60)] = 60) -> dict[str, Any]:
+def get_lag(shown: ShownPipelineDep, minutes: Annotated[int, Query(ge=5, le=7 * 24 * 60)] = 60) -> dict[str, Any]:
     """The lag over time."""
     return views.lag_view(shown.database.open_reader(), shown.overview.name, minutes, datetime.now(UTC))
 
 
-def _file(name: str) -> FileResponse:
+def _static_file(name: str) -> FileResponse:
     path = _STATIC / name
     if path.suffix not in _TYPES or path.parent != _STATIC or not path.is_file():
         raise HTTPException(404, "There is no such file")
     return FileResponse(path, media_type=_TYPES[path.suffix])
 
 
-def _told(trouble: Trouble, rights: Rights) -> dict[str, Any]:
+def _trouble_json(trouble: DatabaseTrouble, rights: UserRights) -> dict[str, Any]:
     dags = sorted(rights.dags.intersection(trouble.dags))
     return {"where": trouble.label, "message": trouble.message, "remedy": trouble.remedy, "dags": dags}

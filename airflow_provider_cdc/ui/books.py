@@ -12,27 +12,27 @@ from typing import Any
 
 from sqlalchemy import URL, make_url
 
-from airflow_provider_cdc.config.connections import Connection, database_url
+from airflow_provider_cdc.config.connections import ResolvedConnection, database_url
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
-from airflow_provider_cdc.model.supervision import Pulse
+from airflow_provider_cdc.model.supervision import HeartbeatMonitor
 from airflow_provider_cdc.state.models import TableStateRow
-from airflow_provider_cdc.state.reading import Overview, Reader
-from airflow_provider_cdc.ui.declared import Declared
-from airflow_provider_cdc.ui.rates import Rate
+from airflow_provider_cdc.state.reading import PipelineOverview, StateDatabaseReader
+from airflow_provider_cdc.ui.declared import DeclaredTask
+from airflow_provider_cdc.ui.rates import ChangeRate
 
 #: Seconds for which an overview is good, and for which a database that did not answer is not asked again.
-FRESH_SECONDS, AWAY_SECONDS = 1.5, 15.0
+OVERVIEW_SECONDS, RETRY_SECONDS = 1.5, 15.0
 #: Seconds for which one request waits for the databases. What comes later is there for the next one.
 WAIT_SECONDS = 4.0
 
 
-def key_of(url: URL) -> str:
+def database_key(url: URL) -> str:
     """A short name for a database, which says nothing of it."""
     return hashlib.sha256(url.set(query={}).render_as_string(hide_password=True).encode()).hexdigest()[:12]
 
 
 @dataclass
-class Book:
+class PageDatabase:
     """One bookkeeping database. Threads may share it.
 
     :param key: its name in addresses of the page.
@@ -43,38 +43,38 @@ class Book:
     key: str
     label: str
     url: URL = field(repr=False)
-    _reader: Reader | None = field(default=None, repr=False)
+    _reader: StateDatabaseReader | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _overview: list[Overview] = field(default_factory=list, repr=False)
+    _overview: list[PipelineOverview] = field(default_factory=list, repr=False)
     _queried_at: float = float("-inf")
     _error: CdcError | None = None
-    _pulses: dict[tuple[object, ...], Pulse] = field(default_factory=dict, repr=False)
-    _rates: dict[tuple[str, str, str], Rate] = field(default_factory=dict, repr=False)
+    _pulses: dict[tuple[object, ...], HeartbeatMonitor] = field(default_factory=dict, repr=False)
+    _rates: dict[tuple[str, str, str], ChangeRate] = field(default_factory=dict, repr=False)
 
-    def open_reader(self) -> Reader:
+    def open_reader(self) -> StateDatabaseReader:
         """The database, connected.
 
         :raises CdcError: if it cannot be used; for a while it is then not asked again.
         """
         with self._lock:
-            if self._error is not None and time.monotonic() < self._queried_at + AWAY_SECONDS:
+            if self._error is not None and time.monotonic() < self._queried_at + RETRY_SECONDS:
                 raise self._error
             if self._reader is None:
                 try:
-                    self._reader, self._error = Reader.open(self.url, migrate=False), None
+                    self._reader, self._error = StateDatabaseReader.open(self.url, migrate=False), None
                 except CdcError as error:
                     self._error, self._queried_at = error, time.monotonic()
                     raise
             return self._reader
 
-    def read_overview(self) -> list[Overview]:
+    def read_overview(self) -> list[PipelineOverview]:
         """All its pipelines; several requests at once ask the database once.
 
         :raises CdcError: if it cannot be read.
         """
         reader = self.open_reader()
         with self._lock:
-            if time.monotonic() >= self._queried_at + FRESH_SECONDS:
+            if time.monotonic() >= self._queried_at + OVERVIEW_SECONDS:
                 try:
                     self._overview = reader.read_overview()
                 except TransientError as error:
@@ -85,7 +85,7 @@ class Book:
                 self._error = None
             return self._overview
 
-    def is_stream_alive(self, overview: Overview) -> bool | None:
+    def is_stream_alive(self, overview: PipelineOverview) -> bool | None:
         """Whether the newest run of the stream gives signs of life; ``None`` before that can be told, as after a start.
 
         No clocks of two hosts are compared: what counts is how long the heartbeat has stood still on this one's.
@@ -96,7 +96,7 @@ class Book:
             (overview.name, "stream"), (overview.newest_epoch.epoch, overview.newest_epoch.heartbeat_at)
         )
 
-    def lost_groups(self, overview: Overview) -> frozenset[int]:
+    def lost_groups(self, overview: PipelineOverview) -> frozenset[int]:
         """Chunk groups that were begun and that nobody reads any more: their readers have given up, or died."""
         held_groups = () if overview.chunk_groups is None else overview.chunk_groups.unfinished
         return frozenset(
@@ -113,12 +113,12 @@ class Book:
         """Inserts, updates and deletes a second that the stream applies to a table, if that can be told by now."""
         counts = (row.inserts, row.updates, row.deletes)
         with self._lock:
-            rate = self._rates.setdefault((row.pipeline, row.database, row.name), Rate())
+            rate = self._rates.setdefault((row.pipeline, row.database, row.name), ChangeRate())
             return rate.update(row.updated_at, counts, time.monotonic())
 
     def _is_beating(self, owner: tuple[object, ...], beat: object) -> bool | None:
         with self._lock:
-            return self._pulses.setdefault(owner, Pulse()).observe(beat, time.monotonic())
+            return self._pulses.setdefault(owner, HeartbeatMonitor()).observe(beat, time.monotonic())
 
     def close(self) -> None:
         """Give back its connections."""
@@ -129,7 +129,7 @@ class Book:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class DatabaseTrouble:
     """A database that is not shown: which one, why, what to do, and the DAGs that need it; none: it is configured."""
 
     label: str
@@ -139,12 +139,12 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownPipeline:
     """A pipeline, and the tasks that work for it."""
 
-    database: Book
-    overview: Overview
-    tasks: tuple[Declared, ...]
+    database: PageDatabase
+    overview: PipelineOverview
+    tasks: tuple[DeclaredTask, ...]
 
     @property
     def dags(self) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ class Shown:
         return tuple(dict.fromkeys(one.dag_id for one in self.tasks))
 
 
-class Books:
+class PageDatabases:
     """All bookkeeping databases of this Airflow: those that its DAGs name, and those that are configured.
 
     :param declared: what the DAGs have.
@@ -162,18 +162,18 @@ class Books:
 
     def __init__(
         self,
-        declared: Callable[[], Iterable[Declared]],
+        declared: Callable[[], Iterable[DeclaredTask]],
         configured: Callable[[], Iterable[str]],
-        resolve: Callable[[str], Connection],
+        resolve: Callable[[str], ResolvedConnection],
     ) -> None:
         self._declared, self._configured, self._resolve = declared, configured, resolve
         self._lock = threading.Lock()
-        self._databases: dict[str, Book] = {}
+        self._databases: dict[str, PageDatabase] = {}
         self._urls: dict[str, tuple[float, URL | CdcError]] = {}
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="cdc-page")
-        self._pending: dict[str, Future[list[Overview]]] = {}
+        self._pending: dict[str, Future[list[PipelineOverview]]] = {}
 
-    def read_all(self) -> tuple[list[Shown], list[Trouble]]:
+    def read_all(self) -> tuple[list[ShownPipeline], list[DatabaseTrouble]]:
         """Every pipeline that can be read, and every database that cannot."""
         wanted, troubles = self._wanted_databases()
         with self._lock:
@@ -182,7 +182,7 @@ class Books:
                     self._pending[key] = self._pool.submit(database.read_overview)
             queries = {key: self._pending[key] for key in wanted}
         wait(queries.values(), timeout=WAIT_SECONDS)
-        shown: list[Shown] = []
+        shown: list[ShownPipeline] = []
         for key, future in queries.items():
             database, declared = wanted[key]
             try:
@@ -192,19 +192,19 @@ class Books:
                     )
                 overviews = future.result()
             except CdcError as error:
-                troubles.append(_trouble(database.label, error, declared))
+                troubles.append(_make_trouble(database.label, error, declared))
             else:
-                names: dict[str, list[Declared]] = {}
+                names: dict[str, list[DeclaredTask]] = {}
                 for one in declared:
                     names.setdefault(one.pipeline_name, []).append(one)
-                shown += [Shown(database, row, tuple(names.get(row.name, ()))) for row in overviews]
+                shown += [ShownPipeline(database, row, tuple(names.get(row.name, ()))) for row in overviews]
             finally:
                 with self._lock:
                     if future.done() and self._pending.get(key) is future:
                         del self._pending[key]
         return shown, troubles
 
-    def find_pipeline(self, key: str, name: str) -> Shown | None:
+    def find_pipeline(self, key: str, name: str) -> ShownPipeline | None:
         """One pipeline; ``None`` if there is none.
 
         :raises CdcError: if its database cannot be read.
@@ -213,7 +213,7 @@ class Books:
         if database is None:
             return None
         row = next((row for row in database.read_overview() if row.name == name), None)
-        return row and Shown(database, row, tuple(one for one in declared if one.pipeline_name == name))
+        return row and ShownPipeline(database, row, tuple(one for one in declared if one.pipeline_name == name))
 
     def close(self) -> None:
         """Give back all connections."""
@@ -221,25 +221,25 @@ class Books:
         for database in self._databases.values():
             database.close()
 
-    def _wanted_databases(self) -> tuple[dict[str, tuple[Book, list[Declared]]], list[Trouble]]:
+    def _wanted_databases(self) -> tuple[dict[str, tuple[PageDatabase, list[DeclaredTask]]], list[DatabaseTrouble]]:
         """The databases by key, each with the pipelines that DAGs keep in it."""
-        places: dict[str, list[Declared]] = {place: [] for place in self._configured()}
+        places: dict[str, list[DeclaredTask]] = {place: [] for place in self._configured()}
         for one in self._declared():
             if one.pipeline_name:
                 places.setdefault(str(one.conn_id or one.state_file), []).append(one)
-        wanted: dict[str, tuple[Book, list[Declared]]] = {}
-        troubles: list[Trouble] = []
+        wanted: dict[str, tuple[PageDatabase, list[DeclaredTask]]] = {}
+        troubles: list[DatabaseTrouble] = []
         for place, declared in places.items():
             try:
                 url = self._resolve_url(place)
             except CdcError as error:
-                troubles.append(_trouble(place, error, declared))
+                troubles.append(_make_trouble(place, error, declared))
                 continue
             with self._lock:
-                database = self._databases.setdefault(key := key_of(url), Book(key, place, url))
+                database = self._databases.setdefault(key := database_key(url), PageDatabase(key, place, url))
                 if database.url != url:  # another password
                     database.close()
-                    database = self._databases[key] = Book(key, place, url)
+                    database = self._databases[key] = PageDatabase(key, place, url)
             wanted.setdefault(key, (database, []))[1].extend(declared)
         return wanted, troubles
 
@@ -250,22 +250,22 @@ class Books:
                 cached = make_url(f"sqlite:///{place}") if place.startswith("/") else database_url(self._resolve(place))
             except CdcError as error:
                 cached = error
-            self._urls[place] = time.monotonic() + AWAY_SECONDS, cached
+            self._urls[place] = time.monotonic() + RETRY_SECONDS, cached
         if isinstance(cached, CdcError):
             raise cached
         return cached
 
 
-def _trouble(label: str, error: CdcError, declared: Iterable[Declared]) -> Trouble:
+def _make_trouble(label: str, error: CdcError, declared: Iterable[DeclaredTask]) -> DatabaseTrouble:
     remedy = error.remedy
     if isinstance(error, NotReadyError) and label.startswith("/"):
         remedy = (
             "Nothing has run yet, or the file is on another host than this API server: then give the pipeline a "
             "bookkeeping database of its own (state.conn_id)"
         )
-    return Trouble(label, error.message, remedy, tuple(dict.fromkeys(one.dag_id for one in declared)))
+    return DatabaseTrouble(label, error.message, remedy, tuple(dict.fromkeys(one.dag_id for one in declared)))
 
 
-def settings(text: Any) -> list[str]:
+def split_setting(text: Any) -> list[str]:
     """The places in a configuration value: separated by commas or white space."""
     return str(text or "").replace(",", " ").split()

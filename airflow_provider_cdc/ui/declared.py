@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_cdc.airflow.operators.base import names_file
+from airflow_provider_cdc.airflow.operators.base import is_file_name
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
 
 #: Seconds for which an answer is good: a DAG that was just read appears a little later.
-_FRESH = 10.0
-_OURS = "airflow_provider_cdc."
+_FRESH_SECONDS = 10.0
+_PACKAGE_PREFIX = "airflow_provider_cdc."
 #: The operator of a stream.
-STREAM = "CdcStreamOperator"
+STREAM_OPERATOR = "CdcStreamOperator"
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredTask:
     """A pipeline that a task works for.
 
     :param dag_id: id of the DAG; ``task``: of the task.
@@ -46,7 +46,7 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _SerializedTask:
     """A task of ours, as Airflow keeps it; ``pipeline`` is what it says of its pipeline."""
 
     task_id: str
@@ -56,7 +56,7 @@ class _Task:
     groups: tuple[Any, ...] | str | None
 
 
-class Declarations:
+class DeclaredTasks:
     """All of them, kept until a DAG changes. One object a process.
 
     :param session: makes a session of Airflow's own database.
@@ -65,27 +65,27 @@ class Declarations:
     def __init__(self, session: Callable[[], Any]) -> None:
         self._session = session
         self._lock = threading.Lock()
-        self._dags: dict[str, tuple[object, tuple[_Task, ...]]] = {}
-        self._declared: list[Declared] = []
+        self._dags: dict[str, tuple[object, tuple[_SerializedTask, ...]]] = {}
+        self._declared: list[DeclaredTask] = []
         self._expires_at = 0.0
 
-    def list_all(self) -> list[Declared]:
+    def list_all(self) -> list[DeclaredTask]:
         """What all DAGs have; those that could not be told have no name."""
         with self._lock:
             if time.monotonic() >= self._expires_at:
                 with self._session() as session:
                     self._refresh(session)
                     self._declared = [
-                        one for dag, cached in self._dags.items() for one in _all(session, dag, cached[1])
+                        one for dag, cached in self._dags.items() for one in _declare_tasks(session, dag, cached[1])
                     ]
-                self._expires_at = time.monotonic() + _FRESH
+                self._expires_at = time.monotonic() + _FRESH_SECONDS
             return self._declared
 
-    def list_of_run(self, dag: str, run: str) -> list[Declared]:
+    def list_of_run(self, dag: str, run: str) -> list[DeclaredTask]:
         """What the tasks of one DAG have: where that depends on the run, what they had in this one."""
         self.list_all()
         with self._session() as session:
-            return list(_all(session, dag, self._dags.get(dag, ((), ()))[1], run))
+            return list(_declare_tasks(session, dag, self._dags.get(dag, ((), ()))[1], run))
 
     def _refresh(self, session: Any) -> None:
         """Read those DAGs again that are not as they were."""
@@ -108,58 +108,64 @@ class Declarations:
         for dag, version in now.items():
             if dag not in self._dags:
                 row = session.get(Kept, version[0])
-                self._dags[dag] = version, tuple(_tasks(row.data if row is not None else None))
+                self._dags[dag] = version, tuple(_find_own_tasks(row.data if row is not None else None))
 
 
-def _tasks(data: Mapping[str, Any] | None) -> Iterator[_Task]:
+def _find_own_tasks(data: Mapping[str, Any] | None) -> Iterator[_SerializedTask]:
     """The tasks of ours in a DAG as Airflow keeps it."""
     for encoded in ((data or {}).get("dag") or {}).get("tasks", ()):
         task = encoded.get("__var", encoded)
-        if str(task.get("_task_module", "")).startswith(_OURS):
-            arguments = {**_plain(task.get("partial_kwargs", {})), **task}
-            yield _Task(
+        if str(task.get("_task_module", "")).startswith(_PACKAGE_PREFIX):
+            arguments = {**_unwrap(task.get("partial_kwargs", {})), **task}
+            yield _SerializedTask(
                 str(task["task_id"]),
                 str(task.get("task_type", "")),
-                _plain(arguments.get("pipeline")),
+                _unwrap(arguments.get("pipeline")),
                 bool(arguments.get("repair", False)),
-                _groups(task),
+                _groups_of_task(task),
             )
 
 
-def _groups(task: Mapping[str, Any]) -> tuple[Any, ...] | str | None:
+def _groups_of_task(task: Mapping[str, Any]) -> tuple[Any, ...] | str | None:
     """The chunk groups of a task: what it is mapped over, or has."""
-    mapped = _plain(task.get("expand_input", {})).get("value")
-    group = mapped.get("group") if isinstance(mapped, Mapping) else _plain(task.get("group"))
+    mapped = _unwrap(task.get("expand_input", {})).get("value")
+    group = mapped.get("group") if isinstance(mapped, Mapping) else _unwrap(task.get("group"))
     if isinstance(group, Mapping) and set(group) == {"task_id", "key"}:  # what another task returns
         return str(group["task_id"])
     return tuple(group) if isinstance(group, list) else None if group is None else (group,)
 
 
-def _plain(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     """Without what Airflow writes around containers."""
     if isinstance(value, Mapping):
         if set(value) == {"__type", "__var"}:
-            return _plain(value["__var"])
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+            return _unwrap(value["__var"])
+        return {key: _unwrap(item) for key, item in value.items()}
+    return [_unwrap(item) for item in value] if isinstance(value, list) else value
 
 
-def _all(session: Any, dag: str, tasks: Sequence[_Task], run: str | None = None) -> Iterator[Declared]:
+def _declare_tasks(
+    session: Any, dag: str, tasks: Sequence[_SerializedTask], run: str | None = None
+) -> Iterator[DeclaredTask]:
     """What the tasks of a DAG say of their pipelines; what they only say when they run is what they said the last time.
 
     :param run: what they said in this run.
     """
-    dag_has_stream = any(task.operator_name == STREAM for task in tasks)
+    dag_has_stream = any(task.operator_name == STREAM_OPERATOR for task in tasks)
     for task in tasks:
         pipeline_facts = (
-            _parsed(task.pipeline) or _parsed(_rendered(session, dag, task.task_id, run)) or ("", None, None)
+            _parse_pipeline(task.pipeline)
+            or _parse_pipeline(_find_rendered_pipeline(session, dag, task.task_id, run))
+            or ("", None, None)
         )
-        yield Declared(dag, task.task_id, *pipeline_facts, task.operator_name, task.repair, dag_has_stream, task.groups)
+        yield DeclaredTask(
+            dag, task.task_id, *pipeline_facts, task.operator_name, task.repair, dag_has_stream, task.groups
+        )
 
 
-def _parsed(value: Any) -> tuple[str, str | None, str | None] | None:
+def _parse_pipeline(value: Any) -> tuple[str, str | None, str | None] | None:
     """Name, ``state.conn_id``, and the file; ``None`` for what cannot be told: a template, a file, a text cut off."""
-    if value is None or names_file(value) or "{{" in str(value) or "{%" in str(value):
+    if value is None or is_file_name(value) or "{{" in str(value) or "{%" in str(value):
         return None
     try:
         pipeline = Pipeline.from_dict(value) if isinstance(value, Mapping) else Pipeline.from_yaml(str(value))
@@ -170,7 +176,7 @@ def _parsed(value: Any) -> tuple[str, str | None, str | None] | None:
     return pipeline.name, None, str(LocalFiles.for_pipeline(pipeline.sink.path, pipeline.name).state_database)
 
 
-def _rendered(session: Any, dag: str, task: str, run: str | None) -> Any:
+def _find_rendered_pipeline(session: Any, dag: str, task: str, run: str | None) -> Any:
     from airflow.models.dagrun import DagRun
     from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
     from sqlalchemy import select

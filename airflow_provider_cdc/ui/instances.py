@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow_provider_cdc.ui.declared import Declared
+from airflow_provider_cdc.ui.declared import DeclaredTask
 
 #: Runs of a DAG that are looked at, the newest first.
-_RUNS = 50
+_MAX_RUNS = 50
 #: States of a task that has come to an end, and those from which it can be tried again.
-_OVER = ("success", "failed", "upstream_failed", "skipped", "removed")
-_WORKED = ("success", "failed")
-RETRIABLE = ("failed", "upstream_failed", "up_for_retry", "success", "skipped")
+_ENDED_STATES = ("success", "failed", "upstream_failed", "skipped", "removed")
+_WORKED_STATES = ("success", "failed")
+RETRIABLE_STATES = ("failed", "upstream_failed", "up_for_retry", "success", "skipped")
 
 
-def newest_ended(session: Any, task: Declared) -> Any | None:
+def find_newest_ended(session: Any, task: DeclaredTask) -> Any | None:
     """The instance of a task that has come to an end in the newest run; those that were skipped never began."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
 
-    query = _instances(task).where(Instance.state.in_(_WORKED)).order_by(DagRun.id.desc())
+    query = _select_instances(task).where(Instance.state.in_(_WORKED_STATES)).order_by(DagRun.id.desc())
     return session.scalars(query.limit(1)).first()
 
 
-def at_work(session: Any, task: Declared, *, include_waiting: bool = True) -> Any | None:
+def find_active(session: Any, task: DeclaredTask, *, include_waiting: bool = True) -> Any | None:
     """An instance of a task that is, or will be, at work: it has not ended, and its run goes on.
 
     :param include_waiting: whether that is one, too, whose turn has not come.
@@ -35,9 +35,9 @@ def at_work(session: Any, task: Declared, *, include_waiting: bool = True) -> An
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
 
-    has_begun = Instance.state.not_in(_OVER)
+    has_begun = Instance.state.not_in(_ENDED_STATES)
     query = (
-        _instances(task)
+        _select_instances(task)
         .where(
             has_begun | Instance.state.is_(None) if include_waiting else has_begun,
             DagRun.state.in_(("running", "queued")),
@@ -47,42 +47,42 @@ def at_work(session: Any, task: Declared, *, include_waiting: bool = True) -> An
     return session.scalars(query.limit(1)).first()
 
 
-def of_group(session: Any, task: Declared, group: int) -> Any | None:
+def find_group_instance(session: Any, task: DeclaredTask, group: int) -> Any | None:
     """The instance of a task that holds a chunk group, in the newest run that has it."""
-    for instances in _by_run(session, task):
-        group_by_index = _held(session, task, instances)
+    for instances in _instances_by_run(session, task):
+        group_by_index = _group_of_instances(session, task, instances)
         for index, instance in instances.items():
             if group_by_index.get(index) == group:
                 return instance
     return None
 
 
-def failed_groups(session: Any, task: Declared) -> dict[int, Any]:
+def find_failed_groups(session: Any, task: DeclaredTask) -> dict[int, Any]:
     """Chunk groups whose instance in the newest run that was mapped has failed, each with it."""
-    for instances in _by_run(session, task):
+    for instances in _instances_by_run(session, task):
         failed = {i: one for i, one in instances.items() if one.state in ("failed", "upstream_failed")}
-        group_by_index = _held(session, task, instances) if failed else {}
+        group_by_index = _group_of_instances(session, task, instances) if failed else {}
         return {group_by_index[index]: instance for index, instance in failed.items() if index in group_by_index}
     return {}
 
 
-def _by_run(session: Any, task: Declared) -> Iterator[dict[int, Any]]:
+def _instances_by_run(session: Any, task: DeclaredTask) -> Iterator[dict[int, Any]]:
     """Instances of a task that reads chunk groups by map index, run by run, the newest first; not runs without any."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
     from sqlalchemy import select
 
-    query = select(DagRun.run_id).where(DagRun.dag_id == task.dag_id).order_by(DagRun.id.desc()).limit(_RUNS)
+    query = select(DagRun.run_id).where(DagRun.dag_id == task.dag_id).order_by(DagRun.id.desc()).limit(_MAX_RUNS)
     mapped = not (isinstance(task.groups, tuple) and len(task.groups) == 1)
     for run in session.scalars(query).all():
         instances_by_index = {
-            one.map_index: one for one in session.scalars(_instances(task).where(Instance.run_id == run))
+            one.map_index: one for one in session.scalars(_select_instances(task).where(Instance.run_id == run))
         }
         if any(index >= 0 for index in instances_by_index) or (instances_by_index and not mapped):
             yield instances_by_index
 
 
-def _held(session: Any, task: Declared, instances: Mapping[int, Any]) -> dict[int, int]:
+def _group_of_instances(session: Any, task: DeclaredTask, instances: Mapping[int, Any]) -> dict[int, int]:
     """The group that each instance of one run holds: what it ran with, or else what it was mapped over."""
     from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
     from airflow.models.xcom import XComModel
@@ -96,17 +96,17 @@ def _held(session: Any, task: Declared, instances: Mapping[int, Any]) -> dict[in
         groups = None if row is None else XComModel.deserialize_value(row)
     group_by_index = {}
     if isinstance(groups, list | tuple):
-        group_by_index = {index: _number(group) for index, group in enumerate(groups)}
+        group_by_index = {index: _group_number(group) for index, group in enumerate(groups)}
         if len(groups) == 1:
             group_by_index[-1] = group_by_index[0]
     rendered_filter = Rendered.dag_id == task.dag_id, Rendered.task_id == task.task_id, Rendered.run_id == run
     for index, fields in session.execute(select(Rendered.map_index, Rendered.rendered_fields).where(*rendered_filter)):
-        number = _number(fields.get("group")) if isinstance(fields, Mapping) else None
+        number = _group_number(fields.get("group")) if isinstance(fields, Mapping) else None
         group_by_index |= {} if number is None else {index: number}
     return {index: number for index, number in group_by_index.items() if number is not None}
 
 
-def _number(group: Any) -> int | None:
+def _group_number(group: Any) -> int | None:
     value: Any = group.get("group") if isinstance(group, Mapping) else group
     try:
         return int(value)
@@ -114,7 +114,7 @@ def _number(group: Any) -> int | None:
         return None
 
 
-def _instances(task: Declared) -> Any:
+def _select_instances(task: DeclaredTask) -> Any:
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
     from sqlalchemy import select
@@ -124,7 +124,7 @@ def _instances(task: Declared) -> Any:
     return select(Instance).join(DagRun, same).where(*task_filter)
 
 
-def clear(session: Any, instance: Any) -> bool:
+def clear_instance(session: Any, instance: Any) -> bool:
     """Clear one task instance, and nothing after it, as Airflow's button does. A run that has ended goes on.
 
     :returns: whether it was done: not if somebody else was faster.
@@ -146,7 +146,7 @@ def clear(session: Any, instance: Any) -> bool:
     return True
 
 
-def trigger(session: Any, dag: str, by: str) -> Any:
+def trigger_run(session: Any, dag: str, by: str) -> Any:
     """Start a run of a DAG, as Airflow's button does; returns it."""
     from airflow.api.common.trigger_dag import trigger_dag
     from airflow.utils.types import DagRunTriggeredByType
@@ -154,7 +154,7 @@ def trigger(session: Any, dag: str, by: str) -> Any:
     return trigger_dag(dag, triggered_by=DagRunTriggeredByType.UI, triggering_user_name=by, session=session)
 
 
-def hindrance(session: Any, dag: str, run: Any | None = None) -> tuple[str | None, str | None]:
+def find_obstacle(session: Any, dag: str, run: Any | None = None) -> tuple[str | None, str | None]:
     """What keeps a DAG from running a task that is cleared, or triggered.
 
     :param run: the run that goes on; ``None`` for a new one.

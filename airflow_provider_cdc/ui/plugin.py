@@ -11,7 +11,7 @@ from typing import Any
 from airflow.plugins_manager import AirflowPlugin
 
 #: Where the application is. Addresses of views are relative: the API server may be below a path.
-PREFIX = "/cdc"
+URL_PREFIX = "/cdc"
 _HREF = "cdc/?dag_id={DAG_ID}"
 #: What a tab tells the page, by where it is.
 _TABS = {
@@ -39,4 +39,4 @@ class CdcPlugin(AirflowPlugin):
         """The application; FastAPI is loaded now."""
         from airflow_provider_cdc.ui.app import make_app
 
-        return [{"app": make_app(), "url_prefix": PREFIX, "name": "CDC pipelines"}]
+        return [{"app": make_app(), "url_prefix": URL_PREFIX, "name": "CDC pipelines"}]

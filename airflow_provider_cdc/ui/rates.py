@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 #: Seconds between two looks of a driver, and those after which one that wrote nothing has had nothing to write.
-LOOK, SILENT = 60.0, 150.0
+WRITE_SECONDS, SILENT_SECONDS = 60.0, 150.0
 
 
-class Rate:
+class ChangeRate:
     """The rates of one table's operations."""
 
     def __init__(self) -> None:
@@ -28,9 +28,9 @@ class Rate:
             if self._at is not None and self._at < at:
                 # A driver writes nothing of a table without changes: those of now are not spread over an hour before.
                 passed = (at - self._at).total_seconds()
-                seconds = passed if passed < SILENT else LOOK
+                seconds = passed if passed < SILENT_SECONDS else WRITE_SECONDS
                 self._rates = tuple(max(n - m, 0) / seconds for n, m in zip(counts, self._counts, strict=True))
             self._at, self._counts, self._since = at, counts, clock
-        elif clock - self._since > SILENT:
+        elif clock - self._since > SILENT_SECONDS:
             self._rates = (0.0,) * len(counts)
         return self._rates

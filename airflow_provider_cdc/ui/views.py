@@ -8,34 +8,34 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from airflow_provider_cdc.state.models import ChunkRow, EventRow, GroupRow, StreamRow, TableStateRow
-from airflow_provider_cdc.state.reading import CHUNK_STATES, Overview, Pace, Reader
-from airflow_provider_cdc.ui.books import Shown
+from airflow_provider_cdc.state.models import ChunkGroupRow, ChunkRow, EpochRow, EventRow, TableStateRow
+from airflow_provider_cdc.state.reading import CHUNK_STATES, PipelineOverview, StateDatabaseReader, Throughput
+from airflow_provider_cdc.ui.books import ShownPipeline
 
 #: How bad a pipeline is off; the worst ones come first. The page has a colour and a word for each.
 FAILED, WARNING, WORKING, IDLE = "failed", "warning", "working", "idle"
 _RANKS = (FAILED, WARNING, WORKING, IDLE)
 #: Seconds of lag, and hours until the source removes what is needed, from which somebody should look at a pipeline.
-LAGGING, PURGING = 60.0, 12.0
+LAG_WARNING_SECONDS, PURGE_WARNING_HOURS = 60.0, 12.0
 #: Points of a chart, and batches that are read for one.
 _BINS, _BATCHES = 240, 10_000
 _EVENTS, _RUNS, _NEWEST_BATCHES, _REQUESTS = 100, 20, 20, 20
 
 
-def iso(at: datetime | None) -> str | None:
+def iso_time(at: datetime | None) -> str | None:
     """A moment, or nothing."""
     return None if at is None else at.isoformat()
 
 
-def pipeline_line(shown: Shown, readable: Collection[str]) -> dict[str, Any]:
+def pipeline_summary(shown: ShownPipeline, readable: Collection[str]) -> dict[str, Any]:
     """A pipeline in the overview.
 
     :param readable: DAGs that the user may read; others are not named.
     """
     overview, is_alive = shown.overview, shown.database.is_stream_alive(shown.overview)
-    phase = phase_of(overview, is_alive)
+    phase = pipeline_phase(overview, is_alive)
     lost = shown.database.lost_groups(overview)
-    level, reason, error = _trouble(overview, phase, len(lost))
+    level, reason, error = _pipeline_severity(overview, phase, len(lost))
     groups, event, sample = overview.chunk_groups, overview.last_event, overview.last_sample
     return {
         "book": shown.database.key,
@@ -51,22 +51,22 @@ def pipeline_line(shown: Shown, readable: Collection[str]) -> dict[str, Any]:
         "groups": None
         if groups is None
         else {"total": groups.total, "done": groups.done, "held": len(groups.unfinished), "failed": len(lost)},
-        "lag_seconds": _lag(overview) if phase == "streaming" else None,
+        "lag_seconds": _stream_lag(overview) if phase == "streaming" else None,
         "lag_bytes": None if sample is None else sample.lag_bytes,
         "purge_hours": None if sample is None else sample.purge_hours,
         "lag_unknown": None if sample is None else sample.unknown,
-        "sampled_at": None if sample is None else iso(sample.at),
+        "sampled_at": None if sample is None else iso_time(sample.at),
         "changes_per_second": None if overview.throughput is None else round(overview.throughput.changes_per_second, 1),
-        "event": None if event is None else event_line(event),
+        "event": None if event is None else event_view(event),
     }
 
 
-def in_order(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def sort_by_severity(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The worst first, then those with the highest lag, then by name."""
     return sorted(lines, key=lambda line: (_RANKS.index(line["level"]), -(line["lag_seconds"] or 0.0), line["name"]))
 
 
-def phase_of(overview: Overview, is_alive: bool | None) -> str:
+def pipeline_phase(overview: PipelineOverview, is_alive: bool | None) -> str:
     """``planning``, ``snapshot``, ``handover``, ``streaming``, ``lost``, ``failed``, ``caught_up`` or ``stopped``."""
     if overview.newest_epoch is not None and (overview.newest_epoch.state != "running" or overview.snapshot is None):
         return overview.newest_epoch.state
@@ -77,15 +77,15 @@ def phase_of(overview: Overview, is_alive: bool | None) -> str:
     return "handover" if overview.snapshot[1] == "done" else "snapshot"
 
 
-def _lag(overview: Overview) -> float | None:
+def _stream_lag(overview: PipelineOverview) -> float | None:
     """How far the stream is behind: as last asked of the source, or as of the newest batches."""
     candidates = [overview.last_sample.lag_seconds if overview.last_sample is not None else None]
-    candidates.append(None if overview.throughput is None else _seconds(overview.throughput.lag_p95_ms))
+    candidates.append(None if overview.throughput is None else _to_seconds(overview.throughput.lag_p95_ms))
     known = [lag for lag in candidates if lag is not None]
     return max(known, default=None)
 
 
-def _trouble(overview: Overview, phase: str, lost: int) -> tuple[str, str, str | None]:
+def _pipeline_severity(overview: PipelineOverview, phase: str, lost: int) -> tuple[str, str, str | None]:
     """Level, why, and the error if there is one."""
     stream = overview.newest_epoch
     if phase == "failed" and stream is not None:
@@ -93,29 +93,29 @@ def _trouble(overview: Overview, phase: str, lost: int) -> tuple[str, str, str |
     if phase == "lost":
         return FAILED, "the stream gives no sign of life", None
     if lost:
-        return FAILED, f"{_many(lost, 'chunk group')} without a reader: see the log of the task", None
+        return FAILED, f"{_count_text(lost, 'chunk group')} without a reader: see the log of the task", None
     if suspended := overview.table_state_counts.get("suspended", 0):
-        return FAILED, f"{_many(suspended, 'table')} suspended", None
+        return FAILED, f"{_count_text(suspended, 'table')} suspended", None
     hours = None if overview.last_sample is None else overview.last_sample.purge_hours
-    if phase in ("streaming", "snapshot", "handover") and hours is not None and hours < PURGING:
+    if phase in ("streaming", "snapshot", "handover") and hours is not None and hours < PURGE_WARNING_HOURS:
         return WARNING, f"the source keeps what is needed for {hours:.1f} h", None
-    lag = _lag(overview) if phase == "streaming" else None
-    if lag is not None and lag >= LAGGING:
+    lag = _stream_lag(overview) if phase == "streaming" else None
+    if lag is not None and lag >= LAG_WARNING_SECONDS:
         return WARNING, f"{lag:.0f} s behind", None
     if phase in ("streaming", "snapshot", "planning"):
         return WORKING, "", None
     return IDLE, "", None
 
 
-def _many(n: int, what: str) -> str:
+def _count_text(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
-def _seconds(milliseconds: float | None) -> float | None:
+def _to_seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else round(milliseconds / 1000, 3)
 
 
-def pipeline_view(reader: Reader, shown: Shown, readable: Collection[str]) -> dict[str, Any]:
+def pipeline_view(reader: StateDatabaseReader, shown: ShownPipeline, readable: Collection[str]) -> dict[str, Any]:
     """All about a pipeline but its map of chunks and its charts."""
     name = shown.overview.name
     times = reader.snapshot_times(name)
@@ -124,31 +124,31 @@ def pipeline_view(reader: Reader, shown: Shown, readable: Collection[str]) -> di
     runs = reader.newest_epochs(name, _RUNS)
     pace = reader.throughput(runs[0]) if runs else None
     lineage = reader.newest_timeline_segment(name)
-    line, lost = pipeline_line(shown, readable), shown.database.lost_groups(shown.overview)
+    line, lost = pipeline_summary(shown, readable), shown.database.lost_groups(shown.overview)
     return {
         **line,
         "tasks": [{"dag": one.dag_id, "task": one.task_id} for one in shown.tasks if one.dag_id in readable],
         "server": shown.overview.server,
         "lineage": lineage and {"server": lineage.server, "file": lineage.start_file, "at": lineage.start_position},
         "generation": generation,
-        "snapshot": None if times is None else _snapshot(times, groups),
-        "groups_list": [_group(group, lost) for group in groups],
-        "tables_list": _tables(reader, shown, generation, line["phase"]),
-        "stream": _run(runs[0], pace) if runs else None,
-        "runs": [_old_run(run) for run in runs],
-        "batches": [_batch(row) for row in reader.last_batches(name, _NEWEST_BATCHES)],
-        "events": [event_line(event) for event in reader.last_events(name, _EVENTS)],
+        "snapshot": None if times is None else _snapshot_view(times, groups),
+        "groups_list": [_group_view(group, lost) for group in groups],
+        "tables_list": _tables_view(reader, shown, generation, line["phase"]),
+        "stream": _stream_view(runs[0], pace) if runs else None,
+        "runs": [_run_view(run) for run in runs],
+        "batches": [_batch_view(row) for row in reader.last_batches(name, _NEWEST_BATCHES)],
+        "events": [event_view(event) for event in reader.last_events(name, _EVENTS)],
     }
 
 
-def event_line(event: EventRow) -> dict[str, Any]:
+def event_view(event: EventRow) -> dict[str, Any]:
     """Something that has happened."""
     names = ("id", "kind", "detail", "table", "remedy", "by", "acknowledged_by")
     values = {name: getattr(event, name) for name in names}
-    return {**values, "at": iso(event.at), "acknowledged_at": iso(event.acknowledged_at)}
+    return {**values, "at": iso_time(event.at), "acknowledged_at": iso_time(event.acknowledged_at)}
 
 
-def _snapshot(times: tuple[Any, ...], groups: Sequence[GroupRow]) -> dict[str, Any]:
+def _snapshot_view(times: tuple[Any, ...], groups: Sequence[ChunkGroupRow]) -> dict[str, Any]:
     _, state, planned, finished, begun = times
     # Signs of those that read, by their clocks: the last one is the end of what is known to have taken time.
     signs = [at for group in groups for at in (group.heartbeat_at, group.finished_at) if at is not None]
@@ -157,16 +157,16 @@ def _snapshot(times: tuple[Any, ...], groups: Sequence[GroupRow]) -> dict[str, A
     rows = sum(group.rows or 0 for group in groups)
     return {
         "state": state,
-        "planned_at": iso(planned),
-        "begun_at": iso(begun),
-        "finished_at": iso(finished),
+        "planned_at": iso_time(planned),
+        "begun_at": iso_time(begun),
+        "finished_at": iso_time(finished),
         "seconds": seconds,
         "rows": rows,
         "rows_per_second": round(rows / seconds) if seconds and seconds > 0 and rows else None,
     }
 
 
-def _group(group: GroupRow, lost: Collection[int]) -> dict[str, Any]:
+def _group_view(group: ChunkGroupRow, lost: Collection[int]) -> dict[str, Any]:
     failed = group.group_no in lost
     return {
         "no": group.group_no,
@@ -176,14 +176,16 @@ def _group(group: GroupRow, lost: Collection[int]) -> dict[str, Any]:
         # Without the host and process: those of a chunk are shown with it.
         "holder": group.holder.partition(" [")[0] if group.holder else None,
         "tables": [".".join(map(str, table)) for table in group.tables],
-        "started_at": iso(group.started_at),
-        "finished_at": iso(group.finished_at),
+        "started_at": iso_time(group.started_at),
+        "finished_at": iso_time(group.finished_at),
         # Says whether the page has to ask again for the states of its chunks.
-        "version": f"{group.state} {group.attempt} {iso(group.finished_at)} {failed}",
+        "version": f"{group.state} {group.attempt} {iso_time(group.finished_at)} {failed}",
     }
 
 
-def _tables(reader: Reader, shown: Shown, generation: int, phase: str) -> list[dict[str, Any]]:
+def _tables_view(
+    reader: StateDatabaseReader, shown: ShownPipeline, generation: int, phase: str
+) -> list[dict[str, Any]]:
     """Tables by name: what the snapshot has read of each, and how it stands, if a driver has said so."""
     name = shown.overview.name
     progress = {(row.database, row.table): row for row in reader.table_progress(name, generation)}
@@ -196,25 +198,27 @@ def _tables(reader: Reader, shown: Shown, generation: int, phase: str) -> list[d
         state = ("streaming" if phase == "streaming" else "copied") if complete else "snapshot"
         values = {column: getattr(read, column, 0) for column in ("chunks", "done", "rows", "bytes", "corrected")}
         line = {"database": key[0], "table": key[1], "state": state, "rows_estimate": planned.get(key), **values}
-        lines.append(line if state_row is None else line | _standing(state_row, shown.database.change_rates(state_row)))
+        lines.append(
+            line if state_row is None else line | _table_state_view(state_row, shown.database.change_rates(state_row))
+        )
     return lines
 
 
-def _standing(row: TableStateRow, rates: Sequence[float] | None) -> dict[str, Any]:
+def _table_state_view(row: TableStateRow, rates: Sequence[float] | None) -> dict[str, Any]:
     names = ("state", "position", "kind", "reason", "remedy", "inserts", "updates", "deletes", "last_verified")
     return {
         **{name: getattr(row, name) for name in names},
         "copy": {name: getattr(row, name) for name in ("files", "bytes", "rows", "dead_rows", "compactions")},
-        "compacted_at": iso(row.compacted_at),
+        "compacted_at": iso_time(row.compacted_at),
         "compaction_seconds": row.compaction_seconds,
-        "since": iso(row.since),
-        "verified_at": iso(row.last_verified_at),
+        "since": iso_time(row.since),
+        "verified_at": iso_time(row.last_verified_at),
         "definitions": row.definitions,
         "rates": None if rates is None else dict(zip(("inserts", "updates", "deletes"), rates, strict=True)),
     }
 
 
-def requests_view(reader: Reader, name: str, with_conditions: bool) -> list[dict[str, Any]]:
+def requests_view(reader: StateDatabaseReader, name: str, with_conditions: bool) -> list[dict[str, Any]]:
     """What people want of the stream.
 
     :param with_conditions: with the conditions, which hold keys that somebody has typed.
@@ -225,28 +229,28 @@ def requests_view(reader: Reader, name: str, with_conditions: bool) -> list[dict
             **{column: getattr(row, column) for column in names},
             "condition": row.condition if with_conditions else None,
             "part": row.condition is not None,
-            "at": iso(row.at),
-            "finished_at": iso(row.finished_at),
+            "at": iso_time(row.at),
+            "finished_at": iso_time(row.finished_at),
         }
         for row in reader.last_requests(name, _REQUESTS)
     ]
 
 
-def _place(offset: Any) -> dict[str, Any] | None:
+def _offset_view(offset: Any) -> dict[str, Any] | None:
     """A position, without what only the stream needs."""
     if not isinstance(offset, dict):
         return None
     return {name: offset.get(name) for name in ("server", "file", "position", "gtid_set")}
 
 
-def _old_run(run: StreamRow) -> dict[str, Any]:
+def _run_view(run: EpochRow) -> dict[str, Any]:
     return {
         "epoch": run.epoch,
         "state": run.state,
         "mode": run.mode,
         "host": run.host,
-        "started_at": iso(run.started_at),
-        "heartbeat_at": iso(run.heartbeat_at),
+        "started_at": iso_time(run.started_at),
+        "heartbeat_at": iso_time(run.heartbeat_at),
         "batches": run.batches,
         "changes": run.changes,
         "error": run.error,
@@ -254,38 +258,38 @@ def _old_run(run: StreamRow) -> dict[str, Any]:
     }
 
 
-def _run(run: StreamRow, pace: Pace | None) -> dict[str, Any]:
+def _stream_view(run: EpochRow, pace: Throughput | None) -> dict[str, Any]:
     return {
-        **_old_run(run),
+        **_run_view(run),
         "desired_state": run.desired_state,
         "paused_by": run.paused_by,
         "supervisor": run.supervisor,
-        "supervised_at": iso(run.supervised_at),
-        "progress_at": iso(run.progress_at),
+        "supervised_at": iso_time(run.supervised_at),
+        "progress_at": iso_time(run.progress_at),
         "log": run.log,
         "ui": run.ui if str(run.ui or "").startswith(("http://", "https://")) else None,
-        "at": _place(run.end_offset),
+        "at": _offset_view(run.end_offset),
         "index_bytes": run.index_bytes,
         "bytes": run.bytes,
         "changes_per_second": None if pace is None else round(pace.changes_per_second, 1),
     }
 
 
-def _batch(row: Any) -> dict[str, Any]:
+def _batch_view(row: Any) -> dict[str, Any]:
     return {
         "epoch": row.epoch,
         "batch": row.batch_id,
-        "at": iso(row.committed_at),
+        "at": iso_time(row.committed_at),
         "changes": row.changes,
         "bytes": row.bytes,
         "seconds": round(row.seconds, 4),
-        "lag_p50": _seconds(row.lag_p50_ms),
-        "lag_p95": _seconds(row.lag_p95_ms),
-        "to": _place(row.end_offset),
+        "lag_p50": _to_seconds(row.lag_p50_ms),
+        "lag_p95": _to_seconds(row.lag_p95_ms),
+        "to": _offset_view(row.end_offset),
     }
 
 
-def chunk_view(chunk: ChunkRow, group: GroupRow) -> dict[str, Any]:
+def chunk_view(chunk: ChunkRow, group: ChunkGroupRow) -> dict[str, Any]:
     """One chunk, without its bounds: they are values of rows."""
     return {
         "no": chunk.chunk_no,
@@ -297,22 +301,24 @@ def chunk_view(chunk: ChunkRow, group: GroupRow) -> dict[str, Any]:
         "bytes": chunk.bytes,
         "corrected": chunk.corrected,
         "seconds": chunk.seconds,
-        "lw": _mark(chunk.lw),
-        "hw": _mark(chunk.hw),
+        "lw": _watermark_text(chunk.lw),
+        "hw": _watermark_text(chunk.hw),
         "group_state": group.state,
         "group_attempt": group.attempt,
         "holder": group.holder,
     }
 
 
-def _mark(value: Any) -> str | None:
+def _watermark_text(value: Any) -> str | None:
     """A watermark as file and position."""
     if isinstance(value, dict):
         return f"{value.get('file')}:{value.get('position')}"
     return ":".join(map(str, value[:2])) if isinstance(value, list) and len(value) >= 2 else None
 
 
-def chunks_view(reader: Reader, shown: Shown, generation: int, groups: Collection[int] | None) -> dict[str, Any]:
+def chunks_view(
+    reader: StateDatabaseReader, shown: ShownPipeline, generation: int, groups: Collection[int] | None
+) -> dict[str, Any]:
     """The map of chunks, or that part of it that stands in some groups."""
     name = shown.overview.name
     runs = reader.chunk_state_runs(name, generation, groups, shown.database.lost_groups(shown.overview))
@@ -322,7 +328,7 @@ def chunks_view(reader: Reader, shown: Shown, generation: int, groups: Collectio
     return answer
 
 
-def lag_view(reader: Reader, name: str, minutes: int, now: datetime) -> dict[str, Any]:
+def lag_view(reader: StateDatabaseReader, name: str, minutes: int, now: datetime) -> dict[str, Any]:
     """Batches of the last minutes, summed up in even steps: start of each, its changes and bytes a second, p50 and p95
     of the lag in seconds, weighted by changes, and median and maximum of the seconds that batches took. Steps without
     a batch are left out.
@@ -337,8 +343,8 @@ def lag_view(reader: Reader, name: str, minutes: int, now: datetime) -> dict[str
                 round((since + timedelta(seconds=number * step)).timestamp(), 3),
                 round(sum(row.changes for row in step_batches) / step, 3),
                 round(sum(row.bytes for row in step_batches) / step, 1),
-                _weighted(step_batches, "lag_p50_ms", 0.5),
-                _weighted(step_batches, "lag_p95_ms", 0.95),
+                _weighted_quantile(step_batches, "lag_p50_ms", 0.5),
+                _weighted_quantile(step_batches, "lag_p95_ms", 0.95),
                 round(median(row.seconds for row in step_batches), 4),
                 round(max(row.seconds for row in step_batches), 4),
             ]
@@ -346,12 +352,12 @@ def lag_view(reader: Reader, name: str, minutes: int, now: datetime) -> dict[str
     return {"since": since.timestamp(), "until": now.timestamp(), "step": step, "points": points}
 
 
-def _weighted(rows: Sequence[Any], column: str, share: float) -> float | None:
+def _weighted_quantile(rows: Sequence[Any], column: str, share: float) -> float | None:
     """A quantile over all changes: that of the batch in which it falls."""
     lags = sorted((getattr(row, column), row.changes) for row in rows if getattr(row, column) is not None)
     left = share * sum(changes for _, changes in lags)
     for lag, changes in lags:
         left -= changes
         if left <= 0:
-            return _seconds(lag)
-    return _seconds(lags[-1][0]) if lags else None
+            return _to_seconds(lag)
+    return _to_seconds(lags[-1][0]) if lags else None

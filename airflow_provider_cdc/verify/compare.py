@@ -21,51 +21,58 @@ import pyarrow.compute as pc
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.apply.applier import stream_marker
-from airflow_provider_cdc.chunk_groups.groups import Group, group_marker, numbering, watermarks_of
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup, entry_timeline, group_marker, watermarks_of
 from airflow_provider_cdc.config.deletes import IGNORE
-from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.bucket_sums import BUCKETS, Sums
-from airflow_provider_cdc.model.changes import after, apply_changes, last_changes, upserts
-from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, Difference, TableComparison
-from airflow_provider_cdc.model.definitions import by_table
+from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
+from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes, select_upserts
+from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, RowDifference, TableComparison
+from airflow_provider_cdc.model.definitions import histories_by_table
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
-from airflow_provider_cdc.model.multiset import weights
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.multiset import change_weights
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk, Plan
-from airflow_provider_cdc.model.schema import OP, SEQ
-from airflow_provider_cdc.mysql.binlog.events.xa import read_prepared
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
+from airflow_provider_cdc.mysql.binlog.events.xa import read_prepared_rows
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
-from airflow_provider_cdc.mysql.chunks.window_reader import Window
-from airflow_provider_cdc.mysql.client.catalog import definition
+from airflow_provider_cdc.mysql.chunks.window_reader import ChangeWindow
+from airflow_provider_cdc.mysql.client.catalog import current_fingerprint
 from airflow_provider_cdc.mysql.client.key_sql import keys_of
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.keys.ownership import owners, uncovered
-from airflow_provider_cdc.mysql.positions.resume import resume
-from airflow_provider_cdc.mysql.positions.watermark import low_watermark
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.mysql.keys.ownership import changes_after_snapshot, find_owning_chunks
+from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
+from airflow_provider_cdc.mysql.positions.watermark import take_low_watermark
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Markers, Readable
-from airflow_provider_cdc.sinks.scanning import portions
-from airflow_provider_cdc.verify.last_changes import last_touched
-from airflow_provider_cdc.verify.row_diff import Unequal, by_count, by_key
-from airflow_provider_cdc.verify.source_scan import Source
-from airflow_provider_cdc.verify.task import Gathering, Runner, Scan, Told, shares, wanted_of
+from airflow_provider_cdc.sinks.scanning import plan_table_scan
+from airflow_provider_cdc.verify.last_changes import find_last_changes
+from airflow_provider_cdc.verify.row_diff import RowDiff, diff_by_count, diff_by_key
+from airflow_provider_cdc.verify.source_scan import TableSource
+from airflow_provider_cdc.verify.task import (
+    RowCollector,
+    RowHasher,
+    ScanRunner,
+    SinkScan,
+    make_bucket_mask,
+    split_evenly,
+)
 
 T = TypeVar("T")
 #: Bytes of rows of either side that are held to be compared value by value, about.
-HELD_BYTES = 64 << 20
+MAX_HELD_BYTES = 64 << 20
 #: Keys that are told, and differences after which nobody looks on.
-TOLD, ENOUGH = 1000, 10_000
+MAX_REPORTED_KEYS, MAX_DIFFERENCES = 1000, 10_000
 #: Tasks that read a sink; how often a table is begun anew because it was truncated, or files were deleted, meanwhile.
-_TASKS, _TRIES = 32, 10
+_TASKS, _MAX_TRIES = 32, 10
 
 
-class _AgainError(Exception):
+class _RetryError(Exception):
     """What was read is of no use any more."""
 
 
 @dataclass
-class _Pass:
+class _BothSides:
     """Both sides as they were read once.
 
     :param timeline: numbers the transactions.
@@ -76,20 +83,20 @@ class _Pass:
     :param read_missing_changes: reads the changes that either side may lack, piece by piece; with the old rows of updates, or not.
     """
 
-    timeline: Lineage
+    timeline: Timeline
     copy_seq: int
-    sink: Gathering
-    source: Gathering
+    sink: RowCollector
+    source: RowCollector
     chunks: list[Chunk]
     low_seq: int
     high_seqs: list[int]
     common_position: Position
     connection: Connection[Any]
-    read_missing_changes: Callable[[bool], Iterator[Window]]
+    read_missing_changes: Callable[[bool], Iterator[ChangeWindow]]
 
 
 @dataclass
-class Comparing:
+class TableComparer:
     """The comparison of one table.
 
     :param index: number of the table in the plan.
@@ -98,17 +105,17 @@ class Comparing:
     :param limits: what may be asked of the source.
     """
 
-    context: Context
+    context: RunContext
     plan: Plan
     index: int
     target: Readable
-    runner: Runner
-    limits: Limits
+    runner: ScanRunner
+    limits: LoadLimits
 
     def __post_init__(self) -> None:
         self.table = self.plan.tables[self.index]
         names = tuple(c.name for c in self.table.copied_columns)
-        self.row_hasher = Told(names, self.table.key, (secrets.randbits(64), secrets.randbits(64)))
+        self.row_hasher = RowHasher(names, self.table.key, (secrets.randbits(64), secrets.randbits(64)))
         self.keeps_deleted = self.context.pipeline.sink.delete_policy.mode_of(self.table) == IGNORE
 
     def compare(self) -> TableComparison:
@@ -118,9 +125,9 @@ class Comparing:
             table is truncated all the time.
         """
         source, sink, differing_buckets, at = self._retry_while_changing(lambda: self._compare_sums())
-        diff, chunks, is_limited = Unequal(), list[Chunk](), False
-        for bucket_mask in _in_portions(source, sink, differing_buckets):
-            is_limited = diff.total >= ENOUGH
+        diff, chunks, is_limited = RowDiff(), list[Chunk](), False
+        for bucket_mask in _bucket_portions(source, sink, differing_buckets):
+            is_limited = diff.total >= MAX_DIFFERENCES
             if is_limited:
                 break
             portion_diff, chunks, at = self._retry_while_changing(partial(self._compare_rows, bucket_mask))
@@ -142,7 +149,7 @@ class Comparing:
 
     # ------------------------------------------------------------ the two ways to look
 
-    def _compare_sums(self) -> tuple[Sums, Sums, Any, Position]:
+    def _compare_sums(self) -> tuple[BucketSums, BucketSums, Any, Position]:
         """Sums of both sides, and the numbers of the buckets in which they differ."""
         with self._read_sides(None) as sides:
             source, sink = sides.source.sums, sides.sink.sums
@@ -151,13 +158,13 @@ class Comparing:
                 for window in sides.read_missing_changes(True):
                     if window.truncate_seq:
                         source = self._truncate_source_sums(sides, window.truncate_seq, source)
-                        sink = sink if self.keeps_deleted or window.truncate_seq <= sides.copy_seq else Sums()
+                        sink = sink if self.keeps_deleted or window.truncate_seq <= sides.copy_seq else BucketSums()
                     newer = self._changes_source_lacks(sides, window.changes)
-                    self.row_hasher.add_to_sums(newer, source, _weights(newer))
-                    newer = after(window.changes, sides.copy_seq)
+                    self.row_hasher.add_to_sums(newer, source, _change_weights(newer))
+                    newer = changes_after(window.changes, sides.copy_seq)
                     self.row_hasher.add_to_sums(newer, sink, self._sink_weights(newer))
             except TerminalError:  # perhaps only since old rows are not whole: to look exactly, their keys are enough
-                differing = np.arange(BUCKETS)
+                differing = np.arange(BUCKET_COUNT)
             return (
                 source,
                 sink,
@@ -165,7 +172,7 @@ class Comparing:
                 sides.common_position,
             )
 
-    def _compare_rows(self, bucket_mask: bytes) -> tuple[Unequal, list[Chunk], Position]:
+    def _compare_rows(self, bucket_mask: bytes) -> tuple[RowDiff, list[Chunk], Position]:
         """What differs among the rows of some buckets, and the chunks in which the source was read."""
         key, schema = self.table.key, self.table.sink_schema
         with self._read_sides(bucket_mask) as both_sides:
@@ -178,23 +185,25 @@ class Comparing:
                     parts = [last_changes(pa.concat_tables(parts), key)]
             changes = pa.concat_tables([schema.empty_table(), *parts])
             source = pa.concat_tables([schema.empty_table(), *both_sides.source.rows])
-            source = source.filter(pc.greater_equal(source[SEQ], truncated_at))
+            source = source.filter(pc.greater_equal(source[SEQ_COLUMN], truncated_at))
             copied = pa.schema([schema.field(name) for name in self.row_hasher.columns])
             copy_truncated = truncated_at > both_sides.copy_seq and not self.keeps_deleted
             sink = pa.concat_tables([copied.empty_table(), *([] if copy_truncated else both_sides.sink.rows)])
             newer = self._changes_source_lacks(both_sides, last_changes(changes, key) if key else changes)
-            missing_in_copy = after(changes, both_sides.copy_seq)
+            missing_in_copy = changes_after(changes, both_sides.copy_seq)
             if key:
-                sink = apply_changes(sink, upserts(missing_in_copy) if self.keeps_deleted else missing_in_copy, key)
+                sink = apply_changes(
+                    sink, select_upserts(missing_in_copy) if self.keeps_deleted else missing_in_copy, key
+                )
                 source = apply_changes(source, newer, key)
-                diff = by_key(self.table, source, sink, max_keys=TOLD, allow_extra=self.keeps_deleted)
+                diff = diff_by_key(self.table, source, sink, max_keys=MAX_REPORTED_KEYS, allow_extra=self.keeps_deleted)
             else:
                 sides = ((source, newer), (sink, missing_in_copy))
-                diff = by_count(self.table, [(rows, changes, weights(changes)) for rows, changes in sides])
+                diff = diff_by_count(self.table, [(rows, changes, change_weights(changes)) for rows, changes in sides])
             return diff, both_sides.chunks, both_sides.common_position
 
     @contextmanager
-    def _read_sides(self, bucket_mask: bytes | None) -> Iterator[_Pass]:
+    def _read_sides(self, bucket_mask: bytes | None) -> Iterator[_BothSides]:
         """Read both sides: sum them, or pick the rows of some buckets."""
         plan, table, context = self.plan, self.table, self.context
         # The resume point first, the version after it: no change at or before E can be missing from the version.
@@ -205,40 +214,42 @@ class Comparing:
                 "before",
                 "Let it catch up, then run again",
             )
-        source = Source(context, table, plan.definitions_for(timeline)[self.index], timeline, self.limits)
+        source = TableSource(context, table, plan.definitions_for(timeline)[self.index], timeline, self.limits)
         with closing(connect(context.connect_args)) as connection:
-            if definition(connection, table) != table.fingerprint():
+            if current_fingerprint(connection, table) != table.fingerprint():
                 raise TransientError(
                     "its definition in the source is not that of its copy",
                     "Compare it when the stream has followed the DDL; if the stream has stopped there, airflow-cdc "
                     "status says why",
                 )
             # The copy first: its files are kept for an hour, however long the source takes.
-            files, markers = portions(self.target)
+            files, markers = plan_table_scan(self.target)
             applied_seq = max(timeline.seq(progress.at), markers.get(stream_marker(plan.pipeline)) or 0)
             # What is done twice counts twice where there is no key.
-            copy_seq = applied_seq if table.key else max(applied_seq, _covered(context, plan, self.index, markers))
-            sink_rows = Gathering(self.row_hasher, bucket_mask)
+            copy_seq = (
+                applied_seq if table.key else max(applied_seq, _highest_watermark(context, plan, self.index, markers))
+            )
+            sink_rows = RowCollector(self.row_hasher, bucket_mask)
             for collected in self.runner(
-                [Scan(share, self.row_hasher, bucket_mask) for share in shares(files, _TASKS)]
+                [SinkScan(share, self.row_hasher, bucket_mask) for share in split_evenly(files, _TASKS)]
             ):
                 sink_rows.merge(collected)
-            progress = resume(connection, progress, context.binlog_opener(slots.VERIFY))
-            p0 = low_watermark(connection, timeline.server).at
+            progress = check_resume_offset(connection, progress, context.binlog_opener(slots.VERIFY))
+            p0 = take_low_watermark(connection, timeline.server).at
             chunks = plan_table(connection, self.index, table, context.pipeline.snapshot.chunk_rows)
-            source_rows, high = source.read_chunks(chunks, lambda: Gathering(self.row_hasher, bucket_mask))
+            source_rows, high = source.read_chunks(chunks, lambda: RowCollector(self.row_hasher, bucket_mask))
             common_position = max([p0, timeline.position(applied_seq), *high])
             low = min(p0, timeline.position(applied_seq))
 
-            def read_missing_changes(before_images: bool) -> Iterator[Window]:
+            def read_missing_changes(before_images: bool) -> Iterator[ChangeWindow]:
                 open_at = partial(source.open_at, slots.VERIFY)
-                captured = by_table([source.definitions(before_images=before_images)])
-                prepared = read_prepared(progress.open_xa, open_at, captured) if low == progress.at else {}
+                captured = histories_by_table([source.definitions(before_images=before_images)])
+                prepared = read_prepared_rows(progress.open_xa, open_at, captured) if low == progress.at else {}
                 with closing(source.open_window_reader(connection, slots.VERIFY, before_images=before_images)) as log:
                     yield from log.read_parts(low, common_position, prepared)
 
             marks = [timeline.seq(at) for at in high]
-            yield _Pass(
+            yield _BothSides(
                 timeline,
                 copy_seq,
                 sink_rows,
@@ -252,37 +263,39 @@ class Comparing:
             )
 
     def _retry_while_changing(self, attempt: Callable[[], T]) -> T:
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             try:
                 return attempt()
-            except (_AgainError, FileNotFoundError):
+            except (_RetryError, FileNotFoundError):
                 continue
         raise TransientError(
-            f"{self.table.label} was truncated, or files of its copy were deleted, in each of the {_TRIES} times that "
+            f"{self.table.label} was truncated, or files of its copy were deleted, in each of the {_MAX_TRIES} times that "
             "it was read",
             "Run again when that has stopped",
         )
 
     # ------------------------------------------------------------ what either side lacks
 
-    def _changes_source_lacks(self, sides: _Pass, changes: pa.Table) -> pa.Table:
+    def _changes_source_lacks(self, sides: _BothSides, changes: pa.Table) -> pa.Table:
         """The changes that the source's rows lack."""
         if not self.table.key:
-            return after(changes, sides.high_seqs[0])
-        changes = after(changes, min([sides.low_seq, *sides.high_seqs]))
-        return uncovered(sides.connection, self.table, sides.chunks, sides.high_seqs, sides.low_seq, changes)
+            return changes_after(changes, sides.high_seqs[0])
+        changes = changes_after(changes, min([sides.low_seq, *sides.high_seqs]))
+        return changes_after_snapshot(
+            sides.connection, self.table, sides.chunks, sides.high_seqs, sides.low_seq, changes
+        )
 
-    def _truncate_source_sums(self, sides: _Pass, seq: int, source: Sums) -> Sums:
+    def _truncate_source_sums(self, sides: _BothSides, seq: int, source: BucketSums) -> BucketSums:
         """What a TRUNCATE leaves of the source's sums."""
         if not sides.high_seqs or seq <= min(sides.high_seqs):
             return source
         if seq > max(sides.high_seqs):
-            return Sums()
-        raise _AgainError  # some chunks were read before it, and others behind it
+            return BucketSums()
+        raise _RetryError  # some chunks were read before it, and others behind it
 
     def _sink_weights(self, changes: pa.Table) -> Any:
         """How often changes count for the copy's rows. Where those that are deleted stay, only what replaces them."""
-        result = _weights(changes)
+        result = _change_weights(changes)
         if self.keeps_deleted:
             buckets, before = self.row_hasher.key_hashes(changes), result < 0
             followed = np.zeros(len(result), bool)
@@ -291,20 +304,20 @@ class Comparing:
         return result
 
     def _locate_differences(
-        self, verdict: TableComparison, diff: Unequal, chunks: list[Chunk], at: Position
+        self, verdict: TableComparison, diff: RowDiff, chunks: list[Chunk], at: Position
     ) -> TableComparison:
         """The verdict with the keys, where they lie, and since when they may differ."""
         context, plan, table = self.context, self.plan, self.table
         listed = [
-            Difference(kind, key, columns)
+            RowDifference(kind, key, columns)
             for kind, keys, of in diff.differing_keys
             for key, columns in zip(keys_of(table, keys), of, strict=True)
-        ][:TOLD]
+        ][:MAX_REPORTED_KEYS]
         timeline = context.resume_state(plan)[1]
-        source = Source(context, table, plan.definitions_for(timeline)[self.index], timeline, self.limits)
+        source = TableSource(context, table, plan.definitions_for(timeline)[self.index], timeline, self.limits)
         with closing(connect(context.connect_args)) as connection:
-            owner_numbers = owners(connection, table, chunks, [d.key for d in listed])
-            touched_by_key, searched_from = last_touched(
+            owner_numbers = find_owning_chunks(connection, table, chunks, [d.key for d in listed])
+            touched_by_key, searched_from = find_last_changes(
                 source, connection, pa.concat_tables([k for _, k, _ in diff.differing_keys]), at
             )
         numbers = sorted({number for number in owner_numbers if number >= 0})
@@ -313,26 +326,26 @@ class Comparing:
         return replace(verdict, differences=differences, ranges=ranges, searched=searched_from)
 
 
-def _in_portions(source: Sums, sink: Sums, buckets: Any) -> Iterator[bytes]:
+def _bucket_portions(source: BucketSums, sink: BucketSums, buckets: Any) -> Iterator[bytes]:
     """Buckets in portions whose rows can be held: a bit for each of them."""
     rows = np.maximum(np.maximum(source.row_counts, sink.row_counts)[buckets], 0)
     counted = max(1, int(np.abs(source.row_counts).sum()), int(np.abs(sink.row_counts).sum()))
-    most = max(1, HELD_BYTES * counted // max(1, source.row_bytes, sink.row_bytes))
+    most = max(1, MAX_HELD_BYTES * counted // max(1, source.row_bytes, sink.row_bytes))
     portion = (np.cumsum(rows) - rows) // most
     for number in np.unique(portion):
-        yield wanted_of(buckets[portion == number].tolist())
+        yield make_bucket_mask(buckets[portion == number].tolist())
 
 
-def _weights(changes: pa.Table) -> Any:
+def _change_weights(changes: pa.Table) -> Any:
     """1 for each change that leaves a row behind, -1 for each old image."""
-    return np.where(pc.is_in(changes[OP], pa.array(["d", "b"])).to_numpy(), -1, 1)
+    return np.where(pc.is_in(changes[OP_COLUMN], pa.array(["d", "b"])).to_numpy(), -1, 1)
 
 
-def _covered(context: Context, plan: Plan, index: int, markers: Markers) -> int:
+def _highest_watermark(context: RunContext, plan: Plan, index: int, markers: Markers) -> int:
     """``_cdc_seq`` of the highest high watermark of the attempts that a version of the sink table holds."""
     marks = [plan.p0_seq]
     for group in plan.groups_of(index):
-        for entry in Group(context, plan, group).read_manifest(markers.get(group_marker(plan, group)) or 0):
+        for entry in ChunkGroup(context, plan, group).read_manifest(markers.get(group_marker(plan, group)) or 0):
             if entry["table"] == index:
-                marks += [numbering(plan, entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
+                marks += [entry_timeline(plan, entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
     return max(marks)

@@ -12,24 +12,24 @@ import pyarrow.compute as pc
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.changes import last_changes, matched_rows
-from airflow_provider_cdc.model.comparison import Touched
+from airflow_provider_cdc.model.changes import last_changes, mask_changed_keys
+from airflow_provider_cdc.model.comparison import LastChange
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.model.offset import Position, split_file
 from airflow_provider_cdc.model.plan import Key
-from airflow_provider_cdc.model.schema import SEQ, TS
-from airflow_provider_cdc.model.start_mode import FIRST_POSITION
+from airflow_provider_cdc.model.schema import SEQ_COLUMN, TS_COLUMN
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
 from airflow_provider_cdc.mysql.client.key_sql import keys_of
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
-from airflow_provider_cdc.verify.source_scan import Source
+from airflow_provider_cdc.verify.source_scan import TableSource
 
 #: Bytes of binlog that are searched, the newest first: whole files, and one in any case.
-SEARCHED_BYTES = 1 << 30
+MAX_SEARCHED_BYTES = 1 << 30
 
 
-def last_touched(
-    source: Source, connection: Connection[Any], keys: pa.Table, end: Position
-) -> tuple[dict[Key, Touched], Position | None]:
+def find_last_changes(
+    source: TableSource, connection: Connection[Any], keys: pa.Table, end: Position
+) -> tuple[dict[Key, LastChange], Position | None]:
     """Look for the last changes of rows in the binlog, file by file, the newest first, until all are found.
 
     Rows as they were under an older definition of the table are not looked for, nor what another server has logged.
@@ -38,43 +38,45 @@ def last_touched(
     :param end: where the search begins.
     :returns: the last change of each row that was found, and from where on the binlog was searched.
     """
-    change_by_key: dict[Key, Touched] = {}
+    change_by_key: dict[Key, LastChange] = {}
     table, first_file_number = source.table, split_file(source.timeline.start_file)[1]
     searched_from: Position | None = None
-    for low, high in newest_first(binlog_sizes(connection), end):
+    for low, high in binlog_ranges_newest_first(binlog_sizes(connection), end):
         if not keys.num_rows or split_file(low.file)[1] < first_file_number:
             break
         try:
-            changes = _last_of(source, connection, keys, low, high)
+            changes = _last_changes_between(source, connection, keys, low, high)
         except CdcError:  # a DDL, or another server's rows: what stands before tells nothing that can be read so
             break
         for key, at, when in zip(
-            keys_of(table, changes), changes[SEQ].to_pylist(), changes[TS].to_pylist(), strict=True
+            keys_of(table, changes), changes[SEQ_COLUMN].to_pylist(), changes[TS_COLUMN].to_pylist(), strict=True
         ):
             time = datetime.fromtimestamp(when.timestamp(), UTC).isoformat(timespec="seconds")
-            change_by_key[key] = Touched(source.timeline.position(at), time)
-        keys = keys.filter(pc.invert(matched_rows(keys, changes, table.key))) if changes.num_rows else keys
+            change_by_key[key] = LastChange(source.timeline.position(at), time)
+        keys = keys.filter(pc.invert(mask_changed_keys(keys, changes, table.key))) if changes.num_rows else keys
         searched_from = low
     return change_by_key, searched_from
 
 
-def newest_first(sizes: Mapping[str, int], end: Position) -> Iterator[tuple[Position, Position]]:
+def binlog_ranges_newest_first(sizes: Mapping[str, int], end: Position) -> Iterator[tuple[Position, Position]]:
     """Stretches in which the binlog is searched: a file each, the newest first, as far as it is searched.
 
     :param sizes: the server's binlog files, the oldest first, and the size of each.
     :param end: where the search begins.
     """
-    budget, high = SEARCHED_BYTES, end
+    budget, high = MAX_SEARCHED_BYTES, end
     for name in reversed([*sizes]):
         if budget <= 0:
             return
         if split_file(name)[1] <= split_file(end.file)[1]:
-            low = Position(name, FIRST_POSITION)
+            low = Position(name, FIRST_EVENT_POSITION)
             yield low, high
             budget, high = budget - sizes[name], low
 
 
-def _last_of(source: Source, connection: Connection[Any], keys: pa.Table, low: Position, high: Position) -> pa.Table:
+def _last_changes_between(
+    source: TableSource, connection: Connection[Any], keys: pa.Table, low: Position, high: Position
+) -> pa.Table:
     """The last change of each of some keys in (low, high]."""
     table = source.table
     latest = table.sink_schema.empty_table()
@@ -82,6 +84,6 @@ def _last_of(source: Source, connection: Connection[Any], keys: pa.Table, low: P
         for window in log.read_parts(low, high):
             changes = window.changes
             if changes.num_rows:
-                matching = changes.filter(matched_rows(changes, keys, table.key))
+                matching = changes.filter(mask_changed_keys(changes, keys, table.key))
                 latest = last_changes(pa.concat_tables([latest, matching]), table.key)
     return latest

@@ -20,15 +20,17 @@ from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.keys.ranges import keys_as_ranges
-from airflow_provider_cdc.resnapshot.key_ranges import read_ranges
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.resnapshot.key_ranges import resnapshot_ranges
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.state import StateDatabase
 
 #: Compares tables that patterns name.
-Compare = Callable[[tuple[str, ...]], list[TableComparison]]
+CompareTables = Callable[[tuple[str, ...]], list[TableComparison]]
 
 
-def repaired(context: Context, verdicts: Sequence[TableComparison], compare: Compare) -> list[TableComparison]:
+def repair_tables(
+    context: RunContext, verdicts: Sequence[TableComparison], compare: CompareTables
+) -> list[TableComparison]:
     """Read the rows again that differ, table by table, wait for the stream to exchange them, and compare once more.
 
     A table that cannot be repaired is told, and left as it is: the others are repaired all the same.
@@ -38,7 +40,7 @@ def repaired(context: Context, verdicts: Sequence[TableComparison], compare: Com
     :returns: the verdicts, those of the tables whose rows were exchanged as they are then.
     """
     with closing(context.open_state_database()) as store:
-        repaired_labels = _exchanged(context, store, verdicts)
+        repaired_labels = _overwrite_differences(context, store, verdicts)
     if not repaired_labels:
         return [*verdicts]
     new_verdicts = {verdict.table: verdict for verdict in compare(tuple(re.escape(label) for label in repaired_labels))}
@@ -50,7 +52,7 @@ def repaired(context: Context, verdicts: Sequence[TableComparison], compare: Com
     ]
 
 
-def _exchanged(context: Context, store: Store, verdicts: Sequence[TableComparison]) -> set[str]:
+def _overwrite_differences(context: RunContext, store: StateDatabase, verdicts: Sequence[TableComparison]) -> set[str]:
     """Labels of the tables whose rows were exchanged."""
     plan = context.require_plan()
     indexes = {table.label: index for index, table in enumerate(plan.tables)}
@@ -58,12 +60,12 @@ def _exchanged(context: Context, store: Store, verdicts: Sequence[TableCompariso
     for verdict in verdicts:
         if verdict.verdict != UNEQUAL:
             continue
-        if (reason := _unfit(verdict)) is not None:
+        if (reason := _why_not_repairable(verdict)) is not None:
             remedy = f"Read it as a whole: airflow-cdc resnapshot --table {verdict.table}"
             context.reporter.line(f"{verdict.table} is not repaired: {reason}. {remedy}")
             continue
         try:
-            if _read(context, store, indexes[verdict.table], verdict) == "replaced":
+            if _resnapshot_keys(context, store, indexes[verdict.table], verdict) == "replaced":
                 repaired_labels.add(verdict.table)
             else:
                 context.reporter.line(f"{verdict.table}: compare it once more when a stream has run")
@@ -72,7 +74,7 @@ def _exchanged(context: Context, store: Store, verdicts: Sequence[TableCompariso
     return repaired_labels
 
 
-def _unfit(verdict: TableComparison) -> str | None:
+def _why_not_repairable(verdict: TableComparison) -> str | None:
     """Why the rows of a table cannot be read again by their keys, if they cannot."""
     if not verdict.differences:
         return "it has no usable key"
@@ -81,11 +83,11 @@ def _unfit(verdict: TableComparison) -> str | None:
     return None
 
 
-def _read(context: Context, store: Store, index: int, verdict: TableComparison) -> str:
+def _resnapshot_keys(context: RunContext, store: StateDatabase, index: int, verdict: TableComparison) -> str:
     keys = [difference.key for difference in verdict.differences]
 
     def ranges(connection: Connection[Any], table: TableSchema) -> list[Chunk]:
         return keys_as_ranges(connection, table, index, keys)
 
     context.reporter.line(f"{verdict.table}: {len(keys):,} keys are read again")
-    return read_ranges(context, store, index, ranges, run_in_threads)
+    return resnapshot_ranges(context, store, index, ranges, run_in_threads)

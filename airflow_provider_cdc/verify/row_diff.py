@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING
-from airflow_provider_cdc.model.multiset import images, numbers
+from airflow_provider_cdc.model.multiset import number_images, row_images
 from airflow_provider_cdc.model.schema import TableSchema
 
 _EXAMPLES, _EXAMPLE_LENGTH = 3, 200
@@ -19,7 +19,7 @@ _ROW = "row"
 
 
 @dataclass
-class Unequal:
+class RowDiff:
     """What is not the same.
 
     :param counts: how many keys (or rows) are missing, extra and different.
@@ -41,7 +41,7 @@ class Unequal:
         """How many keys or rows are not the same."""
         return sum(self.counts.values())
 
-    def merge(self, other: Unequal) -> None:
+    def merge(self, other: RowDiff) -> None:
         """Take in what was found among other keys."""
         for kind, count in other.counts.items():
             self.counts[kind] += count
@@ -66,9 +66,9 @@ class Unequal:
             self.examples.setdefault(kind, []).extend(shown)
 
 
-def by_key(
+def diff_by_key(
     table: TableSchema, source: pa.Table, sink: pa.Table, *, max_keys: int, allow_extra: bool = False
-) -> Unequal:
+) -> RowDiff:
     """Compare rows that have a key.
 
     :param max_keys: how many keys of each kind are kept.
@@ -76,11 +76,11 @@ def by_key(
     """
     names = [c.name for c in table.copied_columns]
     order = [str(names.index(k)) for k in table.key]
-    left, right = (images(side, names) for side in (source, sink))
+    left, right = (row_images(side, names) for side in (source, sink))
     left, right = (side.append_column(_ROW, pa.array(np.arange(side.num_rows))) for side in (left, right))
-    diff = Unequal()
+    diff = RowDiff()
     missing = left.select([*order, _ROW]).join(right.select(order), order, join_type="left anti")[_ROW]
-    diff.add(MISSING, _sorted(source.select(list(table.key)), missing), max_keys)
+    diff.add(MISSING, _take_in_order(source.select(list(table.key)), missing), max_keys)
     extra = right.select([*order, _ROW]).join(left.select(order), order, join_type="left anti")[_ROW]
     counted = (
         right.select([*order, _ROW]).group_by(order, use_threads=False).aggregate([(_ROW, "count"), (_ROW, "min")])
@@ -90,8 +90,8 @@ def by_key(
     if allow_extra:
         diff.allowed_extra = len(extra)
     else:
-        diff.add(EXTRA, _sorted(sink.select(list(table.key)), extra), max_keys)
-    diff.add(EXTRA, _sorted(sink.select(list(table.key)), duplicates[f"{_ROW}_min"]), max_keys)
+        diff.add(EXTRA, _take_in_order(sink.select(list(table.key)), extra), max_keys)
+    diff.add(EXTRA, _take_in_order(sink.select(list(table.key)), duplicates[f"{_ROW}_min"]), max_keys)
     diff.counts[EXTRA] += duplicate_rows - duplicates.num_rows  # each row that is one too many counts
     if duplicates.num_rows:  # which of them the other side's row should be compared with nobody can say
         right = right.join(duplicates.select(order), order, join_type="left anti")
@@ -100,15 +100,17 @@ def by_key(
     )
     matched = matched.sort_by(_ROW)
     source_rows, sink_rows = source.take(matched[_ROW]), sink.take(matched[f"{_ROW}_of_sink"])
-    _differing(diff, table, source_rows, sink_rows, max_keys)
+    _diff_common_keys(diff, table, source_rows, sink_rows, max_keys)
     return diff
 
 
-def _differing(diff: Unequal, table: TableSchema, source_rows: pa.Table, sink_rows: pa.Table, max_keys: int) -> None:
+def _diff_common_keys(
+    diff: RowDiff, table: TableSchema, source_rows: pa.Table, sink_rows: pa.Table, max_keys: int
+) -> None:
     """Compare rows of the same keys, in the same order."""
     names = [c.name for c in table.copied_columns]
-    left, right = images(source_rows, names), images(sink_rows, names)
-    masks = {name: _differs(left[str(i)], right[str(i)]) for i, name in enumerate(names)}
+    left, right = row_images(source_rows, names), row_images(sink_rows, names)
+    masks = {name: _difference_mask(left[str(i)], right[str(i)]) for i, name in enumerate(names)}
     masks = {name: mask for name, mask in masks.items() if mask.any()}
     if not masks:
         return
@@ -118,25 +120,25 @@ def _differing(diff: Unequal, table: TableSchema, source_rows: pa.Table, sink_ro
     diff.add(DIFFERENT, source_rows.select(list(table.key)).take(pa.array(rows)), max_keys, columns)
 
 
-def _differs(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Any:
-    """Mask of the places at which two columns of :func:`~airflow_provider_cdc.model.multiset.images` differ."""
+def _difference_mask(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Any:
+    """Mask of the places at which two columns of :func:`~airflow_provider_cdc.model.multiset.row_images` differ."""
     unequal = pc.fill_null(pc.not_equal(left, right), False)
     return pc.or_(unequal, pc.not_equal(pc.is_null(left), pc.is_null(right))).to_numpy()
 
 
-def _sorted(keys: pa.Table, rows: pa.ChunkedArray) -> pa.Table:
+def _take_in_order(keys: pa.Table, rows: pa.ChunkedArray) -> pa.Table:
     """Keys of some rows, in their order."""
     return keys.take(pa.array(np.sort(rows.to_numpy()).astype(np.int64)))
 
 
-def by_count(table: TableSchema, sides: Sequence[tuple[pa.Table, pa.Table, Any]]) -> Unequal:
+def diff_by_count(table: TableSchema, sides: Sequence[tuple[pa.Table, pa.Table, Any]]) -> RowDiff:
     """Compare how often each row is there.
 
     :param sides: of source and sink, the rows, the changes that they lack, and how often each of those counts.
     """
     names = [c.name for c in table.copied_columns]
-    all_rows = pa.concat_tables([images(rows, names) for side in sides for rows in side[:2]])
-    number, begin = numbers(all_rows), 0
+    all_rows = pa.concat_tables([row_images(rows, names) for side in sides for rows in side[:2]])
+    number, begin = number_images(all_rows), 0
     counts = []
     for rows, _, weights in sides:
         weight = np.concatenate((np.ones(rows.num_rows), weights))
@@ -144,17 +146,17 @@ def by_count(table: TableSchema, sides: Sequence[tuple[pa.Table, pa.Table, Any]]
         counts.append(np.bincount(number[begin:end], weight, minlength=number.max(initial=-1) + 1).astype(np.int64))
         begin = end
     surplus = counts[0] - counts[1]
-    diff = Unequal()
+    diff = RowDiff()
     for kind, which in ((MISSING, np.flatnonzero(surplus > 0)), (EXTRA, np.flatnonzero(surplus < 0))):
         diff.counts[kind] = int(np.abs(surplus[which]).sum())
         for image in which[:_EXAMPLES]:
             row = all_rows.slice(int(np.flatnonzero(number == image)[0]), 1).to_pylist()[0]
             diff.examples.setdefault(kind, []).append(
-                f"{kind} {abs(int(surplus[image]))} of {_short(tuple(row.values()))}"
+                f"{kind} {abs(int(surplus[image]))} of {_truncate(tuple(row.values()))}"
             )
     return diff
 
 
-def _short(row: tuple[Any, ...]) -> str:
+def _truncate(row: tuple[Any, ...]) -> str:
     text = repr(row)
     return text if len(text) <= _EXAMPLE_LENGTH else f"{text[:_EXAMPLE_LENGTH]}..."

@@ -14,33 +14,33 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from airflow_provider_cdc.apply.follow_ddl import beside_a_stream, lagging
-from airflow_provider_cdc.chunk_groups.groups import published_attempts, published_in, targets
-from airflow_provider_cdc.config.selection import EVERYTHING, Selection
-from airflow_provider_cdc.model.comparison import CopyPlace, Difference, Refusal, TableComparison
-from airflow_provider_cdc.model.errors import REPORT, CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.apply.follow_ddl import copies_with_old_definition, tolerate_concurrent_ddl
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, published_attempts, published_attempts_in
+from airflow_provider_cdc.config.selection import ALL_TABLES, TableSelection
+from airflow_provider_cdc.model.comparison import ComparisonRefusal, CopyPosition, TableComparison
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Suspended
-from airflow_provider_cdc.model.progress import duration
-from airflow_provider_cdc.model.start_mode import SNAPSHOT, start_text
+from airflow_provider_cdc.model.plan_history import Suspension
+from airflow_provider_cdc.model.progress import format_duration
+from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
 from airflow_provider_cdc.model.step_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.observe.lag import copy_place
-from airflow_provider_cdc.resnapshot.suspension import gone, remedy_of
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.observe.lag import read_copy_position
+from airflow_provider_cdc.resnapshot.suspension import suspension_remedy, tables_missing_in_source
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Readable
-from airflow_provider_cdc.verify.compare import Comparing
-from airflow_provider_cdc.verify.task import Runner, run_in_threads
+from airflow_provider_cdc.verify.compare import TableComparer
+from airflow_provider_cdc.verify.task import ScanRunner, run_scans_in_threads
 
-__all__ = ["Difference", "TableComparison", "verify"]
+__all__ = ["TableComparison", "verify_tables"]
 
 
-def verify(
-    context: Context,
+def verify_tables(
+    context: RunContext,
     *,
     show_values: bool = False,
-    selection: Selection = EVERYTHING,
-    runner: Runner = run_in_threads,
+    selection: TableSelection = ALL_TABLES,
+    runner: ScanRunner = run_scans_in_threads,
 ) -> list[TableComparison]:
     """Compare captured tables. Tables that were removed from the pipeline, or dropped in the source, are passed over.
 
@@ -54,7 +54,7 @@ def verify(
     """
     plan = context.require_plan()
     _check_ready(context, plan, selection)
-    verification = _Verifying(context, plan, selection, runner)
+    verification = _Verification(context, plan, selection, runner)
     verdicts = []
     for verdict in verification.verdicts():
         shown = verdict if show_values else replace(verdict, examples=())
@@ -65,10 +65,10 @@ def verify(
     return verdicts
 
 
-def _check_ready(context: Context, plan: Plan, selection: Selection) -> None:
+def _check_ready(context: RunContext, plan: Plan, selection: TableSelection) -> None:
     if plan.start != SNAPSHOT:
         raise NotReadyError(
-            f"pipeline {plan.pipeline} began without a snapshot (stream.start: {start_text(plan.start)}): its tables "
+            f"pipeline {plan.pipeline} began without a snapshot (stream.start: {format_start(plan.start)}): its tables "
             "hold only rows that were changed since, so they need not equal the source",
             "For a complete copy, use stream.start: snapshot with a fresh sink.path",
         )
@@ -90,34 +90,34 @@ def _check_ready(context: Context, plan: Plan, selection: Selection) -> None:
         )
 
 
-def _is_complete(context: Context, plan: Plan) -> bool:
+def _is_complete(context: RunContext, plan: Plan) -> bool:
     """Whether the snapshot was complete once. A copy that is gone or damaged since is that table's own trouble."""
     if context.sink.resume_point().read_with_timeline() is not None:  # without a complete snapshot no stream begins
         return True
     try:
-        return published_attempts(plan, targets(context, plan)) is not None
+        return published_attempts(plan, open_sink_tables(context, plan)) is not None
     except CdcError:
         return True
 
 
 @dataclass
-class _Verifying:
+class _Verification:
     """The comparison of the tables of a plan.
 
     :param plan: the plan, which is read again for each table: the stream goes on.
     """
 
-    context: Context
+    context: RunContext
     plan: Plan
-    selection: Selection
-    runner: Runner
+    selection: TableSelection
+    runner: ScanRunner
 
     def verdicts(self) -> Iterator[TableComparison]:
         """The verdict of each table that is chosen, in the plan's order."""
         context, plan = self.context, self.plan
         copy_position, refusal = self._read_copy_position()
         self.limits = self.selection.apply_to_limits(context.pipeline.snapshot.load_limits)
-        missing = gone(context, plan)
+        missing = tables_missing_in_source(context, plan)
         for index, table in enumerate(plan.tables):
             if not self.selection.includes(*table.id):
                 continue
@@ -132,41 +132,41 @@ class _Verifying:
                 yield replace(self._compare_table(index), copy=copy_position)
                 continue
             except CdcError as error:
-                error_refusal = _refusal(error)
+                error_refusal = _refusal_from_error(error)
             except Exception as error:  # whatever it is: it must not take the other tables along
-                error_refusal = Refusal(f"unexpected {type(error).__name__}: {error}", REPORT)
+                error_refusal = ComparisonRefusal(f"unexpected {type(error).__name__}: {error}", REPORT_REMEDY)
             yield TableComparison.from_refusal(table.label, error_refusal, copy_position)
             if error_refusal.retry:
                 refusal = self._why_unreachable()
 
-    def _read_copy_position(self) -> tuple[CopyPlace | None, Refusal | None]:
+    def _read_copy_position(self) -> tuple[CopyPosition | None, ComparisonRefusal | None]:
         """How far the copy stands, and why nothing can be compared there, if it cannot.
 
         :raises TransientError: if the source or the sink cannot be reached.
         """
         try:
-            copy_position = copy_place(self.context, self.plan)
+            copy_position = read_copy_position(self.context, self.plan)
         except TerminalError as error:
-            return None, _refusal(error)
+            return None, _refusal_from_error(error)
         self.context.reporter.line(str(copy_position))
         max_lag = self.selection.max_lag_seconds
         if copy_position.lag_seconds is None or copy_position.lag_seconds <= max_lag:
             return copy_position, None
-        return copy_position, Refusal(
-            f"{copy_position}, and the limit is {duration(max_lag)}",
+        return copy_position, ComparisonRefusal(
+            f"{copy_position}, and the limit is {format_duration(max_lag)}",
             "Let the stream catch up; if it has stopped, airflow-cdc status says why. To compare all the same, raise "
             "--max-lag-seconds (max_lag_seconds of the operator)",
             retry=True,
         )
 
-    def _suspended_verdict(self, index: int, suspension: Suspended) -> TableComparison:
+    def _suspended_verdict(self, index: int, suspension: Suspension) -> TableComparison:
         at = self.context.resume_state(self.plan)[1].position(suspension.seq)
-        refusal = Refusal(
+        refusal = ComparisonRefusal(
             f"it is suspended since {suspension.since}, at {at}: {suspension.message}",
-            remedy_of(self.plan, suspension),
+            suspension_remedy(self.plan, suspension),
             retry=suspension.kind in (ADDED, REMOVED),  # the stream is at it
         )
-        place = None if suspension.kind == ADDED else CopyPlace(at, suspension.since)
+        place = None if suspension.kind == ADDED else CopyPosition(at, suspension.since)
         return TableComparison.from_refusal(self.plan.tables[index].label, refusal, place)
 
     def _compare_table(self, index: int) -> TableComparison:
@@ -175,30 +175,30 @@ class _Verifying:
         table = plan.tables[index]
         if (suspension := plan.suspension_of(index)) is not None:
             return self._suspended_verdict(index, suspension)
-        if lagging(context, plan, [index]):
+        if copies_with_old_definition(context, plan, [index]):
             raise TransientError(
                 "the stream has begun to follow a DDL, and the copy does not have its columns yet",
                 "Let the stream go on, then run again",
             )
         target = context.sink.table(table)
         assert isinstance(target, Readable)
-        if published_in(plan, index, target) is None:
+        if published_attempts_in(plan, index, target) is None:
             raise TerminalError(
                 f"the {target.name} is missing, or is not the one that was written before",
                 f"Put it back, or read it again: airflow-cdc resnapshot --table {table.label}",
             )
-        with beside_a_stream(context, plan):
-            return Comparing(context, plan, index, target, self.runner, self.limits).compare()
+        with tolerate_concurrent_ddl(context, plan):
+            return TableComparer(context, plan, index, target, self.runner, self.limits).compare()
 
-    def _why_unreachable(self) -> Refusal | None:
+    def _why_unreachable(self) -> ComparisonRefusal | None:
         """Why no other table can be compared, if the source or the sink cannot be reached any more."""
         try:
             with closing(connect(self.context.connect_args)):
                 self.context.resume_state(self.plan)
         except CdcError as error:
-            return _refusal(error)
+            return _refusal_from_error(error)
         return None
 
 
-def _refusal(error: CdcError) -> Refusal:
-    return Refusal(error.message, error.remedy, isinstance(error, TransientError))
+def _refusal_from_error(error: CdcError) -> ComparisonRefusal:
+    return ComparisonRefusal(error.message, error.remedy, isinstance(error, TransientError))

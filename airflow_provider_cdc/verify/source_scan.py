@@ -16,23 +16,23 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.definitions import Definitions, by_table
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.progress import ChunkProgress
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.chunks.keyless import pieces
+from airflow_provider_cdc.mysql.chunks.keyless import read_parts
 from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
-from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.client.throttle import Throttle
-from airflow_provider_cdc.mysql.positions.lookback import look_back
-from airflow_provider_cdc.mysql.positions.watermark import watermarks
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.verify.task import Gathering
+from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
+from airflow_provider_cdc.mysql.positions.watermark import make_watermarks
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.verify.task import RowCollector
 
 
 class _StoppedError(Exception):
@@ -40,7 +40,7 @@ class _StoppedError(Exception):
 
 
 @dataclass
-class Source:
+class TableSource:
     """A table of the source, as it is read for a comparison.
 
     :param context: the pipeline.
@@ -50,11 +50,11 @@ class Source:
     :param limits: what all readers together may ask of the server.
     """
 
-    context: Context
+    context: RunContext
     table: TableSchema
-    definition_history: Definitions
-    timeline: Lineage
-    limits: Limits
+    definition_history: DefinitionHistory
+    timeline: Timeline
+    limits: LoadLimits
 
     def open_at(self, slot: int, at: Position) -> BinlogStream:
         """Open the binlog at a position.
@@ -71,7 +71,7 @@ class Source:
             server=self.timeline.server,
         )
 
-    def definitions(self, *, before_images: bool = False) -> Definitions:
+    def definitions(self, *, before_images: bool = False) -> DefinitionHistory:
         """By which the binlog is read.
 
         :param before_images: whether the old rows of updates are wanted, too, and whole.
@@ -88,8 +88,10 @@ class Source:
         :param before_images: whether updates give their old image, too.
         """
         definitions = self.definitions(before_images=before_images)
-        lookback = partial(look_back, self.context.connect_args, self.timeline.server, by_table([definitions]))
-        text_decoders = decoders(lambda: nullcontext(connection), [self.table])
+        lookback = partial(
+            make_xa_lookback, self.context.connect_args, self.timeline.server, histories_by_table([definitions])
+        )
+        text_decoders = load_decoders(lambda: nullcontext(connection), [self.table])
         return WindowReader(
             partial(self.open_at, slot),
             definitions,
@@ -100,18 +102,18 @@ class Source:
         )
 
     def read_chunks(
-        self, chunks: Sequence[Chunk], make_collector: Callable[[], Gathering]
-    ) -> tuple[Gathering, list[Position]]:
+        self, chunks: Sequence[Chunk], make_collector: Callable[[], RowCollector]
+    ) -> tuple[RowCollector, list[Position]]:
         """Read all chunks.
 
         :param make_collector: makes what a reader puts its rows into.
         :returns: what all have gathered, and the high watermark of each chunk.
         """
-        scan = _Work(self, chunks, make_collector)
-        count = max(1, min(self.context.pipeline.snapshot.parallelism, len(slots.VERIFIERS), len(chunks)))
+        scan = _SharedScan(self, chunks, make_collector)
+        count = max(1, min(self.context.pipeline.snapshot.parallelism, len(slots.VERIFY_READERS), len(chunks)))
         limits = self.limits.per_reader(count)
         with ThreadPoolExecutor(count) as pool:
-            running = [pool.submit(scan.run, slot, limits) for slot in slots.VERIFIERS[:count]]
+            running = [pool.submit(scan.run, slot, limits) for slot in slots.VERIFY_READERS[:count]]
         errors = [error for done in running if (error := done.exception()) is not None]
         for error in sorted(errors, key=lambda error: isinstance(error, _StoppedError)):
             raise error
@@ -122,12 +124,12 @@ class Source:
 
 
 @dataclass
-class _Work:
+class _SharedScan:
     """Chunks that several readers share."""
 
-    source: Source
+    source: TableSource
     chunks: Sequence[Chunk]
-    make_collector: Callable[[], Gathering]
+    make_collector: Callable[[], RowCollector]
     high_watermarks: dict[int, Position] = field(default_factory=dict)
     rows: int = 0
     corrected: int = 0
@@ -136,17 +138,17 @@ class _Work:
         self._next, self._lock, self._stop = iter(range(len(self.chunks))), threading.Lock(), threading.Event()
         self._began = time.monotonic()
 
-    def run(self, slot: int, limits: Limits) -> Gathering:
+    def run(self, slot: int, limits: LoadLimits) -> RowCollector:
         """Read chunks until there are none, over a connection of one's own."""
         collected, source = self.make_collector(), self.source
         with self._stop_others_on_error(), closing(connect(source.context.connect_args)) as connection:
             throttle = Throttle(connection, limits, self._report_pause)
-            marks = watermarks(connection, source.timeline.server)
+            marks = make_watermarks(connection, source.timeline.server)
             with closing(source.open_window_reader(connection, slot)) as log:
                 while (number := self._next_chunk()) is not None:
                     throttle.wait_for_turn(self._check_stopped)
                     began = time.monotonic()
-                    parts = pieces(connection, log, source.table, self.chunks[number], source.timeline, marks)
+                    parts = read_parts(connection, log, source.table, self.chunks[number], source.timeline, marks)
                     with closing(parts):
                         for part in parts:
                             throttle.record_chunk(began, part.rows.num_rows, part.rows.nbytes)

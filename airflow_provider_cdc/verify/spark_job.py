@@ -6,9 +6,9 @@ import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.spark.session import told_of_waiting
+from airflow_provider_cdc.spark.session import warn_while_waiting
 from airflow_provider_cdc.spark.tasks import run_tasks
-from airflow_provider_cdc.verify.task import Gathering, Runner, Scan
+from airflow_provider_cdc.verify.task import RowCollector, ScanRunner, SinkScan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def run_scans(spark: SparkSession, log_line: Callable[[str], None]) -> Runner:
+def spark_scan_runner(spark: SparkSession, log_line: Callable[[str], None]) -> ScanRunner:
     """Runner that makes one Spark job of some scans, a task each.
 
     :param log_line: gets a line if Spark waits for executors.
     """
 
-    def run(work: Sequence[Scan]) -> Sequence[Gathering]:
-        with told_of_waiting(spark, log_line):
-            return [pickle.loads(done) for done in run_tasks(spark, work, _scanned, len(work))]
+    def run(work: Sequence[SinkScan]) -> Sequence[RowCollector]:
+        with warn_while_waiting(spark, log_line):
+            return [pickle.loads(done) for done in run_tasks(spark, work, _run_scan, len(work))]
 
     return run
 
 
-def _scanned(scan: Scan) -> bytes:
+def _run_scan(scan: SinkScan) -> bytes:
     return pickle.dumps(scan.run())

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.model.bucket_sums import BUCKETS, Sums
-from airflow_provider_cdc.sinks.scanning import Portion
-from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
+from airflow_provider_cdc.sinks.scanning import ScanTask
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 
 #: Threads of this process that read at a time: each holds a row group.
 _THREADS = 8
 
 
 @dataclass(frozen=True)
-class Told:
+class RowHasher:
     """How rows are told apart, and what of them is compared.
 
     :param columns: the columns that are compared.
@@ -42,37 +42,37 @@ class Told:
 
     def buckets(self, rows: pa.Table) -> Any:
         """Buckets of rows: an array of uint16."""
-        return _buckets(self.key_hashes(rows))
+        return _hash_buckets(self.key_hashes(rows))
 
-    def add_to_sums(self, rows: pa.Table, sums: Sums, weights: Any = None) -> None:
+    def add_to_sums(self, rows: pa.Table, sums: BucketSums, weights: Any = None) -> None:
         """Take rows into sums.
 
-        :param weights: as for :meth:`Sums.add`.
+        :param weights: as for :meth:`BucketSums.add`.
         """
         first, second = self.hashes(rows)
-        sums.add(self.buckets(rows) if self.key else _buckets(first), first, second, weights)
+        sums.add(self.buckets(rows) if self.key else _hash_buckets(first), first, second, weights)
 
     def _hash_columns(self, rows: pa.Table, columns: Sequence[str]) -> tuple[Any, Any]:
-        from airflow_provider_cdc.sinks.row_hashes import hashed  # compiled: not for drivers that need none of it
+        from airflow_provider_cdc.sinks.row_hashes import hash_rows  # compiled: not for drivers that need none of it
 
-        return hashed(rows, columns, np.array(self.secret, np.uint64))
+        return hash_rows(rows, columns, np.array(self.secret, np.uint64))
 
 
-def _buckets(hashes: Any) -> Any:
-    return (hashes & np.uint64(BUCKETS - 1)).astype(np.uint16)
+def _hash_buckets(hashes: Any) -> Any:
+    return (hashes & np.uint64(BUCKET_COUNT - 1)).astype(np.uint16)
 
 
 @dataclass
-class Gathering:
+class RowCollector:
     """What becomes of rows: they are summed, or those of some buckets are kept.
 
     :param row_hasher: how they are told apart.
     :param bucket_mask: a bit for each bucket whose rows are kept; ``None`` to sum all of them.
     """
 
-    row_hasher: Told
+    row_hasher: RowHasher
     bucket_mask: bytes | None = None
-    sums: Sums = field(default_factory=Sums)
+    sums: BucketSums = field(default_factory=BucketSums)
     rows: list[pa.Table] = field(default_factory=list)
 
     def add(self, rows: pa.Table) -> None:
@@ -93,35 +93,35 @@ class Gathering:
         selected = np.unpackbits(np.frombuffer(self.bucket_mask, np.uint8), bitorder="little")
         return rows.filter(pa.array(selected[self.row_hasher.buckets(rows)].astype(bool)))
 
-    def merge(self, other: Gathering) -> None:
+    def merge(self, other: RowCollector) -> None:
         """Take in what another one has gathered."""
         self.sums.merge(other.sums)
         self.rows += other.rows
 
 
-def wanted_of(buckets: Iterable[int]) -> bytes:
+def make_bucket_mask(buckets: Iterable[int]) -> bytes:
     """A bit for each of some buckets."""
-    mask = np.zeros(BUCKETS, np.uint8)
+    mask = np.zeros(BUCKET_COUNT, np.uint8)
     mask[np.fromiter(buckets, np.int64)] = 1
     return np.packbits(mask, bitorder="little").tobytes()
 
 
 @dataclass(frozen=True)
-class Scan:
+class SinkScan:
     """A task's share of a table.
 
     :param portions: what it reads.
     :param row_hasher: how rows are told apart.
-    :param bucket_mask: as for :class:`Gathering`.
+    :param bucket_mask: as for :class:`RowCollector`.
     """
 
-    portions: tuple[Portion, ...]
-    row_hasher: Told
+    portions: tuple[ScanTask, ...]
+    row_hasher: RowHasher
     bucket_mask: bytes | None = None
 
-    def run(self) -> Gathering:
+    def run(self) -> RowCollector:
         """Read it."""
-        collector = Gathering(self.row_hasher, self.bucket_mask)
+        collector = RowCollector(self.row_hasher, self.bucket_mask)
         for portion in self.portions:
             for rows in portion.read_rows(self.row_hasher.columns):
                 collector.add(rows)
@@ -129,15 +129,15 @@ class Scan:
 
 
 #: Runs scans wherever there is room; the results are in their order.
-Runner = Callable[[Sequence[Scan]], Sequence[Gathering]]
+ScanRunner = Callable[[Sequence[SinkScan]], Sequence[RowCollector]]
 
 
-def shares(portions: Iterable[Portion], count: int) -> list[tuple[Portion, ...]]:
+def split_evenly(portions: Iterable[ScanTask], count: int) -> list[tuple[ScanTask, ...]]:
     """Portions in shares of about the same size; none is empty.
 
     :param count: how many shares at most.
     """
-    bins: list[tuple[int, list[Portion]]] = [(0, []) for _ in range(count)]
+    bins: list[tuple[int, list[ScanTask]]] = [(0, []) for _ in range(count)]
     for portion in sorted(portions, key=lambda p: p.size_bytes, reverse=True):
         number = min(range(count), key=lambda n: bins[n][0])
         size, bin_portions = bins[number]
@@ -145,11 +145,11 @@ def shares(portions: Iterable[Portion], count: int) -> list[tuple[Portion, ...]]
     return [tuple(held) for _, held in bins if held]
 
 
-def run_in_threads(scans: Sequence[Scan]) -> Sequence[Gathering]:
+def run_scans_in_threads(scans: Sequence[SinkScan]) -> Sequence[RowCollector]:
     """Runner for this process: reading and hashing is machine code, which runs without Python's lock."""
 
-    def run(scan: Scan) -> Gathering:
+    def run(scan: SinkScan) -> RowCollector:
         return scan.run()
 
     with ThreadPoolExecutor(max(1, min(len(scans), os.cpu_count() or 1, _THREADS))) as pool:
-        return list(pool.map(carried(run), scans))
+        return list(pool.map(with_current_counts(run), scans))

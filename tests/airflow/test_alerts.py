@@ -13,11 +13,11 @@ import pytest
 from airflow.sdk import BaseNotifier
 
 from airflow_provider_cdc import Alerts, CdcStreamOperator, Pipeline, Sink, Source
-from airflow_provider_cdc.airflow.operators.alerts import Hooks
+from airflow_provider_cdc.airflow.operators.alerts import AlertHooks
 from airflow_provider_cdc.airflow.triggers import cdc
 from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
-from airflow_provider_cdc.state import Store, TableStanding
+from airflow_provider_cdc.state import StateDatabase, TableStatus
 
 PIPELINE = Pipeline(
     name="shop",
@@ -25,7 +25,7 @@ PIPELINE = Pipeline(
     sink=Sink(path="/nowhere"),
     alerts=Alerts(lag_seconds=100),
 )
-GONE = TableStanding("shop", "t", "suspended", reason="a DDL")
+GONE = TableStatus("shop", "t", "suspended", reason="a DDL")
 log = logging.getLogger(__name__)
 
 
@@ -49,23 +49,23 @@ def heard() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(f"sqlite:///{tmp_path / 'books.db'}", migrate=True)) as opened:
+def store(tmp_path: Path) -> Iterator[StateDatabase]:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path / 'books.db'}", migrate=True)) as opened:
         opened.register_pipeline("shop", "server")
         opened.begin_epoch("shop", 0, "host", 1, 1.0)
         heard()
         yield opened
 
 
-def all_hooks() -> Hooks:
-    return Hooks(**{kind: Note(kind) for kind in ("suspended", "lag", "purge_risk", "failed", "recovered")})
+def all_hooks() -> AlertHooks:
+    return AlertHooks(**{kind: Note(kind) for kind in ("suspended", "lag", "purge_risk", "failed", "recovered")})
 
 
-def sample(store: Store, lag: float) -> None:
+def sample(store: StateDatabase, lag: float) -> None:
     store.record_sample("shop", 1, lag_seconds=lag, lag_bytes=0, purge_hours=1.0)
 
 
-def test_one_message_for_each_change(store: Store) -> None:
+def test_one_message_for_each_change(store: StateDatabase) -> None:
     def tell() -> list[tuple[str, str]]:
         all_hooks().notify({}, store, PIPELINE, log)  # as a process that has just been started
         return heard()
@@ -86,18 +86,18 @@ def test_one_message_for_each_change(store: Store) -> None:
     assert [kind for kind, _ in tell()] == ["lag"], "and once more"
 
 
-def test_nobody_hears_what_nobody_asked_for(store: Store) -> None:
+def test_nobody_hears_what_nobody_asked_for(store: StateDatabase) -> None:
     sample(store, 101)
     store.write_table_states("shop", [GONE])
-    Hooks(suspended=[Note("one"), Note("two")]).notify({}, store, PIPELINE, log)
+    AlertHooks(suspended=[Note("one"), Note("two")]).notify({}, store, PIPELINE, log)
     assert [name for name, _ in heard()] == ["one", "two"]
-    Hooks(recovered=Note("recovered")).notify({}, store, PIPELINE, log)
+    AlertHooks(recovered=Note("recovered")).notify({}, store, PIPELINE, log)
     assert heard() == []
     with pytest.raises(TypeError, match="on_lag is 'x': give a notifier"):
         CdcStreamOperator(task_id="t", pipeline=PIPELINE, on_lag="x")  # type: ignore[arg-type]
 
 
-def test_a_hook_that_fails_and_one_that_dies(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_fails_and_one_that_dies(store: StateDatabase, caplog: pytest.LogCaptureFixture) -> None:
     sample(store, 101)
 
     def fails(context: Any) -> None:
@@ -107,15 +107,15 @@ def test_a_hook_that_fails_and_one_that_dies(store: Store, caplog: pytest.LogCap
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Hooks(lag=dies).notify({}, store, PIPELINE, log)
-    Hooks(lag=[fails, Note("lag")]).notify({}, store, PIPELINE, log)
+        AlertHooks(lag=dies).notify({}, store, PIPELINE, log)
+    AlertHooks(lag=[fails, Note("lag")]).notify({}, store, PIPELINE, log)
     assert [name for name, _ in heard()] == ["lag"], "nobody was told before"
     assert "a hook for lag has failed" in caplog.text and "no route" in caplog.text
 
 
-def test_a_stream_that_fails(store: Store) -> None:
+def test_a_stream_that_fails(store: StateDatabase) -> None:
     @contextmanager
-    def opened() -> Iterator[tuple[Any, Store]]:
+    def opened() -> Iterator[tuple[Any, StateDatabase]]:
         yield type("Work", (), {"pipeline": PIPELINE}), store
 
     def fail(killed: bool = False) -> list[tuple[str, str]]:
@@ -138,7 +138,9 @@ def test_a_stream_that_fails(store: Store) -> None:
     assert heard() == [("recovered", "shop None: a lost position. look")]
 
 
-def test_the_trigger_fires_when_there_is_news(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trigger_fires_when_there_is_news(
+    store: StateDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cdc, "_SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(cdc, "STATS_SECONDS", 0.1)
 

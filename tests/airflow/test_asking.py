@@ -16,9 +16,9 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_cdc import CdcStatusOperator, CdcStopOperator
 from airflow_provider_cdc.airflow.triggers.stream_end import CdcStreamEndTrigger
-from airflow_provider_cdc.model.errors import NotReadyError, TransientError, pack
-from airflow_provider_cdc.runtime.liveness import whoami
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError, embed_error
+from airflow_provider_cdc.runtime.liveness import process_identity
+from airflow_provider_cdc.state import StateDatabase
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -51,9 +51,9 @@ def stop(cli: Cli, **kwargs: Any) -> CdcStopOperator:
 
 
 @contextmanager
-def streaming(store: Store, name: str, at_stop: Callable[[int], None]) -> Iterator[int]:
+def streaming(store: StateDatabase, name: str, at_stop: Callable[[int], None]) -> Iterator[int]:
     """A stream as far as the bookkeeping knows: its heart beats until it is asked to stop."""
-    epoch, over = store.begin_epoch(name, 0, *whoami()), threading.Event()
+    epoch, over = store.begin_epoch(name, 0, *process_identity()), threading.Event()
 
     def beat() -> None:
         while not over.wait(0.1):
@@ -71,8 +71,8 @@ def streaming(store: Store, name: str, at_stop: Callable[[int], None]) -> Iterat
         thread.join()
 
 
-def successor(store: Store, name: str) -> None:
-    store.begin_epoch(name, 0, *whoami())
+def successor(store: StateDatabase, name: str) -> None:
+    store.begin_epoch(name, 0, *process_identity())
 
 
 def test_a_stream_is_stopped_as_a_person_stops_it(cli: Cli) -> None:
@@ -106,7 +106,7 @@ def test_its_end_is_waited_for_in_the_triggerer(cli: Cli) -> None:
         assert ended["state"] == "failed"
         with pytest.raises(TransientError, match=f"epoch {epoch} of {name} was asked to stop, and has not ended"):
             stop(cli).resume(CONTEXT, {"epoch": epoch, "verdict": None}, until)
-        unseen = pack(NotReadyError("the triggerer on far has looked in vain", "Name a database"))
+        unseen = embed_error(NotReadyError("the triggerer on far has looked in vain", "Name a database"))
         with pytest.raises(AirflowFailException, match="looked in vain"):
             stop(cli).resume(CONTEXT, {"epoch": epoch, "unseen": unseen}, until)
 

@@ -29,9 +29,14 @@ from airflow_provider_cdc import (
 from airflow_provider_cdc.airflow.triggers import windows
 from airflow_provider_cdc.airflow.triggers.windows import CdcTableTrigger
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.observe.asset_windows import caught_up, is_empty, new_snapshots, window
+from airflow_provider_cdc.observe.asset_windows import (
+    is_window_empty,
+    take_catch_up_windows,
+    take_new_snapshots,
+    window_between,
+)
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
-from airflow_provider_cdc.state import Store, TableStanding
+from airflow_provider_cdc.state import StateDatabase, TableStatus
 
 T = ("shop", "t")
 
@@ -41,16 +46,16 @@ def pipeline(path: str = "/data/lake", **more: Any) -> Pipeline:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[StateDatabase]:
     file = LocalFiles.for_pipeline(tmp_path, "shop").state_database
-    with closing(Store.open(f"sqlite:///{file}", migrate=True)) as opened:
+    with closing(StateDatabase.open(f"sqlite:///{file}", migrate=True)) as opened:
         opened.register_pipeline("shop", "server")
         yield opened
 
 
-def applied(store: Store, inserts: int = 0, updates: int = 0, deletes: int = 0, at: str = "b.1:4") -> None:
+def applied(store: StateDatabase, inserts: int = 0, updates: int = 0, deletes: int = 0, at: str = "b.1:4") -> None:
     """As the driver of a stream writes it down."""
-    standing = TableStanding(*T, "streaming", position=at)
+    standing = TableStatus(*T, "streaming", position=at)
     store.write_table_states("shop", [standing], applied_counts={T: [inserts, updates, deletes]})
 
 
@@ -112,39 +117,39 @@ def counts(found: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(found[name] for name in ("inserts", "updates", "deletes", "start", "end"))
 
 
-def test_each_catch_up_tells_what_the_one_before_has_not(store: Store) -> None:
+def test_each_catch_up_tells_what_the_one_before_has_not(store: StateDatabase) -> None:
     applied(store, 5, 1, 0, "b.1:100")
-    assert counts(caught_up(store, "shop", "run 1")[T]) == (5, 1, 0, None, "b.1:100")
+    assert counts(take_catch_up_windows(store, "shop", "run 1")[T]) == (5, 1, 0, None, "b.1:100")
     applied(store, 0, 2, 3, "b.1:200")
     second = (0, 2, 3, "b.1:100", "b.1:200")
-    assert counts(caught_up(store, "shop", "run 2")[T]) == second
-    assert counts(caught_up(store, "shop", "run 2")[T]) == second, (
+    assert counts(take_catch_up_windows(store, "shop", "run 2")[T]) == second
+    assert counts(take_catch_up_windows(store, "shop", "run 2")[T]) == second, (
         "the same task again: what it told may have been lost"
     )
-    assert is_empty(caught_up(store, "shop", "run 3")[T])
+    assert is_window_empty(take_catch_up_windows(store, "shop", "run 3")[T])
 
 
-def test_rows_that_were_exchanged_are_news(store: Store) -> None:
+def test_rows_that_were_exchanged_are_news(store: StateDatabase) -> None:
     applied(store, 1)
-    caught_up(store, "shop", "run 1")
+    take_catch_up_windows(store, "shop", "run 1")
     store.add_event("shop", "table_rejoined", "it was read again", table="shop.other")
-    assert is_empty(caught_up(store, "shop", "run 2")[T])
+    assert is_window_empty(take_catch_up_windows(store, "shop", "run 2")[T])
     store.add_event("shop", "table_rejoined", "it was read again", table="shop.t")
-    assert caught_up(store, "shop", "run 3")[T]["reread"]
-    assert is_empty(caught_up(store, "shop", "run 4")[T])
+    assert take_catch_up_windows(store, "shop", "run 3")[T]["reread"]
+    assert is_window_empty(take_catch_up_windows(store, "shop", "run 4")[T])
 
 
 def test_a_bookkeeping_that_was_made_anew_counts_from_its_beginning() -> None:
     def mark(count: int) -> dict[str, Any]:
         return {"inserts": count, "updates": 0, "deletes": 0, "reread": 0, "position": "p", "time": "t"}
 
-    assert window(mark(7), mark(2))["inserts"] == 2
-    assert window(mark(2), mark(7))["inserts"] == 5
+    assert window_between(mark(7), mark(2))["inserts"] == 2
+    assert window_between(mark(2), mark(7))["inserts"] == 5
 
 
-def test_a_snapshot_is_told_once(store: Store) -> None:
+def test_a_snapshot_is_told_once(store: StateDatabase) -> None:
     def told(generation: int, by: str) -> Sequence[tuple[str, str]]:
-        return new_snapshots(store, "shop", generation, [T], by)
+        return take_new_snapshots(store, "shop", generation, [T], by)
 
     assert told(1, "run 1") == [T] == told(1, "run 1"), "a retry tells it again"
     assert told(1, "run 2") == [] == told(1, "run 1")
@@ -166,10 +171,10 @@ class Memory:
 
 @pytest.mark.parametrize("own", [False, True], ids=["bookkeeping", "asset's store"])
 def test_a_watcher_goes_on_where_the_last_one_was(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+    store: StateDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     """Triggers that are ended and begun anew: windows join, and their sum is what was applied."""
-    monkeypatch.setattr(windows, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(windows, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(windows, "_WRITE_SECONDS", 0.0)
     memory = Memory() if own else None
 
@@ -208,9 +213,9 @@ def test_a_watcher_goes_on_where_the_last_one_was(
 
 
 def test_a_watcher_that_is_killed_before_its_note_tells_the_window_again(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: StateDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(windows, "_POLL_SECONDS", 0.02)
     applied(store, 1)
 
     async def first() -> Any:
@@ -224,10 +229,10 @@ def test_a_watcher_that_is_killed_before_its_note_tells_the_window_again(
 
 
 def test_no_more_than_one_event_in_so_many_seconds(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: StateDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often something happens; and nothing of it is left out."""
-    monkeypatch.setattr(windows, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(windows, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(windows, "_WRITE_SECONDS", 0.0)
     trigger = CdcTableTrigger(
         pipeline="shop", database="shop", table="t", state_conn_id=None, sink_path=str(tmp_path), min_seconds=0.5

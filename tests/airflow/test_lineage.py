@@ -17,7 +17,7 @@ from airflow_provider_cdc import (
     Sink,
     Source,
 )
-from airflow_provider_cdc.airflow.lineage import place_of
+from airflow_provider_cdc.airflow.lineage import copy_dataset_name
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -32,7 +32,10 @@ from tests.support.servers import MySQLServer
     ],
 )
 def test_copies_are_named_as_openlineage_names_files(path: str, place: tuple[str, str]) -> None:
-    assert place_of(Pipeline(name="p", source=Source("c", ("a.b",)), sink=Sink(path)), ("shop", "orders")) == place
+    assert (
+        copy_dataset_name(Pipeline(name="p", source=Source("c", ("a.b",)), sink=Sink(path)), ("shop", "orders"))
+        == place
+    )
 
 
 def test_what_is_said_of_each_task(

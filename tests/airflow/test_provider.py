@@ -92,8 +92,10 @@ def test_the_form_has_the_extras_that_connections_know() -> None:
 
     known = set(connections._MYSQL_EXTRA) - {"ssl"}  # a mapping: it goes into the raw extra
     assert set(CONNECTION["conn-fields"]) == known
-    assert {k for k, v in CONNECTION["conn-fields"].items() if "boolean" in v["schema"]["type"]} == set(tls.FLAGS)
-    assert set(CONNECTION["conn-fields"]["ssl_mode"]["schema"]["enum"]) == {None, *tls.MODES}
+    assert {k for k, v in CONNECTION["conn-fields"].items() if "boolean" in v["schema"]["type"]} == set(
+        tls.FLAG_SETTINGS
+    )
+    assert set(CONNECTION["conn-fields"]["ssl_mode"]["schema"]["enum"]) == {None, *tls.SSL_MODES}
     # A default would be saved with every connection: ssl_verify_cert=false would switch the check off beside ssl_ca.
     assert not any("default" in field["schema"] for field in CONNECTION["conn-fields"].values())
 

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
-from airflow_provider_cdc.airflow.triggers.reports import DriverLog, numbers, text_of
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.airflow.triggers.reports import DriverLogReader, report_text, report_values
+from airflow_provider_cdc.state import StateDatabase
 
 
 def test_a_log_is_followed(tmp_path: Path) -> None:
-    file, log = tmp_path / "stream.log", DriverLog()
+    file, log = tmp_path / "stream.log", DriverLogReader()
     assert log.read_new_lines(str(file), "far") == [
         f"the driver's log is {file} on far, which this triggerer does not see"
     ]
     assert log.read_new_lines(str(file), "far") == []
     file.write_text("".join(f"line {n}\n" for n in range(30)))
-    log = DriverLog()
+    log = DriverLogReader()
     assert log.read_new_lines(str(file), "far") == [f"the driver's log {file}:", *(f"line {n}" for n in range(20, 30))]
     assert log.read_new_lines(str(file), "far") == []
     with file.open("a") as writer:
@@ -40,7 +40,7 @@ def test_a_log_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_stream_of_a_terminal() -> None:
-    log = DriverLog()
+    log = DriverLogReader()
     assert log.read_new_lines(None, "far") == [
         "the stream was started on far by the command line, and its lines are there"
     ]
@@ -51,7 +51,7 @@ def test_a_trigger_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Now and then; a report that Airflow does not take ends no watch."""
     said: list[str] = []
     (tmp_path / "stream.log").write_text("a line of the driver\n")
-    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         details = {"log": f"{tmp_path}/stream.log"}
         epoch = store.begin_epoch("p", 0, "h", 1, 1.0, details=details)
@@ -84,7 +84,7 @@ def test_a_trigger_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("known", [True, False])
 def test_the_numbers(tmp_path: Path, known: bool) -> None:
-    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         epoch = store.begin_epoch("p", 0, "h", 1, 1.0)
         if known:
@@ -95,11 +95,14 @@ def test_the_numbers(tmp_path: Path, known: bool) -> None:
             store.record_batch("p", epoch, 0, start_offset=end, end_offset=end, changes=7, bytes=1, seconds=1)
         run = store.newest_epoch("p")
         assert run is not None
-        found = numbers(store, run)
+        found = report_values(store, run)
     if known:
-        assert text_of(found) == (
+        assert report_text(found) == (
             "epoch 1: 12 s and 3,456 bytes behind the source, which keeps what is needed for 71.5 h more; "
             "at binlog.000004:157; 1 batches, 7 changes"
         )
     else:
-        assert text_of(found) == "epoch 1: how far it is behind is not known yet; at no batch yet; 0 batches, 0 changes"
+        assert (
+            report_text(found)
+            == "epoch 1: how far it is behind is not known yet; at no batch yet; 0 batches, 0 changes"
+        )

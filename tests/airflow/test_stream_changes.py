@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.airflow.operators.stream_changes import apply_changes
+from airflow_provider_cdc.airflow.operators.stream_changes import apply_changed_settings
 from airflow_provider_cdc.config import Alerts, Pipeline, Sink, Snapshot, Source, Stream
-from airflow_provider_cdc.config.fingerprint import differences, fingerprint
-from airflow_provider_cdc.state import StreamRow
+from airflow_provider_cdc.config.fingerprint import changed_settings, settings_fingerprint
+from airflow_provider_cdc.state import EpochRow
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import three_tables
@@ -44,14 +44,14 @@ class Said:
     ],
 )
 def test_what_differs(other: Pipeline, keys: list[str]) -> None:
-    assert differences(fingerprint(PIPELINE), fingerprint(other)) == keys
-    assert "shop" not in str(fingerprint(other))
+    assert changed_settings(settings_fingerprint(PIPELINE), settings_fingerprint(other)) == keys
+    assert "shop" not in str(settings_fingerprint(other))
 
 
 def test_what_only_one_version_knows() -> None:
-    older = fingerprint(PIPELINE)
+    older = settings_fingerprint(PIPELINE)
     del older["sink.adopt"]
-    assert differences({**older, "sink.gone": "x"}, fingerprint(PIPELINE)) == []
+    assert changed_settings({**older, "sink.gone": "x"}, settings_fingerprint(PIPELINE)) == []
 
 
 @pytest.fixture
@@ -62,17 +62,17 @@ def cli(mysql_server: MySQLServer, tmp_path: Path) -> Iterator[Cli]:
         yield cli
 
 
-def applied(cli: Cli, run: StreamRow, *, log: str | None = "/x.log") -> tuple[bool, list[str]]:
+def applied(cli: Cli, run: EpochRow, *, log: str | None = "/x.log") -> tuple[bool, list[str]]:
     run.log = log
     said: Any = Said()
     with cli.opened() as (work, store):
-        return apply_changes(work, store, run, "a task", said), said.lines
+        return apply_changed_settings(work, store, run, "a task", said), said.lines
 
 
 def test_a_running_stream_gets_what_has_changed(cli: Cli) -> None:
     with cli.streaming() as epoch:
 
-        def current() -> StreamRow:
+        def current() -> EpochRow:
             with cli.opened() as (_, store):
                 found = store.newest_epoch("p")
                 assert found is not None

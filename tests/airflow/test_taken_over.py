@@ -13,9 +13,9 @@ from airflow.sdk import DAG
 from airflow_provider_cdc import CdcPlanChunksOperator, CdcSnapshotOperator
 from airflow_provider_cdc.chunk_groups.groups import TaskRequest
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.observe.status import status
-from airflow_provider_cdc.snapshot.run import adopt_published, run_group
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.observe.status import read_status
+from airflow_provider_cdc.snapshot.run import adopt_published_groups, run_group
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -92,9 +92,9 @@ def test_a_group_of_which_nothing_is_left_is_cleared(cli: Cli, mysql_server: MyS
     assert [one["group"] for one in again] == [one["group"] for one in groups], "each mapped task keeps its group"
     operator = CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), group=0)
     assert operator.tables_of(cli.context.require_plan()) == {0}, "what OpenLineage hears"
-    assert status(cli.context)["snapshot"]["complete"]
+    assert read_status(cli.context)["snapshot"]["complete"]
     with cli.opened() as (context, store):
-        assert adopt_published(context, store, context.require_plan())
+        assert adopt_published_groups(context, store, context.require_plan())
         assert store.snapshot("p").state == "done"  # type: ignore[union-attr]
     with pytest.raises(NotReadyError, match="no chunk group 5: the snapshot was planned again"):
         here(cli, 5)
@@ -107,7 +107,7 @@ def test_a_group_of_which_nothing_is_left_is_cleared(cli: Cli, mysql_server: MyS
         file.unlink()
     assert here(cli, 2) == "taken_over"
     assert [one["group"] for one in planned(cli)] == [0, 1, 2, 3, 4]
-    assert all(one.is_equal for one in verify(cli.context))
+    assert all(one.is_equal for one in verify_tables(cli.context))
 
 
 def test_a_group_whose_table_is_suspended_is_cleared(cli: Cli, mysql_server: MySQLServer, database: str) -> None:

@@ -16,7 +16,7 @@ from airflow_provider_cdc import (
     Source,
     cdc_pipeline,
 )
-from airflow_provider_cdc.airflow.assets import alias_of
+from airflow_provider_cdc.airflow.assets import pipeline_alias
 from airflow_provider_cdc.model.errors import NotReadyError
 
 PIPELINE = Pipeline(name="n", source=Source("c", ("shop.t",)), sink=Sink("/lake"))
@@ -47,7 +47,7 @@ def test_arguments_of_single_tasks() -> None:
     assert (found["n.snapshot_complete"].poke_interval, found["n.snapshot_complete"].deferrable) == (3, True)
     stream = found["n.stream"]
     assert (stream.poll_seconds, stream.deferrable, stream.queue) == (2, False, "small")
-    assert stream.outlets == [copied, alias_of("n")]
+    assert stream.outlets == [copied, pipeline_alias("n")]
     assert stream.restart_timeout == timedelta(hours=1)
     assert found["n.verify"].sample == "1/7"
 

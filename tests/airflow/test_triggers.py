@@ -15,22 +15,22 @@ import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.airflow.triggers import bookkeeping, cdc
-from airflow_provider_cdc.airflow.triggers.bookkeeping import Bookkeeping, in_thread
+from airflow_provider_cdc.airflow.triggers.bookkeeping import SharedStateDatabase, run_in_thread
 from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger, CdcStreamTrigger
 from airflow_provider_cdc.model.errors import CdcError, TransientError
-from airflow_provider_cdc.model.supervision import Watch
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.model.supervision import EpochWatch
+from airflow_provider_cdc.state import StateDatabase
 from tests.support.postgres import Postgres
 
 
 def test_a_cancellation_is_never_lost(tmp_path: Path) -> None:
     """Somebody marks the task at the moment when an answer has come: the trigger would watch on for ever."""
     path = tmp_path / "bookkeeping.db"
-    with closing(Store.open(f"sqlite:///{path}", migrate=True)):
+    with closing(StateDatabase.open(f"sqlite:///{path}", migrate=True)):
         pass
 
     async def watch() -> None:
-        books = Bookkeeping(None, str(path))
+        books = SharedStateDatabase(None, str(path))
         try:
             while True:
                 await books.query_or_none(lambda _: time.sleep(0.002))
@@ -63,7 +63,7 @@ def test_a_cancellation_keeps_its_message() -> None:
     """Airflow tells by it that a person has marked or cleared the task: without it, the stream is not asked to stop."""
 
     async def main() -> tuple[str, ...]:
-        task = asyncio.create_task(in_thread(time.sleep, 0.5))
+        task = asyncio.create_task(run_in_thread(time.sleep, 0.5))
         await asyncio.sleep(0.1)  # the thread is at it
         task.cancel("by a user")
         try:
@@ -79,7 +79,7 @@ def test_no_event_right_after_the_start(tmp_path: Path, monkeypatch: pytest.Monk
     """Airflow takes a task that is resumed while its worker still ends for one that has ended in a wrong state."""
     monkeypatch.setattr("airflow_provider_cdc.airflow.triggers.cdc._SETTLE_SECONDS", 2.0)
     path = tmp_path / "bookkeeping.db"
-    with closing(Store.open(f"sqlite:///{path}", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{path}", migrate=True)) as store:
         store.write_plan("p", 1, {}, [], [], [])
         store.finish_snapshot("p", 1)
     began = time.monotonic()
@@ -94,16 +94,16 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def books(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def books(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateDatabase]:
     """A bookkeeping in PostgreSQL, known to Airflow as ``books``, with a stream that is running."""
     monkeypatch.setenv("AIRFLOW_CONN_BOOKS", postgres.uri())
-    with closing(Store.open(postgres.sqlalchemy_url("bookkeeping"), migrate=True)) as store:
+    with closing(StateDatabase.open(postgres.sqlalchemy_url("bookkeeping"), migrate=True)) as store:
         store.register_pipeline("p", "server")
         store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
         yield store
 
 
-def stream_trigger(store: Store) -> CdcStreamTrigger:
+def stream_trigger(store: StateDatabase) -> CdcStreamTrigger:
     run = store.newest_epoch("p")
     assert run is not None
     return CdcStreamTrigger(
@@ -130,17 +130,17 @@ async def first_event(trigger: CdcStreamTrigger | CdcSnapshotTrigger) -> object:
 def test_questions_that_fail_together(tmp_path: Path) -> None:
     """A task is marked while a look at the bookkeeping fails: neither may end the trigger."""
     path = tmp_path / "bookkeeping.db"
-    with closing(Store.open(f"sqlite:///{path}", migrate=True)):
+    with closing(StateDatabase.open(f"sqlite:///{path}", migrate=True)):
         pass
     both = threading.Barrier(2)
 
-    def fail(after: float, _: Store) -> None:
+    def fail(after: float, _: StateDatabase) -> None:
         both.wait(10)
         time.sleep(after)
         raise TransientError("away")
 
     async def main() -> list[object]:
-        books = Bookkeeping(None, str(path))
+        books = SharedStateDatabase(None, str(path))
         await books.query(lambda _: None)
         asked = [books.query(partial(fail, after)) for after in (0.0, 0.3)]
         return await asyncio.gather(*asked, return_exceptions=True)
@@ -148,10 +148,10 @@ def test_questions_that_fail_together(tmp_path: Path) -> None:
     assert {str(found) for found in asyncio.run(main())} == {"away"}
 
 
-def test_a_bookkeeping_that_hangs(postgres: Postgres, books: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bookkeeping_that_hangs(postgres: Postgres, books: StateDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that get no answer hold up nobody else in the triggerer."""
-    monkeypatch.setattr(bookkeeping, "_PATIENCE", 1.0)
-    monkeypatch.setattr("airflow_provider_cdc.state.engine.ANSWER_SECONDS", 120.0)  # for as long as the pause
+    monkeypatch.setattr(bookkeeping, "_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("airflow_provider_cdc.state.engine.SILENCE_SECONDS", 120.0)  # for as long as the pause
 
     def asking() -> int:
         return sum("bookkeeping" in thread.name for thread in threading.enumerate())
@@ -176,7 +176,9 @@ def test_a_bookkeeping_that_hangs(postgres: Postgres, books: Store, monkeypatch:
     assert found == [{"epoch": 1, "found": False, "verdict": "stopped"}] * 6
 
 
-def test_a_task_of_which_airflow_says_nothing_for_a_while(books: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_which_airflow_says_nothing_for_a_while(
+    books: StateDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody marks the task while Airflow's API is restarting: the stream is asked to stop all the same."""
     monkeypatch.setattr(cdc, "_RETRY_SECONDS", 0.01)
     answers: Iterator[Exception | str] = iter([OSError("away"), OSError("away"), "failed"])
@@ -187,14 +189,16 @@ def test_a_task_of_which_airflow_says_nothing_for_a_while(books: Store, monkeypa
             raise found
         return found
 
-    monkeypatch.setattr(cdc, "task_state", state)
+    monkeypatch.setattr(cdc, "read_task_state", state)
     trigger = stream_trigger(books)
     asyncio.run(trigger.on_kill())
     run = books.newest_epoch("p")
     assert run is not None and (run.desired_state, run.stop_by) == ("stop", "a task")
 
 
-def test_a_request_to_stop_is_not_cancelled_by_the_next_one(books: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_to_stop_is_not_cancelled_by_the_next_one(
+    books: StateDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Airflow cancels a trigger each second until it has ended: on a busy machine, before anything could be asked."""
 
     def state(_: object) -> str:
@@ -210,14 +214,14 @@ def test_a_request_to_stop_is_not_cancelled_by_the_next_one(books: Store, monkey
             await killing
         await asyncio.sleep(2)  # before Python 3.12, wait_for() does not wait for what goes on
 
-    monkeypatch.setattr(cdc, "task_state", state)
+    monkeypatch.setattr(cdc, "read_task_state", state)
     asyncio.run(main(stream_trigger(books)))
     run = books.newest_epoch("p")
     assert run is not None and (run.desired_state, run.stop_by) == ("stop", "a task")
 
 
 def test_a_request_to_stop_outlives_its_trigger(
-    books: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    books: StateDatabase, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Airflow gives up before it answers, and the log says so; the stream is asked to stop as soon as it has."""
 
@@ -232,7 +236,7 @@ def test_a_request_to_stop_outlives_its_trigger(
         assert run is not None and run.desired_state == "run"
         await asyncio.sleep(4)
 
-    monkeypatch.setattr(cdc, "task_state", state)
+    monkeypatch.setattr(cdc, "read_task_state", state)
     monkeypatch.setenv("AIRFLOW__TRIGGERER__ON_KILL_TIMEOUT", "4")
     asyncio.run(main())
     run = books.newest_epoch("p")
@@ -253,10 +257,12 @@ def read_only(postgres: Postgres) -> Iterator[None]:
         postgres.execute(leave)
 
 
-def test_a_bookkeeping_that_takes_no_writes(postgres: Postgres, books: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bookkeeping_that_takes_no_writes(
+    postgres: Postgres, books: StateDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stream that cannot write its heartbeats lives on: they prove nothing then."""
     monkeypatch.setattr(cdc, "_SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(cdc, "Watch", partial(Watch, patience=2.0))
+    monkeypatch.setattr(cdc, "Watch", partial(EpochWatch, patience=2.0))
     over = threading.Event()
 
     def beat() -> None:

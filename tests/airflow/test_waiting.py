@@ -19,13 +19,15 @@ from airflow_provider_cdc import CdcSnapshotSensor, CdcStreamOperator
 from airflow_provider_cdc.airflow.operators.base import task_label
 from airflow_provider_cdc.airflow.triggers import cdc
 from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger, CdcStreamTrigger
-from airflow_provider_cdc.model.errors import NotReadyError, TransientError, pack
-from airflow_provider_cdc.runtime.liveness import Heart, whoami
-from airflow_provider_cdc.state import Store, StreamRow
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError, embed_error
+from airflow_provider_cdc.runtime.liveness import Heartbeat, process_identity
+from airflow_provider_cdc.state import EpochRow, StateDatabase
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
-UNSEEN = {"unseen": pack(NotReadyError("the triggerer on far has looked in vain", "Name a database in state.conn_id"))}
+UNSEEN = {
+    "unseen": embed_error(NotReadyError("the triggerer on far has looked in vain", "Name a database in state.conn_id"))
+}
 TI = SimpleNamespace(dag_id="d" * 250, run_id="r" * 250, task_id="t" * 250, map_index=-1, try_number=1)
 CONTEXT: Any = {"ti": TI}
 
@@ -127,7 +129,7 @@ def test_a_trigger_that_never_sees_the_bookkeeping(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(cdc, "_SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(cdc, "_FIRST_ANSWER_SECONDS", 1.0)
     missing, other = tmp_path / "missing.db", tmp_path / "other.db"
-    Store.open(f"sqlite:///{other}", migrate=True).close()
+    StateDatabase.open(f"sqlite:///{other}", migrate=True).close()
 
     async def first(trigger: CdcSnapshotTrigger | CdcStreamTrigger) -> Any:
         async for event in trigger.run():
@@ -164,10 +166,10 @@ def test_a_trigger_whose_bookkeeping_is_lost_later(tmp_path: Path, monkeypatch: 
         trigger._state_db._store.close()  # type: ignore[union-attr]
         for file in tmp_path.glob("books.db*"):
             file.unlink()
-        Store.open(f"sqlite:///{path}", migrate=True).close()
+        StateDatabase.open(f"sqlite:///{path}", migrate=True).close()
         return (await asyncio.wait_for(waiting, 30)).payload
 
-    with closing(Store.open(f"sqlite:///{path}", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{path}", migrate=True)) as store:
         store.write_plan("p", 1, {}, [], [], [])
     assert asyncio.run(main()) == {"complete": False}
 
@@ -176,15 +178,15 @@ def test_a_stream_that_was_in_the_way_and_has_ended(cli: Cli, monkeypatch: pytes
     """Two tasks start the stream at once. The driver of one refuses, and when its task looks, the other is done."""
     operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
     with cli.opened() as (context, store):
-        number = store.begin_epoch("p", 0, *whoami(), refuse_if_alive=lambda _: None)
+        number = store.begin_epoch("p", 0, *process_identity(), refuse_if_alive=lambda _: None)
         real = store.newest_epoch
 
-        def current(name: str) -> StreamRow | None:
+        def current(name: str) -> EpochRow | None:
             if list(context.local_files.log_folder.glob("*.json")):
                 store.end_epoch("p", number, "caught_up", None, None)
             return real(name)
 
-        with Heart(store, "p", number, {}, threading.Event(), lambda: False):
+        with Heartbeat(store, "p", number, {}, threading.Event(), lambda: False):
             monkeypatch.setattr(store, "current_stream", current)
             assert operator._start(CONTEXT, context, store) is None
         (refused,) = context.local_files.log_folder.glob("*.json")
@@ -198,7 +200,7 @@ def test_a_catch_up_is_done_though_another_one_has_begun_since(cli: Cli, verdict
     operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
     with cli.opened() as (_, store):
         for number in (1, 2):
-            assert store.begin_epoch("p", 0, *whoami()) == number
+            assert store.begin_epoch("p", 0, *process_identity()) == number
             store.end_epoch("p", number, "caught_up")
     event = {"epoch": 1, "found": False, "verdict": verdict}
     assert operator.resume(CONTEXT, event)["epoch"] == 1
@@ -212,7 +214,7 @@ def test_the_first_try_after_a_clear_ends_the_epoch_of_the_try_before(
     operator = CdcStreamOperator(task_id="stream", pipeline=cli.value, retries=max_tries - int(cleared))
     first, second = (SimpleNamespace(**{**vars(TI), "try_number": number, "max_tries": max_tries}) for number in (1, 2))
     with cli.opened() as (context, store):
-        number = store.begin_epoch("p", 0, *whoami())
+        number = store.begin_epoch("p", 0, *process_identity())
         store.record_supervision("p", number, task_label(cast("Any", {"ti": first})))
         waited = time.sleep
 
@@ -223,7 +225,7 @@ def test_the_first_try_after_a_clear_ends_the_epoch_of_the_try_before(
 
         monkeypatch.setattr("airflow_provider_cdc.airflow.operators.stream.time.sleep", sleep)
         with (
-            Heart(store, "p", number, {}, threading.Event(), lambda: False),
+            Heartbeat(store, "p", number, {}, threading.Event(), lambda: False),
             pytest.raises(TransientError, match="the task was stopped") if cleared else nullcontext(),
         ):
             assert operator._attach(cast("Any", {"ti": second}), context, store) == (number, True)

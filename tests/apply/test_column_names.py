@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
-from airflow_provider_cdc.preflight.run import preflight
+from airflow_provider_cdc.preflight.run import run_preflight
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import run, three_tables
@@ -35,7 +35,7 @@ def test_check_names_the_table_and_the_column(server: MySQLServer, database: str
     cli = Cli(tmp_path, server, r"d\..*")
     for name in NAMES:
         run(server, f"ALTER TABLE keyed ADD `{name}` INT")
-        (found,) = (f for f in preflight(cli.context, spark=False) if f.level == "error")
+        (found,) = (f for f in run_preflight(cli.context, spark=False) if f.level == "error")
         assert f"table d.keyed, column {name}: " in found.message and "source.exclude_columns" in found.remedy
         run(server, f"ALTER TABLE keyed DROP `{name}`")
 

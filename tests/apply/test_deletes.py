@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.apply.task import together
+from airflow_provider_cdc.apply.task import merge_manifests
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
-from airflow_provider_cdc.model.schema import DELETED, OP, SEQ, TS
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, asked_by
 from tests.support.servers import MySQLServer
 
@@ -92,7 +92,7 @@ def held(cli: Cli, database: str, table: str) -> dict[int, dict[str, Any]]:
 
 
 def values(cli: Cli, database: str, table: str, *, deleted: bool | None = None) -> dict[int, str]:
-    return {n: row["v"] for n, row in held(cli, database, table).items() if row.get(DELETED) is deleted}
+    return {n: row["v"] for n, row in held(cli, database, table).items() if row.get(DELETED_COLUMN) is deleted}
 
 
 def check(cli: Cli, database: str) -> None:
@@ -101,7 +101,7 @@ def check(cli: Cli, database: str) -> None:
     assert values(cli, database, "soft", deleted=True) == SOFT
     assert values(cli, database, "kept") == SOFT | SOURCE
     assert values(cli, database, "gone") == SOURCE
-    found = {c.table.rpartition(".")[2]: c for c in verify(cli.context)}
+    found = {c.table.rpartition(".")[2]: c for c in verify_tables(cli.context)}
     assert all(c.is_equal for c in found.values())
     assert {table: c.kept for table, c in found.items()} == {"soft": 0, "kept": len(SOFT), "gone": 0}
     assert f"2 rows, equal, {len(SOFT)} more that the source has deleted" in str(found["kept"])
@@ -125,7 +125,7 @@ def test_however_batches_are_cut(server: MySQLServer, database: str, tmp_path: P
                 for manifest in staged:
                     run.apply_batch(manifest)
             else:
-                run.apply_batch(together(staged))
+                run.apply_batch(merge_manifests(staged))
     check(whole, database)
     for table in ("soft", "kept", "gone"):
         first = held(whole, database, table)
@@ -134,7 +134,11 @@ def test_however_batches_are_cut(server: MySQLServer, database: str, tmp_path: P
             assert found.keys() == first.keys()
             for key, row in found.items():
                 # Each snapshot has read at a moment of its own.
-                same = row if row[OP] != "r" else {**row, SEQ: first[key][SEQ], TS: first[key][TS]}
+                same = (
+                    row
+                    if row[OP_COLUMN] != "r"
+                    else {**row, SEQ_COLUMN: first[key][SEQ_COLUMN], TS_COLUMN: first[key][TS_COLUMN]}
+                )
                 assert same == first[key]
 
 
@@ -143,13 +147,13 @@ def test_a_change_tells_when_it_deleted(cli: Cli, server: MySQLServer, database:
     change(server, database)
     cli.catch_up()
     found = held(cli, database, "soft")
-    assert {row[OP] for row in found.values() if row[DELETED]} == {"d"}
-    order = sorted((row[SEQ], n) for n, row in found.items() if row[DELETED])
+    assert {row[OP_COLUMN] for row in found.values() if row[DELETED_COLUMN]} == {"d"}
+    order = sorted((row[SEQ_COLUMN], n) for n, row in found.items() if row[DELETED_COLUMN])
     assert [n for _, n in order][:4] == [1, 2, 10, 4]
     # Rows that one TRUNCATE has deleted have its time and place.
-    first = {(found[n][SEQ], found[n][TS]) for n in (3, 6, 7, 8, 9, 40, 11)}
-    assert len(first) == 1 and first != {(found[12][SEQ], found[12][TS])}
-    assert found[10][TS] <= found[3][TS] <= found[12][TS] <= found[14][TS]
+    first = {(found[n][SEQ_COLUMN], found[n][TS_COLUMN]) for n in (3, 6, 7, 8, 9, 40, 11)}
+    assert len(first) == 1 and first != {(found[12][SEQ_COLUMN], found[12][TS_COLUMN])}
+    assert found[10][TS_COLUMN] <= found[3][TS_COLUMN] <= found[12][TS_COLUMN] <= found[14][TS_COLUMN]
 
 
 def test_a_group_that_is_read_again(cli: Cli, server: MySQLServer, database: str) -> None:
@@ -169,10 +173,13 @@ def test_a_group_that_is_read_again(cli: Cli, server: MySQLServer, database: str
     assert after["soft"].keys() == before["soft"].keys() and after["kept"].keys() == before["kept"].keys()
     assert {n for n, row in after["soft"].items() if row != before["soft"][n]} == {5}
     # Its delete is in no binlog. That it is gone was seen.
-    assert after["soft"][5][DELETED] and after["soft"][5]["v"] == "newest"
-    assert after["soft"][5][SEQ] == before["soft"][5][SEQ] and after["soft"][5][TS] > before["soft"][5][TS]
+    assert after["soft"][5][DELETED_COLUMN] and after["soft"][5]["v"] == "newest"
+    assert (
+        after["soft"][5][SEQ_COLUMN] == before["soft"][5][SEQ_COLUMN]
+        and after["soft"][5][TS_COLUMN] > before["soft"][5][TS_COLUMN]
+    )
     assert {n: row["v"] for n, row in after["kept"].items()} == {n: row["v"] for n, row in before["kept"].items()}
-    assert all(c.is_equal for c in verify(cli.context))
+    assert all(c.is_equal for c in verify_tables(cli.context))
 
 
 def test_a_delete_without_the_whole_row(cli: Cli, server: MySQLServer, database: str) -> None:

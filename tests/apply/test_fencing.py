@@ -9,15 +9,15 @@ import pytest
 
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence
 from airflow_provider_cdc.apply.fencing import raise_fences
-from airflow_provider_cdc.maintenance.upkeep import maintain
+from airflow_provider_cdc.maintenance.upkeep import maintain_tables
 from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta import table as module
 from airflow_provider_cdc.sinks.delta import upkeep
-from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from tests.sinks.conformance import KEYED, KEYLESS
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
@@ -91,7 +91,7 @@ def test_a_lost_run_commits_nothing_in_a_table_that_is_not_touched(cli: Cli) -> 
     with cli.epoch() as lost:
         pass
     with cli.opened() as (context, store):
-        new = begin(context, store, catch_up=True)
+        new = begin_epoch(context, store, catch_up=True)
         before = version(cli, "still"), version(cli, "busy"), version(cli, "_cdc_progress")
         for table in lost.applier.tables:
             with pytest.raises(FencedError):
@@ -99,7 +99,7 @@ def test_a_lost_run_commits_nothing_in_a_table_that_is_not_touched(cli: Cli) -> 
         with pytest.raises(FencedError):
             lost.applier.check_fence()
         assert (version(cli, "still"), version(cli, "busy"), version(cli, "_cdc_progress")) == before
-        run_in_process(new)
+        run_epoch_in_process(new)
 
 
 def test_a_run_that_failed(cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_table_that_has_never_had_a_fence(tmp_path: Path) -> None:
 
 def commits_to_read(folder: Path) -> int:
     """Commits that whoever opens a table reads."""
-    log = Log(LocalStorage(folder))
+    log = DeltaLog(LocalStorage(folder))
     log.refresh()
     return log.version - (log.checkpoint_version or 0)
 
@@ -199,8 +199,8 @@ def test_opening_costs_the_same_behind_many_short_runs(
     cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them is killed: so each raises the fence in each table, and no upkeep ever looks at them."""
-    monkeypatch.setattr(upkeep, "_EVERY", 4)
-    monkeypatch.setattr(upkeep, "OVERDUE", 8)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 4)
+    monkeypatch.setattr(upkeep, "OVERDUE_COMMITS", 8)
     monkeypatch.setattr(module, "OVERDUE", 8)
     worst = 0
     for _ in range(20):
@@ -216,6 +216,6 @@ def test_maintain_tidies_the_resume_point(cli: Cli, monkeypatch: pytest.MonkeyPa
         cli.catch_up()
     folder = cli.sink / "_cdc_progress" / cli.value["name"]
     assert commits_to_read(folder) >= 4
-    monkeypatch.setattr(upkeep, "_EVERY", 4)
-    maintain(cli.context, lambda work: [one.run() for one in work])
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 4)
+    maintain_tables(cli.context, lambda work: [one.run() for one in work])
     assert commits_to_read(folder) == 0

@@ -17,14 +17,14 @@ from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import DdlError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.chunks import chunk, planner
-from airflow_provider_cdc.mysql.positions.p0 import p0_now
+from airflow_provider_cdc.mysql.positions.p0 import take_p0
 from airflow_provider_cdc.resnapshot import staged_reads as reread
-from airflow_provider_cdc.runtime.run_context import Quiet
+from airflow_provider_cdc.runtime.run_context import SilentReporter
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from airflow_provider_cdc.system.failpoints import SCHEMA_CHANGES
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, asked_by
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -134,7 +134,7 @@ def is_copy(server: MySQLServer, cli: Cli) -> None:
             assert [n for n in cli.rows("d", table).column_names if not n.startswith("_cdc_")] == [*types]
             fields = DeltaTable(str(cli.sink / "d" / table)).schema().fields
             assert {f.name: f.metadata["airflow-cdc.type"] for f in fields if not f.name.startswith("_cdc_")} == types
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
 
 
 @pytest.mark.one_of("server", "how")
@@ -180,7 +180,7 @@ def test_altered_behind_p0(
             run(server, at.popitem()[1])
 
     def then_alter(*args: Any) -> Any:
-        found = p0_now(*args)
+        found = take_p0(*args)
         if behind and not at:
             run(server, behind.pop(), "UPDATE keyed SET w = 1 WHERE id < 5")
         return found
@@ -282,14 +282,14 @@ def test_an_epoch_that_was_overtaken_writes_no_definition(server: MySQLServer, d
     cli = copied(server, tmp_path)
     run(server, "ALTER TABLE keyed ADD w INT")
     with cli.opened() as (context, store):
-        old = begin(context, store, catch_up=True)
+        old = begin_epoch(context, store, catch_up=True)
         context.liveness.is_alive = lambda epoch_row: False  # type: ignore[method-assign]
         with cli.opened() as (_, other):
-            newer = begin(context, other, catch_up=True)
+            newer = begin_epoch(context, other, catch_up=True)
             with pytest.raises(FencedError):
                 old.follow_ddl()
             assert not (cli.sink / "_cdc" / "p" / "amended").exists()
-            run_in_process(newer)
+            run_epoch_in_process(newer)
     is_copy(server, cli)
 
 
@@ -314,7 +314,7 @@ def test_a_group_that_is_read_again_behind_it(
     """What has come since then is replayed onto it, over the DDL of another table."""
     cli = copied(server, tmp_path)
     said: list[str] = []
-    monkeypatch.setattr(Quiet, "line", lambda _, text: said.append(text))
+    monkeypatch.setattr(SilentReporter, "line", lambda _, text: said.append(text))
     with cleared(cli) as read:
         run(server, *FOLLOWED["a column in the middle"])
         cli.catch_up()
@@ -359,9 +359,9 @@ def test_a_staged_group_of_the_definition_before(
     """Read before the DDL, and written down when the stream had followed it."""
     cli = copied(server, tmp_path)
     said: list[str] = []
-    monkeypatch.setattr(Quiet, "line", lambda _, text: said.append(text))
+    monkeypatch.setattr(SilentReporter, "line", lambda _, text: said.append(text))
     with cleared(cli) as read:
-        stage = reread.stage
+        stage = reread.stage_group
 
         def late(*args: Any) -> Any:
             run(server, *FOLLOWED["a column in the middle"])
@@ -432,7 +432,7 @@ def test_altered_just_before_a_group_is_read_again(
 def test_verify_while_the_stream_is_behind(server: MySQLServer, database: str, tmp_path: Path) -> None:
     cli = copied(server, tmp_path)
     run(server, "ALTER TABLE keyed ADD w INT")
-    assert {v.table: v.verdict for v in verify(cli.context)}["d.keyed"] == "not_comparable"
+    assert {v.table: v.verdict for v in verify_tables(cli.context)}["d.keyed"] == "not_comparable"
     cli.catch_up()
     is_copy(server, cli)
 
@@ -445,7 +445,7 @@ def test_a_column_that_is_left_out(server: MySQLServer, database: str, tmp_path:
     rows = cli.rows("d", "keyed")
     assert "secret" not in rows.column_names
     assert sorted(rows["w"].to_pylist(), key=str).count(2) == 8
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
 
 
 def test_a_name_that_the_sink_uses(server: MySQLServer, database: str, tmp_path: Path) -> None:

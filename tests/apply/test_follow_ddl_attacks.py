@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
-from airflow_provider_cdc.maintenance.upkeep import maintain
+from airflow_provider_cdc.maintenance.upkeep import maintain_tables
 from airflow_provider_cdc.model.errors import DdlError, TransientError
-from airflow_provider_cdc.resnapshot.purged_binlog import planned
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.apply.test_follow_ddl import Killed, copied, is_copy
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
@@ -94,8 +94,10 @@ def test_a_definition_is_known_and_the_copy_has_other_columns(
     run(server, "ALTER TABLE keyed ADD w INT AFTER id", "UPDATE keyed SET w = 1 WHERE id < 9")
     die_at(cli, "definition.after_write")
     assert cli.call("status").code == 0
-    assert [t["table"] for t in maintain(cli.context, lambda work: [c.run() for c in work], purge=True)["tables"]]
-    (found,) = [v for v in verify(cli.context) if not v.is_equal]
+    assert [
+        t["table"] for t in maintain_tables(cli.context, lambda work: [c.run() for c in work], purge=True)["tables"]
+    ]
+    (found,) = [v for v in verify_tables(cli.context) if not v.is_equal]
     assert found.table == "d.keyed" and found.refusal is not None
     assert "begun to follow a DDL" in found.refusal.reason and found.refusal.retry
     cli.snapshot()
@@ -110,7 +112,7 @@ def test_a_process_that_knows_the_definition_before(server: MySQLServer, databas
     before = context.require_plan()
     run(server, "ALTER TABLE keyed ADD w INT AFTER id", "UPDATE keyed SET w = 1 WHERE id < 9")
     cli.catch_up()
-    with pytest.raises(TransientError, match="meanwhile"), schema_changes.beside_a_stream(context, before):
+    with pytest.raises(TransientError, match="meanwhile"), schema_changes.tolerate_concurrent_ddl(context, before):
         context.sink.table(before.tables[0]).create("p")
     is_copy(server, cli)
 
@@ -169,7 +171,7 @@ def test_a_table_that_is_altered_while_it_is_read_for_the_second_snapshot(
         run(own, "UPDATE keyed SET v = 'gone' WHERE id = 3")
         own.purge()
         with cli.opened() as (context, store):
-            assert planned(context, store).generation == 2
+            assert replan_if_purged(context, store).generation == 2
         run(own, "ALTER TABLE keyed ADD x INT FIRST", "UPDATE keyed SET x = 1 WHERE id < 3")
         cli.snapshot()
         cli.catch_up()
@@ -185,7 +187,7 @@ def test_a_table_of_several_groups_that_is_altered_before_it_is_read(
     """The first group plans it again, and gives the copy other columns than the next ones know of."""
     cli = Cli(tmp_path, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10})
     with cli.opened() as (context, store):
-        assert len(planned(context, store).groups_of(0)) > 2
+        assert len(replan_if_purged(context, store).groups_of(0)) > 2
     run(server, "ALTER TABLE keyed ADD w INT AFTER id", "UPDATE keyed SET w = 1 WHERE id < 9")
     cli.snapshot()
     cli.catch_up()

@@ -37,9 +37,9 @@ from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.merge import edit, key_index
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.stream.run import begin, run_in_process
-from airflow_provider_cdc.system.failpoints import REREAD, SCHEMA_CHANGES, STREAM
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.system.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.altering import BESIDE, KEYS, TABLES, Alterations, change, quoted, seen
 from tests.support.chance import Threads, at_once, killed
 from tests.support.cli import Cli, asked_by
@@ -183,18 +183,18 @@ class World:
         :param name: the failpoint at which it is killed the first time that it comes by, instead of a random place.
         """
         chance, catch_up = self.chance, ends or self.chance.random() < 0.7
-        other = chance.choice([None, *SCHEMA_CHANGES, *SCHEMA_CHANGES, *STREAM, *REREAD])
+        other = chance.choice([None, *SCHEMA_CHANGES, *SCHEMA_CHANGES, *STREAM, *RESNAPSHOT])
         at = 1 if name else chance.randrange(1, 40 if other is None else 4)
         with killed(_MODULES, name or other, at, self.done, dies=dies):
             with self.cli.opened() as (context, store):
-                epoch = begin(context, store, catch_up=catch_up)
+                epoch = begin_epoch(context, store, catch_up=catch_up)
                 size, piece = chance.choice([3000, 20_000, 1 << 20]), chance.choice([700, 1 << 20])
                 epoch.job = replace(epoch.job, max_batch_bytes=size, min_range_bytes=piece)
                 timer = threading.Timer(chance.uniform(0.2, 1.5), epoch.stop.set)
                 if not catch_up or (dies and chance.random() < 0.3 and not name):
                     timer.start()
                 try:
-                    run_in_process(epoch)
+                    run_epoch_in_process(epoch)
                 finally:
                     timer.cancel()
         self.done["epochs"] += 1
@@ -238,7 +238,7 @@ class World:
     def check(self) -> None:
         self.stream(ends=True)
         self.rows()
-        assert all(v.is_equal for v in verify(self.cli.context, show_values=True))
+        assert all(v.is_equal for v in verify_tables(self.cli.context, show_values=True))
 
     def rows(self) -> None:
         """Rows as delta-rs reads them are the source's; deleted ones that stay are left out."""
@@ -277,11 +277,11 @@ class World:
 @pytest.fixture
 def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[World]:
     monkeypatch.setattr(compaction, "FANOUT", 3)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
-    monkeypatch.setattr(compaction, "DEAD", 0.1)
-    monkeypatch.setattr(key_index, "_MERGED", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
+    monkeypatch.setattr(compaction, "MAX_DEAD_SHARE", 0.1)
+    monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     if seed % 2:
-        monkeypatch.setattr(edit, "SMALL_FILE", 2000)
+        monkeypatch.setattr(edit, "SMALL_FILE_BYTES", 2000)
     server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
     server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
     found = World(server, tmp_path, seed)

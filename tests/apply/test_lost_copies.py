@@ -15,7 +15,7 @@ from deltalake import write_deltalake
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import TableSuspendedError, TerminalError
 from airflow_provider_cdc.resnapshot import exchange as exchanging
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -125,10 +125,10 @@ def test_stopped_if_the_pipeline_says_so(server: MySQLServer, cli: Cli) -> None:
 def test_removed_while_the_stream_runs(server: MySQLServer, cli: Cli) -> None:
     run(server, "UPDATE keyed SET v = 'lost' WHERE id < 9", "UPDATE quiet SET v = 'three' WHERE id = 3")
     with cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=True)
+        epoch = begin_epoch(context, store, catch_up=True)
         shutil.rmtree(copy_of(cli, "keyed"))
         with pytest.raises(TableSuspendedError, match=r"d\.keyed"):
-            run_in_process(epoch)
+            run_epoch_in_process(epoch)
     assert set(suspended(cli)) == {"d.keyed"}
     equal(server, cli, "quiet", "plain")
 

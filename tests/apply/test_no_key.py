@@ -20,10 +20,10 @@ from airflow_provider_cdc.model.errors import DdlError, TerminalError, Transient
 from airflow_provider_cdc.mysql.chunks import keyless as whole
 from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead
 from airflow_provider_cdc.mysql.client.throttle import Throttle
-from airflow_provider_cdc.mysql.positions.watermark import Watermarks, watermarks
+from airflow_provider_cdc.mysql.positions.watermark import Watermarks, make_watermarks
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
-from airflow_provider_cdc.stream.run import begin, run_in_process
-from airflow_provider_cdc.verify.run import TableComparison, verify
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.verify.run import TableComparison, verify_tables
 from tests.support.cli import Cli, asked_by
 from tests.support.delta import delta_table, put
 from tests.support.heap import HeapWriter
@@ -64,13 +64,13 @@ class World:
         return Counter(tuple(row.values()) for row in found.select(names).to_pylist())
 
     def verdict(self, table: str = "narrow") -> TableComparison:
-        return next(v for v in verify(self.cli.context, show_values=True) if v.table == f"d.{table}")
+        return next(v for v in verify_tables(self.cli.context, show_values=True) if v.table == f"d.{table}")
 
     def stream(self, batch_bytes: int = 1 << 28) -> None:
         with self.cli.opened() as (context, store):
-            epoch = begin(context, store, catch_up=True)
+            epoch = begin_epoch(context, store, catch_up=True)
             epoch.job = replace(epoch.job, max_batch_bytes=batch_bytes)
-            run_in_process(epoch)
+            run_epoch_in_process(epoch)
 
     def version(self, table: str = "narrow") -> int:
         return DeltaTable(str(self.cli.sink / "d" / table)).version()
@@ -121,7 +121,7 @@ def written(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Cal
     def arm(moment: str, act: Callable[[int], None]) -> list[int]:
         seen: list[int] = []
         with contextlib.closing(world.server.connect()) as connection:
-            kind: type[Watermarks] = type(watermarks(connection))
+            kind: type[Watermarks] = type(make_watermarks(connection))
         hold = kind.hold_view
 
         def held(self: Watermarks) -> None:
@@ -161,7 +161,7 @@ def test_everything_that_may_happen_to_rows(world: World) -> None:
     )
     world.cli.snapshot()
     assert world.counts() == Counter({(1, "x"): 3, (2, "y"): 1, (None, "x"): 1, (None, None): 2})
-    assert all(v.is_equal and v.at for v in verify(world.cli.context))
+    assert all(v.is_equal and v.at for v in verify_tables(world.cli.context))
     steps: tuple[tuple[str, ...], ...] = (
         ("DELETE FROM narrow WHERE a = 1 LIMIT 1", "DELETE FROM wide WHERE a = 1 AND s = BINARY 'Abc' LIMIT 1"),
         ("UPDATE narrow SET v = 'z' WHERE a = 1 LIMIT 1", "UPDATE wide SET s = 'ABC' WHERE a = 1 LIMIT 1"),
@@ -180,7 +180,7 @@ def test_everything_that_may_happen_to_rows(world: World) -> None:
         world.sql(*statements)
         world.stream()
         assert world.differences() == [], statements
-    assert all(v.is_equal for v in verify(world.cli.context))
+    assert all(v.is_equal for v in verify_tables(world.cli.context))
     assert world.counts() == Counter({(1, "x"): 1}) and world.counts("nothing") == Counter({(None, None): 2})
 
 
@@ -230,7 +230,7 @@ def test_writers_while_the_view_is_opened(
 def test_writers_that_never_stop(world: World, written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if isinstance(world.server, MariaDBServer):
         pytest.skip("it tells the position of the view itself")
-    monkeypatch.setattr(whole, "_TRIES", 4)
+    monkeypatch.setattr(whole, "_MAX_VIEWS", 4)
     seen = written("after", lambda n: world.sql(f"INSERT INTO narrow VALUES ({n}, 'again')"))
     with pytest.raises(TransientError) as caught:
         world.cli.snapshot()
@@ -250,7 +250,7 @@ def test_an_old_low_watermark_is_not_kept(world: World, written: Any, monkeypatc
     world.sql("GRANT RELOAD ON *.* TO cdc", "INSERT INTO narrow VALUES (1, 'x')")
     world.sql("SET GLOBAL gtid_mode = ON_PERMISSIVE")
     try:
-        monkeypatch.setattr(whole, "_TRIES", 4)
+        monkeypatch.setattr(whole, "_MAX_VIEWS", 4)
         seen = written("after", once(world, "INSERT INTO narrow VALUES (2, 'y')"))
         world.cli.snapshot()
         assert len(seen) == 2
@@ -358,7 +358,7 @@ def test_what_verify_finds(world: World) -> None:
 def test_it_is_read_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than a piece is held, and between two of them the reader keeps to its rates and may be told to stop."""
     world.sql("INSERT INTO narrow VALUES " + ", ".join(f"({n // 2}, '{'x' * (n % 9)}')" for n in range(5000)))
-    monkeypatch.setattr(whole, "_PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(whole, "_PART_BYTES", 1 << 14)
     looks: list[None] = []
     monkeypatch.setattr(Throttle, "pace", lambda self, check: looks.append(check()))
     sizes: list[int] = []

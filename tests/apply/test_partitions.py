@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.chunk_groups.groups import targets
-from airflow_provider_cdc.maintenance.upkeep import compact
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
+from airflow_provider_cdc.maintenance.upkeep import compact_table
 from airflow_provider_cdc.sinks.delta import compaction
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.sinks.delta.test_partitions import READERS
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
@@ -79,23 +79,23 @@ def changes(seed: int) -> list[str]:
 def test_from_end_to_end(cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal to the source for each reader, the columns that are not the source's included."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     assert cli.call("check").code == 0
     cli.snapshot()
     for seed in range(1, 5):
         mysql_server.session(database, *changes(seed))
         cli.catch_up()
         if seed == 2:
-            tables = targets(cli.context, cli.context.require_plan())
-            count = sum(compact(table, lambda work: [c.run() for c in work]) for table in tables)
+            tables = open_sink_tables(cli.context, cli.context.require_plan())
+            count = sum(compact_table(table, lambda work: [c.run() for c in work]) for table in tables)
             assert count > 3 or cli.value["sink"]["merge"] == "copy_on_write"
         if seed == 3:
             mysql_server.session(database, "TRUNCATE TABLE visits", "INSERT INTO visits VALUES ('d', 1, NULL, 1)")
-    for table in targets(cli.context, cli.context.require_plan()):
+    for table in open_sink_tables(cli.context, cli.context.require_plan()):
         table.clean_up()
     with contextlib.closing(mysql_server.connect()) as connection:
         assert [str(d) for d in compare_all(connection, database, cli.sink)] == []
-    verdicts = verify(cli.context)
+    verdicts = verify_tables(cli.context)
     assert len(verdicts) == 3 and all(v.is_equal and v.rows for v in verdicts)
 
     path = cli.sink / database / "orders"

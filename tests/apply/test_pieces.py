@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.apply.task import together
+from airflow_provider_cdc.apply.task import merge_manifests
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin
-from airflow_provider_cdc.stream.spark_source import BinlogReader
+from airflow_provider_cdc.stream.run import begin_epoch
+from airflow_provider_cdc.stream.spark_source import BinlogStreamReader
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -37,15 +37,15 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
 
 
 @contextlib.contextmanager
-def reader(cli: Cli, piece_bytes: int = 1, seconds: float = 0) -> Iterator[tuple[Epoch, BinlogReader]]:
+def reader(cli: Cli, piece_bytes: int = 1, seconds: float = 0) -> Iterator[tuple[Epoch, BinlogStreamReader]]:
     """An epoch, and its source as Spark has it.
 
     :param seconds: least time between the starts of two batches.
     """
     with cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=True)
+        epoch = begin_epoch(context, store, catch_up=True)
         epoch.job = replace(epoch.job, min_range_bytes=piece_bytes)
-        source = BinlogReader(epoch.job, epoch.section_start, cli.folder / "section", seconds)
+        source = BinlogStreamReader(epoch.job, epoch.section_start, cli.folder / "section", seconds)
         try:
             yield epoch, source
         finally:
@@ -53,7 +53,7 @@ def reader(cli: Cli, piece_bytes: int = 1, seconds: float = 0) -> Iterator[tuple
             store.end_epoch(context.pipeline.name, epoch.number, "stopped")
 
 
-def read(source: BinlogReader, piece: object) -> dict[str, object]:
+def read(source: BinlogStreamReader, piece: object) -> dict[str, object]:
     (batch,) = source.read(piece)  # type: ignore[arg-type]
     found: dict[str, object] = json.loads(batch.column(0)[0].as_py())
     return found
@@ -86,7 +86,9 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
     with reader(cli) as (epoch, source):
         start = source.initialOffset()
         end = source.latestOffset(start, None)
-        (all_at_once,) = BinlogReader(epoch.job, epoch.section_start, cli.folder / "section").partitions(start, end)
+        (all_at_once,) = BinlogStreamReader(epoch.job, epoch.section_start, cli.folder / "section").partitions(
+            start, end
+        )
         whole = read(source, all_at_once)
         staging = cli.context.sink.change_staging()
 
@@ -109,7 +111,7 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
         assert len(pieces) == 3 and len({str(m["start"]) for m in manifests}) == 3
         # Each is a connection of its own: two with the same replication server id would end each other.
         assert len({epoch.job.readers[piece.reader] for piece in pieces}) == 3  # type: ignore[attr-defined]
-        batch = together(manifests)
+        batch = merge_manifests(manifests)
         assert (batch["start"], batch["end"]) == (whole["start"], whole["end"])
         for entry, (told, rows) in zip(batch["tables"], expected, strict=True):
             assert changes(entry) == rows
@@ -131,7 +133,7 @@ def test_a_piece_that_is_missing(cli: Cli, mysql_server: MySQLServer, database: 
         start = source.initialOffset()
         first, _, last = source.partitions(start, source.latestOffset(start, None))
         with pytest.raises(TerminalError, match="a piece of a batch begins at .* and the one before it ends at"):
-            together([read(source, first), read(source, last)])
+            merge_manifests([read(source, first), read(source, last)])
 
 
 def test_a_little_is_one_piece(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
@@ -153,7 +155,7 @@ def test_bytes_end_a_batch(cli: Cli, mysql_server: MySQLServer, database: str) -
         while (start := end) != (end := source.latestOffset(start, None)):
             manifests = [read(source, piece) for piece in source.partitions(start, end)]
             rows.append([sum(entry["rows"] for entry in m["tables"]) for m in manifests])  # type: ignore[attr-defined]
-            epoch.apply_batch(together(manifests))
+            epoch.apply_batch(merge_manifests(manifests))
     assert rows == [[3, 3, 3]] * 3 + [[1, 1, 1]]
     with contextlib.closing(mysql_server.connect()) as connection:
         assert compare_all(connection, database, cli.sink) == []
@@ -209,7 +211,7 @@ def test_rows_end_a_batch(cli: Cli, mysql_server: MySQLServer, database: str, co
         while (start := end) != (end := source.latestOffset(start, None)):
             manifests = [read(source, piece) for piece in source.partitions(start, end)]
             found.append([sum(entry["rows"] for entry in m["tables"]) for m in manifests])  # type: ignore[attr-defined]
-            epoch.apply_batch(together(manifests))
+            epoch.apply_batch(merge_manifests(manifests))
     # A share is 334 rows, which four transactions have.
     assert found == [[400, 400, 400], [400, 400, 400], [100]]
     with contextlib.closing(mysql_server.connect()) as connection:

@@ -10,12 +10,12 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.apply.applier import Applier
-from airflow_provider_cdc.chunk_groups.groups import coverage, targets
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.mysql.client.identity import binlog_end
-from airflow_provider_cdc.mysql.client.session import connect, value
-from airflow_provider_cdc.stream.run import run_in_process
+from airflow_provider_cdc.mysql.client.session import connect, query_value
+from airflow_provider_cdc.stream.run import run_epoch_in_process
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -50,7 +50,7 @@ def test_a_deleted_row_does_not_come_back(cli: Cli, mysql_server: MySQLServer, d
     with cli.epoch(batch_bytes=1) as again:
         assert again.section_start == again.plan.p0
         before = version(cli, database)
-        run_in_process(again)
+        run_epoch_in_process(again)
         assert again.batches >= 3
     assert held(cli, database) == {1: 5}
     assert version(cli, database) == before, "a replay wrote something"
@@ -111,7 +111,7 @@ def test_a_run_that_was_taken_over_cannot_write(
             with pytest.raises(FencedError, match="A newer run has taken over"):
                 old.apply_batch(manifest)
             assert 7 not in held(cli, database)
-            run_in_process(new)
+            run_epoch_in_process(new)
     assert held(cli, database) == {1: 1, 2: 1, 7: 1}
 
 
@@ -125,7 +125,7 @@ def test_a_lost_checkpoint_decides_nothing(cli: Cli, mysql_server: MySQLServer, 
     with cli.epoch() as run:
         assert run.number == 2, "an epoch was given out twice"
         assert run.section_start == run.context.sink.resume_point().read()
-        run_in_process(run)
+        run_epoch_in_process(run)
     assert held(cli, database) == {1: 1, 2: 1, 7: 1}
 
 
@@ -139,9 +139,11 @@ def test_the_tables_of_a_batch_are_applied_each_for_itself(cli: Cli, mysql_serve
         end = planner.find_batch_end(run.section_start, 1 << 28)
         manifest = run.job.stage_range(run.section_start, end, "0")
         half = {**manifest, "tables": [e for e in manifest["tables"] if run.plan.tables[e["table"]].name == "t"]}
-        tables = targets(run.context, run.plan)
+        tables = open_sink_tables(run.context, run.plan)
         progress = run.context.sink.resume_point()
-        Applier(run.context, run.plan, tables, coverage(run.context, run.plan, tables) or [], progress, 1).apply(half)
+        Applier(run.context, run.plan, tables, read_coverage(run.context, run.plan, tables) or [], progress, 1).apply(
+            half
+        )
         before = version(cli, database)
         shutil.rmtree(cli.sink / "_cdc_progress")
     cli.catch_up()
@@ -161,7 +163,7 @@ def test_transactions_on_other_tables_count(cli: Cli, mysql_server: MySQLServer,
         reached = cli.context.sink.resume_point().read()
         with contextlib.closing(connect(mysql_server.connect_args())) as connection:
             assert reached is not None and reached.at == binlog_end(connection)
-            executed = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")
+            executed = GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or "")
         assert GtidSet.parse(reached.gtid_set) == executed
     finally:
         mysql_server.execute(f"DROP DATABASE `{database}_x`")

@@ -11,8 +11,8 @@ import pytest
 
 from airflow_provider_cdc.model.errors import DdlError, NotReadyError, TableSuspendedError
 from airflow_provider_cdc.mysql.chunks import chunk
-from airflow_provider_cdc.runtime.run_context import Quiet
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.runtime.run_context import SilentReporter
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import run, three_tables
@@ -56,7 +56,7 @@ def column(cli: Cli, name: str) -> dict[int, Any]:
 
 def is_equal(cli: Cli) -> bool:
     """Whether the columns that the source has are copied exactly."""
-    return all(found.is_equal for found in verify(cli.context))
+    return all(found.is_equal for found in verify_tables(cli.context))
 
 
 @pytest.mark.one_of("server", "merge")
@@ -66,7 +66,7 @@ def test_a_column_that_is_gone_stays(
     server: MySQLServer, database: str, how: str, merge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(Quiet, "line", lambda _, text: said.append(text))
+    monkeypatch.setattr(SilentReporter, "line", lambda _, text: said.append(text))
     cli = copied(server, tmp_path, KEEPING[how], sink={"merge": merge})
     run(
         server,
@@ -164,14 +164,14 @@ def test_other_types(server: MySQLServer, database: str, tmp_path: Path) -> None
 
 def test_no_other_types(server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(Quiet, "line", lambda _, text: said.append(text))
+    monkeypatch.setattr(SilentReporter, "line", lambda _, text: said.append(text))
     cli = copied(server, tmp_path, {"exclude_schema_changes": ["alter.column.type"]})
     run(server, "ALTER TABLE quiet MODIFY v VARCHAR(90)", "ALTER TABLE keyed MODIFY id BIGINT")
     with pytest.raises(TableSuspendedError, match=r"d\.keyed"):
         cli.catch_up()
     why = r"column id was int.* and is bigint.*, which stream.exclude_schema_changes does not take over"
     assert any(re.search(why, text) and "airflow-cdc resnapshot --table d.keyed" in text for text in said)
-    assert [found.is_equal for found in verify(cli.context) if found.table != "d.keyed"] == [True, True]
+    assert [found.is_equal for found in verify_tables(cli.context) if found.table != "d.keyed"] == [True, True]
 
 
 def test_without_a_usable_key(server: MySQLServer, database: str, tmp_path: Path) -> None:

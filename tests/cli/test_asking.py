@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.runtime.requests import Inbox
+from airflow_provider_cdc.runtime.requests import RequestInbox
 from airflow_provider_cdc.stream import control as asking
 from tests.support.cli import Cli
 from tests.support.processes import wait_for
@@ -75,8 +75,8 @@ def test_where_one_runs(shared: Cli) -> None:
 
 def test_a_stream_that_hears_nothing(shared: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of an older version: whoever waits is told so, and the request stays for the next one."""
-    monkeypatch.setattr(Inbox, "hear", lambda *_: None)
-    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(RequestInbox, "hear", lambda *_: None)
+    monkeypatch.setattr(asking, "_WARN_AFTER_SECONDS", 0.2)
 
     with shared.opened() as (_, store), shared.streaming() as epoch:
         impatient = threading.Timer(
@@ -114,4 +114,4 @@ def test_a_container_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 987_654)
-    assert asking.whoever() == "user 987654"
+    assert asking.os_user() == "user 987654"

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import delete
 
-from airflow_provider_cdc.observe.metrics import measure
-from airflow_provider_cdc.state import Store, TableStanding, now, observations
-from airflow_provider_cdc.state.models import SampleRow
+from airflow_provider_cdc.observe.metrics import measure_pipeline
+from airflow_provider_cdc.state import StateDatabase, TableStatus, observations, utc_now
+from airflow_provider_cdc.state.models import LagSampleRow
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -40,7 +40,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     yield found
 
 
-def filled(cli: Cli) -> Store:
+def filled(cli: Cli) -> StateDatabase:
     with cli.opened() as (context, store):
         for name in ("shop", "other"):
             store.register_pipeline(name, "server")
@@ -49,8 +49,8 @@ def filled(cli: Cli) -> Store:
                 name, epoch, 0, start_offset=None, end_offset=None, changes=9, bytes=1, seconds=0.5, lag_p95_ms=1500.0
             )
         store.record_sample("shop", epoch, lag_seconds=2.5, lag_bytes=10, purge_hours=None)
-        tables = [TableStanding("d", "t", "streaming"), TableStanding("d", "u", "suspended")]
-        tables += [TableStanding("d", "gone", "removed"), TableStanding("d", "new", "waiting")]
+        tables = [TableStatus("d", "t", "streaming"), TableStatus("d", "u", "suspended")]
+        tables += [TableStatus("d", "gone", "removed"), TableStatus("d", "new", "waiting")]
         store.write_table_states("shop", tables, sizes={("d", "t"): SIZE}, applied_counts={("d", "t"): [4, 3, 2]})
         store.record_verification("shop", {("d", "t"): {"equal": False}})
     return context.open_state_database()
@@ -94,13 +94,13 @@ def test_what_is_printed(cli: Cli, tmp_path: Path) -> None:
             numbers(cli.call("metrics", "--all").out)
         )
         # A sample from long ago says nothing of now, and a stream that says nothing does not run.
-        with patch.object(observations, "now", lambda: now() - timedelta(minutes=6)):
+        with patch.object(observations, "now", lambda: utc_now() - timedelta(minutes=6)):
             with store._write_session() as session:
-                session.execute(delete(SampleRow))
+                session.execute(delete(LagSampleRow))
             store.record_sample("shop", 1, lag_seconds=0.0, lag_bytes=0, purge_hours=9.0)
-        with patch("airflow_provider_cdc.state.streams.now", lambda: now() - timedelta(minutes=2)):
+        with patch("airflow_provider_cdc.state.streams.now", lambda: utc_now() - timedelta(minutes=2)):
             store.record_heartbeat("shop", 1, False)
-        later = {one.name: one.value for one in measure(store, "shop")}
+        later = {one.name: one.value for one in measure_pipeline(store, "shop")}
         assert later["running"] == 0 and later["heartbeat_age_seconds"] > 119
         assert not {"lag_seconds", "bytes_behind", "hours_to_purge"} & set(later)
 

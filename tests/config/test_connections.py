@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.config.connections import (
-    Connection,
-    clean_environment,
+    ResolvedConnection,
+    connection_risk,
     database_url,
-    mysql_args,
-    resolve,
-    resolve_file,
-    scrub,
-    spark_settings,
-    strip_environment,
-    unsafe,
-    variable,
+    env_variable_name,
+    environment_without_airflow,
+    mysql_connect_args,
+    read_connection_file,
+    remove_airflow_variables,
+    resolve_connection,
+    scrub_secrets,
+    spark_master_and_conf,
 )
-from airflow_provider_cdc.config.tls import Tls
+from airflow_provider_cdc.config.tls import TlsSettings
 from airflow_provider_cdc.model.errors import NotReadyError
 
 PASSWORD = "p@ss:w/o#r?d%41 &é"
@@ -34,16 +34,16 @@ PASSWORD = "p@ss:w/o#r?d%41 &é"
 
 @pytest.fixture
 def define(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def define(value: str | dict[str, Any]) -> Connection:
+    def define(value: str | dict[str, Any]) -> ResolvedConnection:
         monkeypatch.setenv("AIRFLOW_CONN_MY_DB", value if isinstance(value, str) else json.dumps(value))
-        return resolve("my_db")
+        return resolve_connection("my_db")
 
     return define
 
 
 def test_address(define: Any) -> None:
     conn = define(f"mysql://us%40er:{quote(PASSWORD, safe='')}@db.example:3307/shop?ssl_ca=/ca.pem&flag=true&n=a%20b")
-    assert conn == Connection(
+    assert conn == ResolvedConnection(
         "my_db", "mysql", "db.example", "us@er", PASSWORD, 3307, "shop", {"ssl_ca": "/ca.pem", "flag": True, "n": "a b"}
     )
 
@@ -51,26 +51,26 @@ def test_address(define: Any) -> None:
 @pytest.mark.parametrize(
     ("uri", "expected"),
     [
-        ("mysql://", Connection("my_db", "mysql")),
-        ("mysql://h", Connection("my_db", "mysql", host="h")),
-        ("mysql://u@h", Connection("my_db", "mysql", host="h", login="u")),
-        ("mysql://u:@h/", Connection("my_db", "mysql", host="h", login="u", password="")),
-        ("mysql://u:p@ss@h", Connection("my_db", "mysql", host="h", login="u", password="p@ss")),
-        ("cdc-mysql://h", Connection("my_db", "cdc_mysql", host="h")),
-        ("cdc_mysql://h", Connection("my_db", "cdc_mysql", host="h")),
-        ("postgresql://u:p@h:1/d", Connection("my_db", "postgres", "h", "u", "p", 1, "d")),
-        ("mysql://u:p@[::1]:3306/", Connection("my_db", "mysql", "::1", "u", "p", 3306)),
-        ("spark://h:7077", Connection("my_db", "spark", "h", port=7077)),
+        ("mysql://", ResolvedConnection("my_db", "mysql")),
+        ("mysql://h", ResolvedConnection("my_db", "mysql", host="h")),
+        ("mysql://u@h", ResolvedConnection("my_db", "mysql", host="h", login="u")),
+        ("mysql://u:@h/", ResolvedConnection("my_db", "mysql", host="h", login="u", password="")),
+        ("mysql://u:p@ss@h", ResolvedConnection("my_db", "mysql", host="h", login="u", password="p@ss")),
+        ("cdc-mysql://h", ResolvedConnection("my_db", "cdc_mysql", host="h")),
+        ("cdc_mysql://h", ResolvedConnection("my_db", "cdc_mysql", host="h")),
+        ("postgresql://u:p@h:1/d", ResolvedConnection("my_db", "postgres", "h", "u", "p", 1, "d")),
+        ("mysql://u:p@[::1]:3306/", ResolvedConnection("my_db", "mysql", "::1", "u", "p", 3306)),
+        ("spark://h:7077", ResolvedConnection("my_db", "spark", "h", port=7077)),
         ("k8s://https://h:6443/?namespace=n",
-         Connection("my_db", "k8s", "https://h", port=6443, extra={"namespace": "n"})),
-        ("spark://spark%3A%2F%2Fh%3A1%2Ci%3A2", Connection("my_db", "spark", "spark://h:1,i:2")),
+         ResolvedConnection("my_db", "k8s", "https://h", port=6443, extra={"namespace": "n"})),
+        ("spark://spark%3A%2F%2Fh%3A1%2Ci%3A2", ResolvedConnection("my_db", "spark", "spark://h:1,i:2")),
         ("mysql://h/?__extra__=%7B%22ssl%22%3A+%7B%22ca%22%3A+%22x%22%7D%7D",
-         Connection("my_db", "mysql", host="h", extra={"ssl": {"ca": "x"}})),
-        ("sqlite:////data/State.db", Connection("my_db", "sqlite", schema="/data/State.db")),
-        ("sqlite://%2Fdata%2FState.db", Connection("my_db", "sqlite", host="/data/State.db")),
+         ResolvedConnection("my_db", "mysql", host="h", extra={"ssl": {"ca": "x"}})),
+        ("sqlite:////data/State.db", ResolvedConnection("my_db", "sqlite", schema="/data/State.db")),
+        ("sqlite://%2Fdata%2FState.db", ResolvedConnection("my_db", "sqlite", host="/data/State.db")),
     ],
 )  # fmt: skip
-def test_addresses_are_read_as_airflow_reads_them(uri: str, expected: Connection, define: Any) -> None:
+def test_addresses_are_read_as_airflow_reads_them(uri: str, expected: ResolvedConnection, define: Any) -> None:
     assert define(uri) == expected
     from airflow.sdk import Connection as AirflowConnection
 
@@ -83,14 +83,14 @@ def test_addresses_are_read_as_airflow_reads_them(uri: str, expected: Connection
 @pytest.mark.parametrize("extra", [{"ssl_ca": "/x"}, '{"ssl_ca": "/x"}'], ids=["mapping", "text"])
 def test_json(extra: Any, define: Any) -> None:
     value = {"conn_type": "MySQL", "host": "h", "login": "u", "password": PASSWORD, "port": "3307", "extra": extra}
-    assert define(value) == Connection("my_db", "mysql", "h", "u", PASSWORD, 3307, None, {"ssl_ca": "/x"})
+    assert define(value) == ResolvedConnection("my_db", "mysql", "h", "u", PASSWORD, 3307, None, {"ssl_ca": "/x"})
 
 
 def test_missing_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AIRFLOW_CONN_CDC_SOURCE", raising=False)
     with pytest.raises(NotReadyError, match=r"cdc_source is not defined.*AIRFLOW_CONN_CDC_SOURCE"):
-        resolve("cdc_source")
-    assert variable("a.b-c") == "AIRFLOW_CONN_A.B-C"
+        resolve_connection("cdc_source")
+    assert env_variable_name("a.b-c") == "AIRFLOW_CONN_A.B-C"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_cannot_be_understood_is_not_shown(value: str, define: Any) -> None
 
 
 def test_repr_shows_no_secret() -> None:
-    conn = Connection(
+    conn = ResolvedConnection(
         "c", "mysql", password="hunter2", extra={"ssl_key_password": "hunter3", "ssl": {"password": "x4"}}
     )
     assert "hunter" not in repr(conn) + str(conn)
@@ -134,13 +134,15 @@ def test_repr_shows_no_secret() -> None:
 
 def test_json_for_another_process() -> None:
     extra = {"ssl": {"ca": "/x"}, "ssl_disabled": False}
-    conn = Connection("my id", "mysql", "h", "u", PASSWORD, 3307, "shop", extra)
-    assert Connection.from_json(json.loads(json.dumps(conn.to_json()))) == conn
-    assert Connection.from_json(Connection("c", "sqlite").to_json()) == Connection("c", "sqlite")
+    conn = ResolvedConnection("my id", "mysql", "h", "u", PASSWORD, 3307, "shop", extra)
+    assert ResolvedConnection.from_json(json.loads(json.dumps(conn.to_json()))) == conn
+    assert ResolvedConnection.from_json(ResolvedConnection("c", "sqlite").to_json()) == ResolvedConnection(
+        "c", "sqlite"
+    )
 
 
 def test_mysql_args() -> None:
-    assert mysql_args(Connection("c", "mysql")) == {
+    assert mysql_connect_args(ResolvedConnection("c", "mysql")) == {
         "host": "127.0.0.1",
         "port": 3306,
         "user": "",
@@ -151,7 +153,7 @@ def test_mysql_args() -> None:
         "ssl_mode": "PREFERRED",  # on this host
     }
     extra = {"ssl_ca": "/ca", "ssl_cert": "/c", "ssl_key": "/k", "unix_socket": "/s", "charset": "latin1"}
-    args = mysql_args(Connection("c", "cdc_mysql", "h", "u", "пароль", 1, "shop", extra))
+    args = mysql_connect_args(ResolvedConnection("c", "cdc_mysql", "h", "u", "пароль", 1, "shop", extra))
     assert args["password"] == "пароль".encode()
     assert (args["host"], args["user"], args["port"], args["charset"]) == ("h", "u", 1, "utf8mb4")
     assert {k: v for k, v in args.items() if k.startswith(("ssl", "unix"))} == {
@@ -166,15 +168,15 @@ def test_mysql_args() -> None:
 
 def test_mysql_args_refuses_what_it_would_lose() -> None:
     with pytest.raises(NotReadyError, match=r"c is of type postgres. It must be one of mysql, mariadb, cdc_mysql"):
-        mysql_args(Connection("c", "postgres"))
+        mysql_connect_args(ResolvedConnection("c", "postgres"))
     with pytest.raises(NotReadyError, match=r"extra 'sslmode' is not known. Use only ssl_mode, ssl_ca"):
-        mysql_args(Connection("c", "mysql", extra={"sslmode": "verify-full"}))
+        mysql_connect_args(ResolvedConnection("c", "mysql", extra={"sslmode": "verify-full"}))
     with pytest.raises(NotReadyError, match="connection c: extra ssl is not a mapping"):
-        mysql_args(Connection("c", "mysql", extra={"ssl": "yes"}))
+        mysql_connect_args(ResolvedConnection("c", "mysql", extra={"ssl": "yes"}))
 
 
 def tls(host: str, extra: dict[str, Any]) -> dict[str, Any]:
-    args = mysql_args(Connection("c", "mysql", host, extra=extra))
+    args = mysql_connect_args(ResolvedConnection("c", "mysql", host, extra=extra))
     return {key.removeprefix("ssl_"): value for key, value in args.items() if key.startswith("ssl")}
 
 
@@ -206,17 +208,20 @@ def test_what_is_demanded_of_a_server(extra: dict[str, Any], here: str, away: st
     for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", ""):
         assert tls(host, extra)["mode"] == here
     for host in ("db.example", "192.0.2.1", "localhost.example", "127.1", "::ffff:192.0.2.1", "0.0.0.0"):
-        args = mysql_args(Connection("c", "mysql", host, extra=extra))
+        args = mysql_connect_args(ResolvedConnection("c", "mysql", host, extra=extra))
         assert args["ssl_mode"] == away
-        assert (unsafe(args) is None) == (away == "VERIFY_IDENTITY")
+        assert (connection_risk(args) is None) == (away == "VERIFY_IDENTITY")
         # Said again, in the words of one mode: as the connection itself reads it, and of the bookkeeping.
         again = {key: value for key, value in args.items() if key.startswith("ssl")}
-        assert Tls.from_settings("c", {**again, "host": host}).as_settings() == again
-        url = database_url(Connection("c", "mysql", host, schema="d", extra=extra))
+        assert TlsSettings.from_settings("c", {**again, "host": host}).as_settings() == again
+        url = database_url(ResolvedConnection("c", "mysql", host, schema="d", extra=extra))
         assert {"charset": "utf8mb4", **again} == url.query
-        assert unsafe(url) == unsafe(args)
-    assert unsafe(mysql_args(Connection("c", "mysql", "127.0.0.1", extra=extra))) is None
-    assert mysql_args(Connection("c", "mysql", "db", extra={**extra, "unix_socket": "/s"}))["ssl_mode"] == here
+        assert connection_risk(url) == connection_risk(args)
+    assert connection_risk(mysql_connect_args(ResolvedConnection("c", "mysql", "127.0.0.1", extra=extra))) is None
+    assert (
+        mysql_connect_args(ResolvedConnection("c", "mysql", "db", extra={**extra, "unix_socket": "/s"}))["ssl_mode"]
+        == here
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,18 +261,18 @@ def test_what_is_demanded_of_a_server(extra: dict[str, Any], here: str, away: st
     ],
 )
 def test_contradictions_are_refused_by_name(extra: dict[str, Any], words: str) -> None:
-    for make in (mysql_args, database_url):
+    for make in (mysql_connect_args, database_url):
         with pytest.raises(NotReadyError) as error:
-            make(Connection("c", "mysql", "db.example", schema="d", extra=extra))
+            make(ResolvedConnection("c", "mysql", "db.example", schema="d", extra=extra))
         assert words in str(error.value) and str(error.value).startswith("connection c: ")
 
 
 def test_what_is_demanded_of_a_postgresql(monkeypatch: pytest.MonkeyPatch) -> None:
     def query(host: str | None, **extra: Any) -> dict[str, Any]:
-        return dict(database_url(Connection("c", "postgres", host, schema="d", extra=extra)).query)
+        return dict(database_url(ResolvedConnection("c", "postgres", host, schema="d", extra=extra)).query)
 
     def risk(**extra: Any) -> str:
-        return str(unsafe(database_url(Connection("c", "postgres", "db", schema="d", extra=extra))))
+        return str(connection_risk(database_url(ResolvedConnection("c", "postgres", "db", schema="d", extra=extra))))
 
     for here in (None, "localhost", "127.0.0.1", "::1", "/run/postgresql"):
         assert query(here) == {} and query(here, sslmode="disable") == {"sslmode": "disable"}
@@ -295,39 +300,43 @@ def test_what_is_demanded_of_a_postgresql(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_a_form_leaves_empty_is_not_said() -> None:
     extra = {"ssl_ca": "/ca", "ssl_cert": "", "ssl_key": None, "ssl_verify_cert": None, "ssl_disabled": ""}
-    args = mysql_args(Connection("c", "cdc_mysql", extra=extra))
+    args = mysql_connect_args(ResolvedConnection("c", "cdc_mysql", extra=extra))
     assert {k: v for k, v in args.items() if k.startswith("ssl")} == {"ssl_ca": "/ca", "ssl_mode": "VERIFY_CA"}
 
 
 SPARK = [
-    (Connection("c", "spark", "yarn", extra={"queue": "root.default"}), "yarn", {"spark.yarn.queue": "root.default"}),
-    (Connection("c", "spark", "spark://h1:7077,h2:7077"), "spark://h1:7077,h2:7077", {}),
-    (Connection("c", "spark", "spark://h", port=7077), "spark://h:7077", {}),
-    (Connection("c", "spark", "h", port=7077), "spark://h:7077", {}),
-    (Connection("c", "spark", "local[*]"), "local[*]", {}),
-    (Connection("c", "local"), "local", {}),
-    (Connection("c", "yarn"), "yarn", {}),
     (
-        Connection("c", "spark", "k8s://https://h", port=443, extra={"namespace": "n"}),
+        ResolvedConnection("c", "spark", "yarn", extra={"queue": "root.default"}),
+        "yarn",
+        {"spark.yarn.queue": "root.default"},
+    ),
+    (ResolvedConnection("c", "spark", "spark://h1:7077,h2:7077"), "spark://h1:7077,h2:7077", {}),
+    (ResolvedConnection("c", "spark", "spark://h", port=7077), "spark://h:7077", {}),
+    (ResolvedConnection("c", "spark", "h", port=7077), "spark://h:7077", {}),
+    (ResolvedConnection("c", "spark", "local[*]"), "local[*]", {}),
+    (ResolvedConnection("c", "local"), "local", {}),
+    (ResolvedConnection("c", "yarn"), "yarn", {}),
+    (
+        ResolvedConnection("c", "spark", "k8s://https://h", port=443, extra={"namespace": "n"}),
         "k8s://https://h:443",
         {"spark.kubernetes.namespace": "n"},
     ),
-    (Connection("c", "k8s", "https://h", port=6443), "k8s://https://h:6443", {}),
+    (ResolvedConnection("c", "k8s", "https://h", port=6443), "k8s://https://h:6443", {}),
     # As Airflow's form leaves it.
     (
-        Connection(
+        ResolvedConnection(
             "c", "spark", "local", extra={"deploy-mode": "client", "spark-binary": "spark-submit", "queue": None}
         ),
         "local",
         {},
     ),
-    (Connection("c", "spark", "local", extra={"keytab": "", "rest-port": 6066}), "local", {}),
+    (ResolvedConnection("c", "spark", "local", extra={"keytab": "", "rest-port": 6066}), "local", {}),
 ]
 
 
 @pytest.mark.parametrize(("conn", "master", "conf"), SPARK, ids=lambda v: v if isinstance(v, str) else "")
-def test_spark_connections(conn: Connection, master: str, conf: dict[str, str]) -> None:
-    assert spark_settings(conn) == (master, conf)
+def test_spark_connections(conn: ResolvedConnection, master: str, conf: dict[str, str]) -> None:
+    assert spark_master_and_conf(conn) == (master, conf)
 
 
 def test_spark_connections_are_read_as_the_spark_provider_reads_them() -> None:
@@ -355,49 +364,57 @@ def test_spark_connections_are_read_as_the_spark_provider_reads_them() -> None:
 @pytest.mark.parametrize(
     ("conn", "words"),
     [
-        (Connection("c", "mysql", "h"), "connection c is of type mysql. It must be one of spark, yarn, k8s, local"),
-        (Connection("c", "spark"), "the master of connection c is 'spark://'. It must be local, local[N]"),
-        (Connection("c", "spark", "h"), "the master of connection c is 'h'"),
-        (Connection("c", "spark", "mesos://h:5050"), "'mesos://h:5050'"),
-        (Connection("c", "spark", "spark://u:hunter2@h:1"), "the master of connection c is not the address"),
         (
-            Connection("c", "spark", "yarn", extra={"deploy-mode": "cluster"}),
+            ResolvedConnection("c", "mysql", "h"),
+            "connection c is of type mysql. It must be one of spark, yarn, k8s, local",
+        ),
+        (ResolvedConnection("c", "spark"), "the master of connection c is 'spark://'. It must be local, local[N]"),
+        (ResolvedConnection("c", "spark", "h"), "the master of connection c is 'h'"),
+        (ResolvedConnection("c", "spark", "mesos://h:5050"), "'mesos://h:5050'"),
+        (ResolvedConnection("c", "spark", "spark://u:hunter2@h:1"), "the master of connection c is not the address"),
+        (
+            ResolvedConnection("c", "spark", "yarn", extra={"deploy-mode": "cluster"}),
             "extra 'deploy-mode' is not client. Use client: the driver receives its passwords on standard input",
         ),
-        (Connection("c", "spark", "yarn", extra={"keytab": "hunter2"}), "extra 'keytab' is not supported"),
-        (Connection("c", "spark", "yarn", extra={"principal": "p"}), "extra 'principal' is not supported"),
-        (Connection("c", "spark", "yarn", extra={"spark-binary": "spark3-submit"}), "'spark-binary' is not supported"),
-        (Connection("c", "spark", "yarn", extra={"spark-home": "/x"}), "extra 'spark-home' is not known"),
-        (Connection("c", "spark", "yarn", password="hunter2"), "has a login or password"),
+        (ResolvedConnection("c", "spark", "yarn", extra={"keytab": "hunter2"}), "extra 'keytab' is not supported"),
+        (ResolvedConnection("c", "spark", "yarn", extra={"principal": "p"}), "extra 'principal' is not supported"),
+        (
+            ResolvedConnection("c", "spark", "yarn", extra={"spark-binary": "spark3-submit"}),
+            "'spark-binary' is not supported",
+        ),
+        (ResolvedConnection("c", "spark", "yarn", extra={"spark-home": "/x"}), "extra 'spark-home' is not known"),
+        (ResolvedConnection("c", "spark", "yarn", password="hunter2"), "has a login or password"),
     ],
 )
-def test_spark_connections_that_are_refused(conn: Connection, words: str) -> None:
+def test_spark_connections_that_are_refused(conn: ResolvedConnection, words: str) -> None:
     with pytest.raises(NotReadyError) as error:
-        spark_settings(conn)
+        spark_master_and_conf(conn)
     assert words in str(error.value)
     assert "hunter2" not in str(error.value)
 
 
 def test_database_urls(define: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert database_url(define("sqlite:////data/state.db")).database == "/data/state.db"
-    assert database_url(Connection("c", "sqlite", host="/data/x.db")).render_as_string() == "sqlite:////data/x.db"
+    assert (
+        database_url(ResolvedConnection("c", "sqlite", host="/data/x.db")).render_as_string() == "sqlite:////data/x.db"
+    )
     with pytest.raises(NotReadyError, match="four slashes"):
         database_url(define("sqlite:///state.db"))
-    url = database_url(Connection("c", "mysql", "h", "u", PASSWORD, None, "state", {"ssl_ca": "/x"}))
+    url = database_url(ResolvedConnection("c", "mysql", "h", "u", PASSWORD, None, "state", {"ssl_ca": "/x"}))
     assert (url.drivername, url.password, url.port, url.query["ssl_ca"]) == ("mysql+pymysql", PASSWORD, 3306, "/x")
     with pytest.raises(NotReadyError, match="names no database"):
-        database_url(Connection("c", "mysql", "h"))
+        database_url(ResolvedConnection("c", "mysql", "h"))
     with pytest.raises(NotReadyError, match="Bookkeeping is kept in sqlite, postgres or mysql"):
-        database_url(Connection("c", "oracle", "h"))
+        database_url(ResolvedConnection("c", "oracle", "h"))
     with pytest.raises(NotReadyError, match="'sslmode' is not known"):
-        database_url(Connection("c", "mysql", "h", schema="d", extra={"sslmode": True}))
+        database_url(ResolvedConnection("c", "mysql", "h", schema="d", extra={"sslmode": True}))
     find = "airflow_provider_cdc.config.connections.importlib.util.find_spec"
     monkeypatch.setattr(find, lambda name: name == "psycopg2")
-    url = database_url(Connection("c", "postgres", "localhost", "u", "p", 1, "d", {"sslmode": "require"}))
+    url = database_url(ResolvedConnection("c", "postgres", "localhost", "u", "p", 1, "d", {"sslmode": "require"}))
     assert url.render_as_string() == "postgresql+psycopg2://u:***@localhost:1/d?sslmode=require"
     monkeypatch.setattr(find, lambda name: None)
     with pytest.raises(NotReadyError, match="no PostgreSQL driver"):
-        database_url(Connection("c", "postgres", "h", schema="d"))
+        database_url(ResolvedConnection("c", "postgres", "h", schema="d"))
 
 
 def test_strip_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,16 +427,16 @@ def test_strip_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in names | {"AIRFLOW_HOME", "AIRFLOW_CDC_STATE_DIR", "MY_AIRFLOW_TOOL"}:
         monkeypatch.setenv(name, "hunter2")
     before = dict(os.environ)
-    clean = clean_environment()
+    clean = environment_without_airflow()
     assert {name for name in before if name not in clean} == names
     assert dict(os.environ) == before
-    assert set(strip_environment()) == names
+    assert set(remove_airflow_variables()) == names
     assert dict(os.environ) == clean
     monkeypatch.delenv("MY_AIRFLOW_TOOL")
     assert {name for name in os.environ if name.startswith("AIRFLOW")} == {
         "AIRFLOW_HOME", "AIRFLOW_CDC_STATE_DIR"
     }  # fmt: skip
-    assert strip_environment() == ()
+    assert remove_airflow_variables() == ()
 
 
 def test_scrub() -> None:
@@ -432,26 +449,26 @@ def test_scrub() -> None:
         repr(PASSWORD),
     ]
     forms.append(quote(PASSWORD, safe="").lower())
-    text = scrub(" | ".join(forms), [PASSWORD, ""])
+    text = scrub_secrets(" | ".join(forms), [PASSWORD, ""])
     assert text == """*** | *** | *** | *** | "***" | '***' | ***"""
-    assert scrub("abcd", ["bc", "abcd"]) == "***"
-    assert scrub("a*b", ["*"]) == "a***b"
-    assert scrub("text", []) == "text"
+    assert scrub_secrets("abcd", ["bc", "abcd"]) == "***"
+    assert scrub_secrets("a*b", ["*"]) == "a***b"
+    assert scrub_secrets("text", []) == "text"
 
 
 @given(st.text(min_size=4), st.text(alphabet="xyz "), st.text(alphabet="xyz "))
 def test_scrub_leaves_no_secret(secret: str, before: str, after: str) -> None:
-    assert secret not in scrub(before + secret + after, [secret]).replace("***", "")
+    assert secret not in scrub_secrets(before + secret + after, [secret]).replace("***", "")
 
 
 def test_a_file_holds_what_else_the_environment_does(tmp_path: Path) -> None:
     file = tmp_path / "login"
     file.write_text("mysql://u:s%2Fcret@db:3307/\n")
-    found = resolve_file(str(file))
+    found = read_connection_file(str(file))
     assert (found.host, found.port, found.login, found.password) == ("db", 3307, "u", "s/cret")
     file.write_text("mysql:/u:hunter2@db")
     with pytest.raises(NotReadyError, match="its content cannot be understood") as caught:
-        resolve_file(str(file))
+        read_connection_file(str(file))
     assert "hunter2" not in str(caught.value)
     with pytest.raises(NotReadyError, match=r"none cannot be read \(FileNotFoundError\)"):
-        resolve_file(str(tmp_path / "none"))
+        read_connection_file(str(tmp_path / "none"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.config.deletes import DeletePolicy
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
@@ -16,7 +16,7 @@ def table(name: str, key: tuple[str, ...] = ("id",)) -> TableSchema:
 
 
 def test_it_is_told_by_table() -> None:
-    deletes = Deletes(soft=("shop.order_.*",), ignore=("shop.customer",))
+    deletes = DeletePolicy(soft=("shop.order_.*",), ignore=("shop.customer",))
     assert [deletes.mode_of(table(name)) for name in ("order_line", "customer", "item")] == ["soft", "ignore", "hard"]
     assert [deletes.keeps_deleted_rows(table(name)) for name in ("order_line", "customer", "item")] == [
         True,
@@ -27,11 +27,11 @@ def test_it_is_told_by_table() -> None:
 
 def test_not_two_at_once() -> None:
     with pytest.raises(NotReadyError, match=r"shop.a matches sink.deletes.soft and sink.deletes.ignore"):
-        Deletes(soft=("shop.a",), ignore=("shop..*",)).mode_of(table("a"))
+        DeletePolicy(soft=("shop.a",), ignore=("shop..*",)).mode_of(table("a"))
 
 
 @pytest.mark.parametrize("how", ["soft", "ignore"])
 def test_not_without_a_key(how: str) -> None:
     with pytest.raises(NotReadyError, match=f"shop.log has no usable key, and sink.deletes is {how} for it"):
-        Deletes(**{how: ("shop.log",)}).mode_of(table("log", ()))
-    assert Deletes().mode_of(table("log", ())) == "hard"
+        DeletePolicy(**{how: ("shop.log",)}).mode_of(table("log", ()))
+    assert DeletePolicy().mode_of(table("log", ())) == "hard"

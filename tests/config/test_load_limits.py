@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.config.load_limits import Limits, RateLimiter
+from airflow_provider_cdc.config.load_limits import LoadLimits, RateLimiter
 
 #: (seconds of idleness before a use, how long it takes, units)
 USES = st.lists(
@@ -57,26 +57,26 @@ def test_without_a_rate_nothing_waits(uses: list[tuple[float, float, int]]) -> N
 
 @given(st.integers(1, 64), st.integers(1, 10**9), st.integers(1, 10**12))
 def test_readers_together_stay_within_the_limits(readers: int, rows: int, size: int) -> None:
-    share = Limits(rows, size, 50, 10).per_reader(readers)
+    share = LoadLimits(rows, size, 50, 10).per_reader(readers)
     assert share.rows_per_second and share.bytes_per_second
     assert readers * share.rows_per_second == pytest.approx(rows)
     assert readers * share.bytes_per_second == pytest.approx(size)
     assert (share.threads_running, share.replica_lag_seconds) == (50, 10)
-    assert Limits().per_reader(readers) == Limits()
+    assert LoadLimits().per_reader(readers) == LoadLimits()
 
 
 @pytest.mark.parametrize(
     ("limits", "seen", "why"),
     [
-        (Limits(), (10_000, 10_000, True), None),
-        (Limits(threads_running=25), (25, None, False), None),
-        (Limits(threads_running=25), (26, None, False), "Threads_running is 26, the limit is 25"),
-        (Limits(replica_lag_seconds=10), (None, 10, True), None),
-        (Limits(replica_lag_seconds=10), (None, 11, True), "11 s behind its source, the limit is 10 s"),
-        (Limits(replica_lag_seconds=10), (None, None, True), "replication stands still"),
-        (Limits(replica_lag_seconds=10), (None, None, False), None),
+        (LoadLimits(), (10_000, 10_000, True), None),
+        (LoadLimits(threads_running=25), (25, None, False), None),
+        (LoadLimits(threads_running=25), (26, None, False), "Threads_running is 26, the limit is 25"),
+        (LoadLimits(replica_lag_seconds=10), (None, 10, True), None),
+        (LoadLimits(replica_lag_seconds=10), (None, 11, True), "11 s behind its source, the limit is 10 s"),
+        (LoadLimits(replica_lag_seconds=10), (None, None, True), "replication stands still"),
+        (LoadLimits(replica_lag_seconds=10), (None, None, False), None),
     ],
 )
-def test_why_a_reader_waits(limits: Limits, seen: tuple[int | None, int | None, bool], why: str | None) -> None:
+def test_why_a_reader_waits(limits: LoadLimits, seen: tuple[int | None, int | None, bool], why: str | None) -> None:
     found = limits.exceeded_reason(*seen)
     assert found is None if why is None else why in (found or "")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.config import MAX_SERVER_ID, Alerts, Pipeline, Sink, Snapshot, Source, Spark, State, Stream
-from airflow_provider_cdc.config.spark_conf import DECIDED
+from airflow_provider_cdc.config.spark_conf import MANAGED_SETTINGS
 from airflow_provider_cdc.model.errors import NotReadyError
 from tests import ROOT
 
@@ -603,7 +603,7 @@ def test_the_reference_names_every_key() -> None:
     for section, value in Pipeline.from_dict(FULL).to_dict().items():
         for key in value if isinstance(value, dict) else ():
             assert f"`{section}.{key}`" in text
-    for setting in DECIDED:
+    for setting in MANAGED_SETTINGS:
         assert f"`{setting}`" in text
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.config.connections import Connection
-from airflow_provider_cdc.config.store_access import StoreAccess, access_of
-from airflow_provider_cdc.config.store_address import StoreAddress, folder_of
+from airflow_provider_cdc.config.connections import ResolvedConnection
+from airflow_provider_cdc.config.store_access import StoreAccess, parse_store_access
+from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
 from airflow_provider_cdc.model.errors import NotReadyError
 
 
 def said(conn_type: str, **fields: Any) -> StoreAccess:
-    return access_of(Connection("lake", conn_type, **fields))
+    return parse_store_access(ResolvedConnection("lake", conn_type, **fields))
 
 
 def aws(**extra: Any) -> StoreAccess:
@@ -35,7 +35,7 @@ def aws(**extra: Any) -> StoreAccess:
 )
 def test_addresses(path: str, text: str, uri: str) -> None:
     found = StoreAddress.parse(path)
-    assert found is not None and folder_of(path) is None
+    assert found is not None and local_folder_of(path) is None
     assert found.display() == text and found.uri() == uri
     assert found.display("f g") == f"{text}/f g" and found.uri("f g") == f"{uri}/f%20g"
     assert found.child("d").display("f") == found.display("d/f")
@@ -46,7 +46,7 @@ def test_addresses(path: str, text: str, uri: str) -> None:
     [("/data/lake", "/data/lake"), ("file:///data/la%20ke", "/data/la ke"), ("/data/s3:/x", "/data/s3:/x")],
 )
 def test_folders(path: str, folder: str) -> None:
-    assert StoreAddress.parse(path) is None and folder_of(path) == folder
+    assert StoreAddress.parse(path) is None and local_folder_of(path) == folder
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_google() -> None:
     for extra in ({"keyfile_dict": key}, {"extra__google_cloud_platform__keyfile_dict": json.dumps(key)}):
         found = said("google_cloud_platform", extra={**extra, "project": "p", "num_retries": 5})
         assert json.loads(dict(found.config)["service_account_key"]) == key and "hunter2" not in repr(found)
-        assert "hunter2" in Connection("c", "google_cloud_platform", extra=extra).secrets
+        assert "hunter2" in ResolvedConnection("c", "google_cloud_platform", extra=extra).secrets
     assert dict(said("google_cloud_platform", extra={"key_path": "/k.json"}).config) == {"service_account": "/k.json"}
     with pytest.raises(NotReadyError, match="'is_anonymous' is for reading only"):
         said("google_cloud_platform", extra={"is_anonymous": True})
@@ -160,7 +160,7 @@ def test_azure() -> None:
     assert config(host="acct.blob.core.windows.net", extra={"shared_access_key": "hunter2"}) == by_key
     text = "DefaultEndpointsProtocol=https;AccountName=acct;AccountKey=hunter2;EndpointSuffix=core.windows.net"
     assert config(extra={"connection_string": text}) == by_key
-    assert "hunter2" in Connection("c", "wasb", extra={"connection_string": text}).secrets
+    assert "hunter2" in ResolvedConnection("c", "wasb", extra={"connection_string": text}).secrets
     sas = {"account_name": "acct", "credential_type": "sas_token", "sas_key": "sv=1&sig=hunter2"}
     assert config(login="acct", extra={"sas_token": "?sv=1&sig=hunter2"}) == sas
     secret = config(host="acct", login="client", password="hunter2", extra={"tenant_id": "ten"})

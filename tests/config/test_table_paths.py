@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.config.table_paths import DEFAULT, TablePaths
+from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.model.errors import NotReadyError
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12) | st.sampled_from(
@@ -40,7 +40,7 @@ def test_no_name_leads_elsewhere(database: str, table: str, template: str) -> No
 @given(NAMES, NAMES, NAMES, NAMES)
 def test_each_table_has_a_folder(database: str, table: str, other_database: str, other: str) -> None:
     if (database, table) != (other_database, other):
-        assert DEFAULT.path_of(database, table) != DEFAULT.path_of(other_database, other)
+        assert DEFAULT_TABLE_PATHS.path_of(database, table) != DEFAULT_TABLE_PATHS.path_of(other_database, other)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_no_two_tables_in_one_folder(paths: TablePaths, tables: list[tuple[str, 
     first, last = ".".join(tables[0]), ".".join(tables[-1])
     with pytest.raises(NotReadyError, match=rf"tables {first} and {last} would both be copied to {path}"):
         paths.check_distinct(tables)
-    DEFAULT.check_distinct(tables)
+    DEFAULT_TABLE_PATHS.check_distinct(tables)
 
 
 @pytest.mark.parametrize(

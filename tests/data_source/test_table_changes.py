@@ -15,12 +15,12 @@ import pytest
 
 from airflow_provider_cdc.data_source import table_changes
 from airflow_provider_cdc.data_source.changes_planner import ChangesPlanner
-from airflow_provider_cdc.data_source.options import Login
+from airflow_provider_cdc.data_source.options import ConnectionLookup
 from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
-from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
+from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.mariadb import MariaDBServer
@@ -63,7 +63,7 @@ class World:
 
     def log(self, **how: Any) -> TableChanges:
         how = {"piece_bytes": 64 << 20, **how}
-        return TableChanges.look_up(Login(conn_file=str(self.file)), self.database, "t", "error", **how)
+        return TableChanges.look_up(ConnectionLookup(conn_file=str(self.file)), self.database, "t", "error", **how)
 
     def offset(self, at: Position | str, log: TableChanges | None = None) -> Offset:
         with contextlib.closing(ChangesPlanner(log or self.log())) as planner:
@@ -157,7 +157,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
 ) -> None:
     """It is not the last one of the piece, so it does not end where that ends."""
     monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1 << 16)
-    defaults = Walker.__init__.__kwdefaults__
+    defaults = BinlogWalker.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "budget", 1 << 16)
     is_mariadb = isinstance(world.server, MariaDBServer)
@@ -177,7 +177,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
 def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is handed out in parts, on MariaDB too, which does not tell where it ends."""
     monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1 << 18)
-    defaults = Walker.__init__.__kwdefaults__
+    defaults = BinlogWalker.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "budget", 1 << 18)
     world.run("INSERT INTO t VALUES (-1, 'before')")
@@ -224,7 +224,7 @@ def test_xa_counts_where_it_is_committed(world: World) -> None:
 
 @pytest.mark.parametrize("phases", [1, 2])
 def test_a_large_xa_transaction_comes_in_portions(world: World, phases: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binlog_reader, "_PORTION_BYTES", 1000)
+    monkeypatch.setattr(binlog_reader, "_MAX_UNTAKEN_BYTES", 1000)
     start = world.end()
     values = [", ".join(f"({n}, REPEAT('x', 100))" for n in range(first, first + 300)) for first in (0, 300)]
     ways = {1: ["XA COMMIT 'large' ONE PHASE"], 2: ["XA PREPARE 'large'", "XA COMMIT 'large'"]}
@@ -354,10 +354,12 @@ def test_a_place_that_is_gone(world: World) -> None:
 
 def test_what_is_no_table(world: World) -> None:
     with pytest.raises(NotReadyError, match="there is no table"):
-        TableChanges.look_up(Login(conn_file=str(world.file)), world.database, "none", "error", piece_bytes=1)
+        TableChanges.look_up(
+            ConnectionLookup(conn_file=str(world.file)), world.database, "none", "error", piece_bytes=1
+        )
     world.run("CREATE TABLE m (id INT PRIMARY KEY) ENGINE = MyISAM")
     with pytest.raises(NotReadyError, match="engine MyISAM"):
-        TableChanges.look_up(Login(conn_file=str(world.file)), world.database, "m", "error", piece_bytes=1)
+        TableChanges.look_up(ConnectionLookup(conn_file=str(world.file)), world.database, "m", "error", piece_bytes=1)
 
 
 def test_a_server_restored_from_a_dump(server: MySQLServer, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.ddl.affected_tables import Kind, Statement, classify, xid_text
+from airflow_provider_cdc.ddl.affected_tables import Statement, StatementKind, classify_statement, format_xid
 from airflow_provider_cdc.ddl.tokens import Quoting
-from airflow_provider_cdc.model.table_names import fold, may_name
+from airflow_provider_cdc.model.table_names import fold_name, may_match
 
 
 def tables(*names: str) -> frozenset[tuple[str, str]]:
@@ -76,8 +76,8 @@ ARRANGED = (
         *((f"ALTER TABLE {clauses}", "harmless") for clauses in ARRANGED),
     ],
 )
-def test_changes_no_table(sql: str, kind: Kind) -> None:
-    found = classify(sql, "shop")
+def test_changes_no_table(sql: str, kind: StatementKind) -> None:
+    found = classify_statement(sql, "shop")
     assert (found.kind, found.changed_tables, found.dropped_databases, found.may_change_any_table) == (
         kind,
         frozenset(),
@@ -124,7 +124,9 @@ def test_changes_no_table(sql: str, kind: Kind) -> None:
 )
 def test_exact_tables(sql: str, changed: frozenset[tuple[str, str]]) -> None:
     names = {
-        pair for pair in classify(sql, "Shop").changed_tables if pair[1] not in {"to", "generated", "by", "server"}
+        pair
+        for pair in classify_statement(sql, "Shop").changed_tables
+        if pair[1] not in {"to", "generated", "by", "server"}
     }
     assert names == set(changed)
 
@@ -167,7 +169,7 @@ def test_exact_tables(sql: str, changed: frozenset[tuple[str, str]]) -> None:
     ],
 )
 def test_never_misses(sql: str) -> None:
-    found = classify(sql, "shop")
+    found = classify_statement(sql, "shop")
     assert ("shop", "t") in found.changed_tables
     assert found.kind in {"ddl", "dml"}
 
@@ -183,7 +185,7 @@ def test_never_misses(sql: str) -> None:
     ],
 )
 def test_a_column_with_the_name_of_a_table(sql: str) -> None:
-    found = classify(sql, "shop")
+    found = classify_statement(sql, "shop")
     assert ("shop", "t") not in found.changed_tables and ("shop", "other") in found.changed_tables
     assert ("shop", "t") in found.mentioned_names  # what it calls may still change it
 
@@ -199,13 +201,15 @@ def test_a_column_with_the_name_of_a_table(sql: str) -> None:
     ],
 )
 def test_words_that_may_not_be_what_they_look_like(sql: str) -> None:
-    assert ("shop", "t") in classify(sql, "shop").changed_tables
+    assert ("shop", "t") in classify_statement(sql, "shop").changed_tables
 
 
 def test_drop_database() -> None:
-    assert classify("DROP DATABASE IF EXISTS `Sh``op`", "x").dropped_databases == {"sh`op"}
-    assert classify("drop schema shop", "x").dropped_databases == {"shop"}
-    assert classify("CREATE OR REPLACE DATABASE shop CHARACTER SET utf8mb4", "x").dropped_databases == {"shop"}
+    assert classify_statement("DROP DATABASE IF EXISTS `Sh``op`", "x").dropped_databases == {"sh`op"}
+    assert classify_statement("drop schema shop", "x").dropped_databases == {"shop"}
+    assert classify_statement("CREATE OR REPLACE DATABASE shop CHARACTER SET utf8mb4", "x").dropped_databases == {
+        "shop"
+    }
 
 
 @pytest.mark.parametrize(
@@ -219,7 +223,7 @@ def test_drop_database() -> None:
     ],
 )
 def test_an_index_that_is_dropped(sql: str, index: str) -> None:
-    found = classify(sql, "shop")
+    found = classify_statement(sql, "shop")
     assert (found.kind, found.changed_tables >= {("shop", "t")}, found.dropped_index) == ("ddl", True, index)
 
 
@@ -233,30 +237,30 @@ def test_an_index_that_is_dropped(sql: str, index: str) -> None:
     ],
 )
 def test_quoting_of_the_session(sql: str, quoting: Quoting) -> None:
-    assert ("shop", "t") in classify(sql, "shop", quoting).changed_tables
+    assert ("shop", "t") in classify_statement(sql, "shop", quoting).changed_tables
 
 
 @pytest.mark.parametrize(
     ("one", "other"), [("ΟΔΟΣ", "οδοσ"), ("ΟΔΟΣ", "οδος"), ("İx", "ix"), ("Straße", "STRAßE"), ("ÖL", "öl"), ("K", "k")]
 )
 def test_names_that_a_server_may_take_for_one(one: str, other: str) -> None:
-    assert fold(one) == fold(other)
+    assert fold_name(one) == fold_name(other)
 
 
 def test_names_that_no_server_takes_for_one() -> None:
-    assert len({fold(name) for name in ("ol", "öl", "ól", "i", "ı", "ss", "ß")}) == 7
+    assert len({fold_name(name) for name in ("ol", "öl", "ól", "i", "ı", "ss", "ß")}) == 7
 
 
 def test_a_name_that_cannot_be_decoded_may_be_any_that_is_not_ascii() -> None:
-    found = classify("TRUNCATE `b\udcf6b`", "shop").changed_tables
-    assert may_name(found, ("shop", "böb")) and may_name(found, ("shop", "ä"))
-    assert not may_name(found, ("shop", "bob")) and not may_name(found, ("other", "böb"))
-    assert not may_name(classify("TRUNCATE übel", "shop").changed_tables, ("shop", "böb"))
+    found = classify_statement("TRUNCATE `b\udcf6b`", "shop").changed_tables
+    assert may_match(found, ("shop", "böb")) and may_match(found, ("shop", "ä"))
+    assert not may_match(found, ("shop", "bob")) and not may_match(found, ("other", "böb"))
+    assert not may_match(classify_statement("TRUNCATE übel", "shop").changed_tables, ("shop", "böb"))
 
 
 def test_routines_may_change_anything() -> None:
-    assert classify("SELECT `shop`.`f`(1)", "shop").may_change_any_table
-    assert classify("DO f()", "shop").may_change_any_table
+    assert classify_statement("SELECT `shop`.`f`(1)", "shop").may_change_any_table
+    assert classify_statement("DO f()", "shop").may_change_any_table
 
 
 @pytest.mark.parametrize(
@@ -270,19 +274,19 @@ def test_routines_may_change_anything() -> None:
         ("xa commit 'ab'", "xa_commit"),
     ],
 )
-def test_xa(sql: str, kind: Kind) -> None:
-    found = classify(sql, "")
-    assert (found.kind, found.xid) == (kind, xid_text(1, b"ab", b""))
+def test_xa(sql: str, kind: StatementKind) -> None:
+    found = classify_statement(sql, "")
+    assert (found.kind, found.xid) == (kind, format_xid(1, b"ab", b""))
 
 
 def test_xa_second_part() -> None:
-    assert classify("XA COMMIT X'61',X'00ff',7", "").xid == xid_text(7, b"a", b"\x00\xff")
+    assert classify_statement("XA COMMIT X'61',X'00ff',7", "").xid == format_xid(7, b"a", b"\x00\xff")
 
 
 def test_values_and_names_stay_out_of_the_summary() -> None:
-    found = classify("ALTER TABLE t ADD secret VARCHAR(9) DEFAULT 'hunter2'", "shop")
+    found = classify_statement("ALTER TABLE t ADD secret VARCHAR(9) DEFAULT 'hunter2'", "shop")
     assert found.summary == "ALTER TABLE"
-    assert classify("'hunter2'", "shop").summary == "unknown statement"
+    assert classify_statement("'hunter2'", "shop").summary == "unknown statement"
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=8)
@@ -294,7 +298,7 @@ def test_any_quoted_name(database: str, table: str) -> None:
         return "`" + name.replace("`", "``") + "`"
 
     target = f"{quote(database)}.{quote(table)}"
-    expected = (fold(database), fold(table))
+    expected = (fold_name(database), fold_name(table))
     for sql in (
         f"DROP TABLE {target} /* generated by server */",
         f"TRUNCATE {target}",
@@ -303,8 +307,8 @@ def test_any_quoted_name(database: str, table: str) -> None:
         f"RENAME TABLE a TO {target}",
         f"INSERT INTO {target} VALUES (1)",
     ):
-        assert expected in classify(sql, "other").changed_tables
-    assert classify(f"DROP DATABASE {quote(database)}", "").dropped_databases == {fold(database)}
+        assert expected in classify_statement(sql, "other").changed_tables
+    assert classify_statement(f"DROP DATABASE {quote(database)}", "").dropped_databases == {fold_name(database)}
 
 
 @given(
@@ -314,7 +318,7 @@ def test_any_quoted_name(database: str, table: str) -> None:
     ).map(" ".join)
 )
 def test_never_raises(sql: str) -> None:
-    assert isinstance(classify(sql, "shop"), Statement)
+    assert isinstance(classify_statement(sql, "shop"), Statement)
 
 
 @pytest.mark.parametrize(
@@ -340,4 +344,4 @@ def test_never_raises(sql: str) -> None:
     ],
 )
 def test_what_is_emptied_is_named_as_it_is_spelled(sql: str, emptied: tuple[str, str] | None) -> None:
-    assert classify(sql, "Db").emptied_table == emptied
+    assert classify_statement(sql, "Db").emptied_table == emptied

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_cdc.ddl.alter_table import NotFollowed, Server, Session, alter
+from airflow_provider_cdc.ddl.alter_table import DdlNotFollowed, ServerTraits, StatementSession, apply_ddl
 from airflow_provider_cdc.ddl.tokens import Quoting
-from airflow_provider_cdc.model.schema import HIDDEN, Column, TableSchema
+from airflow_provider_cdc.model.schema import HIDDEN_SUFFIX, Column, TableSchema
 
 COLLATIONS = {"utf8mb4": "utf8mb4_0900_ai_ci", "latin1": "latin1_swedish_ci", "binary": "binary"}
 CHARSETS = {**{c: s for s, c in COLLATIONS.items()}, "latin1_bin": "latin1", "utf8mb4_bin": "utf8mb4"}
-MYSQL = Server(False, (9, 7, 0), COLLATIONS, CHARSETS, {"utf8mb4": 4, "latin1": 1, "binary": 1})
+MYSQL = ServerTraits(False, (9, 7, 0), COLLATIONS, CHARSETS, {"utf8mb4": 4, "latin1": 1, "binary": 1})
 MARIADB = replace(MYSQL, mariadb=True, version=(10, 11, 2))
 NEW_MARIADB = replace(MARIADB, version=(11, 8, 1))
-SESSION = Session(utf8mb4_collation="utf8mb4_0900_ai_ci")
+SESSION = StatementSession(utf8mb4_collation="utf8mb4_0900_ai_ci")
 
 _TEXT = {"charset": "utf8mb4", "collation": "utf8mb4_0900_ai_ci"}
 TABLE = TableSchema(
@@ -35,13 +35,17 @@ TABLE = TableSchema(
 )
 
 
-def made(sql: str, before: TableSchema = TABLE, session: Session = SESSION, server: Server = MYSQL) -> TableSchema:
-    return alter(before, sql, "d", session, server).definition
+def made(
+    sql: str, before: TableSchema = TABLE, session: StatementSession = SESSION, server: ServerTraits = MYSQL
+) -> TableSchema:
+    return apply_ddl(before, sql, "d", session, server).definition
 
 
-def refused(sql: str, before: TableSchema = TABLE, session: Session = SESSION, server: Server = MYSQL) -> str:
-    with pytest.raises(NotFollowed) as caught:
-        alter(before, sql, "d", session, server)
+def refused(
+    sql: str, before: TableSchema = TABLE, session: StatementSession = SESSION, server: ServerTraits = MYSQL
+) -> str:
+    with pytest.raises(DdlNotFollowed) as caught:
+        apply_ddl(before, sql, "d", session, server)
     return caught.value.reason
 
 
@@ -53,7 +57,7 @@ def names(found: TableSchema) -> list[str]:
 
 
 def test_a_column_is_added() -> None:
-    found = alter(TABLE, "ALTER TABLE T ADD c VARCHAR(5) COMMENT 'it''s', ADD f INT FIRST", "D", SESSION, MYSQL)
+    found = apply_ddl(TABLE, "ALTER TABLE T ADD c VARCHAR(5) COMMENT 'it''s', ADD f INT FIRST", "D", SESSION, MYSQL)
     assert found.table == ("D", "T") and found.added == ("c", "f")
     assert names(found.definition) == ["f", "id", "a", "n", "e", "é", "c"]
     column = found.definition.columns[-1]
@@ -64,7 +68,9 @@ def test_a_column_is_added() -> None:
 
 def test_its_place() -> None:
     assert names(made("ALTER TABLE t ADD c INT AFTER ID, ADD f INT AFTER c"))[:3] == ["id", "c", "f"]
-    hidden = replace(TABLE, columns=(*TABLE.columns, Column("DB_ROW_HASH_1", "bigint", f"bigint {HIDDEN}", True)))
+    hidden = replace(
+        TABLE, columns=(*TABLE.columns, Column("DB_ROW_HASH_1", "bigint", f"bigint {HIDDEN_SUFFIX}", True))
+    )
     assert names(made("ALTER TABLE t ADD c INT", hidden))[-2:] == ["c", "DB_ROW_HASH_1"]
     assert "not known" in refused("ALTER TABLE t ADD c INT AFTER nothing")
 
@@ -257,7 +263,7 @@ def test_version_comments() -> None:
 
 
 def test_if_exists() -> None:
-    found = alter(TABLE, "ALTER TABLE t ADD IF NOT EXISTS a INT, ADD IF NOT EXISTS c INT", "d", SESSION, MARIADB)
+    found = apply_ddl(TABLE, "ALTER TABLE t ADD IF NOT EXISTS a INT, ADD IF NOT EXISTS c INT", "d", SESSION, MARIADB)
     assert found.added == ("c",) and names(found.definition)[:-1] == names(TABLE)
 
 
@@ -271,7 +277,9 @@ def test_a_key_that_is_not_the_primary_one() -> None:
 
 
 def test_a_unique_index_of_hashes() -> None:
-    hidden = replace(TABLE, columns=(*TABLE.columns, Column("DB_ROW_HASH_1", "bigint", f"bigint {HIDDEN}", True)))
+    hidden = replace(
+        TABLE, columns=(*TABLE.columns, Column("DB_ROW_HASH_1", "bigint", f"bigint {HIDDEN_SUFFIX}", True))
+    )
     assert "hashes" in refused("ALTER TABLE t DROP INDEX i", hidden, server=MARIADB)
     assert "hashes" in refused("ALTER TABLE t MODIFY a VARCHAR(800)", server=MARIADB)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_cdc.ddl.column_names import misnamed
+from airflow_provider_cdc.ddl.column_names import column_name_problem
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
 
@@ -15,32 +15,32 @@ def table(*names: str, left_out: tuple[str, ...] = ()) -> TableSchema:
 
 @pytest.mark.parametrize("name", ["_cdc_seq", "_CDC_SEQ", "_Cdc_Op", "_cdc_deleted", "_cDc_anything"])
 def test_names_of_this_project(name: str) -> None:
-    reason, remedy = misnamed(table(name)) or ("", "")
+    reason, remedy = column_name_problem(table(name)) or ("", "")
     assert reason == f"column {name}: the prefix _cdc_ is used in the sink, in whatever case"
     assert remedy == "Rename the column, or leave it out with source.exclude_columns"
-    assert misnamed(table(name, left_out=(name,))) is None
+    assert column_name_problem(table(name, left_out=(name,))) is None
 
 
 @pytest.mark.parametrize("name", ["_metadata", "_tmp_metadata_row_index", "__delta_internal_is_row_deleted"])
 def test_names_of_spark(name: str) -> None:
     for written in (name, name.upper(), name.title()):
-        reason, _ = misnamed(table(written)) or ("", "")
+        reason, _ = column_name_problem(table(written)) or ("", "")
         assert reason == f"column {written}: Spark uses this name for a column of its own, and could not read the copy"
-    assert misnamed(table(name, left_out=(name,))) is None
+    assert column_name_problem(table(name, left_out=(name,))) is None
 
 
 def test_names_of_delta_rs() -> None:
     for written in ("__delta_rs_file_id__", "__Delta_RS_path"):
-        reason, _ = misnamed(table(written)) or ("", "")
+        reason, _ = column_name_problem(table(written)) or ("", "")
         assert reason.startswith(f"column {written}: delta-rs uses the prefix __delta_rs_ for columns of its own")
 
 
 def test_names_that_differ_in_case_only() -> None:
-    reason, _ = misnamed(table("a", "b", "A")) or ("", "")
+    reason, _ = column_name_problem(table("a", "b", "A")) or ("", "")
     assert reason == "columns a and A: they differ in case only"
-    assert misnamed(table("a", "b", "A", left_out=("A",))) is None
+    assert column_name_problem(table("a", "b", "A", left_out=("A",))) is None
 
 
 @pytest.mark.parametrize("name", ["metadata", "_cdc", "cdc_seq", "_metadata_", "__delta", "row_index", "file_path"])
 def test_other_names(name: str) -> None:
-    assert misnamed(table(name)) is None
+    assert column_name_problem(table(name)) is None

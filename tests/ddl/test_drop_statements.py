@@ -6,18 +6,18 @@ from types import MappingProxyType
 
 import pytest
 
-from airflow_provider_cdc.ddl.alter_parser import Server, Session
-from airflow_provider_cdc.ddl.drop_statements import drops
+from airflow_provider_cdc.ddl.alter_parser import ServerTraits, StatementSession
+from airflow_provider_cdc.ddl.drop_statements import drops_table
 from airflow_provider_cdc.ddl.tokens import Quoting
 
 _NONE: MappingProxyType[str, str] = MappingProxyType({})
-MYSQL = Server(mariadb=False, version=(8, 4, 3), default_collations=_NONE, charset_by_collation=_NONE)
-MARIADB = Server(mariadb=True, version=(11, 8, 2), default_collations=_NONE, charset_by_collation=_NONE)
+MYSQL = ServerTraits(mariadb=False, version=(8, 4, 3), default_collations=_NONE, charset_by_collation=_NONE)
+MARIADB = ServerTraits(mariadb=True, version=(11, 8, 2), default_collations=_NONE, charset_by_collation=_NONE)
 
 
-def dropped(sql: str, server: Server = MYSQL, *, exact: bool = True, ansi: bool = False) -> bool:
-    session = Session(quoting=Quoting(ansi_quotes=ansi))
-    return drops(("shop", "orders"), sql, "shop", session, server, exact=exact)
+def dropped(sql: str, server: ServerTraits = MYSQL, *, exact: bool = True, ansi: bool = False) -> bool:
+    session = StatementSession(quoting=Quoting(ansi_quotes=ansi))
+    return drops_table(("shop", "orders"), sql, "shop", session, server, exact=exact)
 
 
 @pytest.mark.parametrize("server", [MYSQL, MARIADB], ids=["MySQL", "MariaDB"])
@@ -34,7 +34,7 @@ def dropped(sql: str, server: Server = MYSQL, *, exact: bool = True, ansi: bool 
         "DROP SCHEMA IF EXISTS shop",
     ],
 )
-def test_dropped(sql: str, server: Server) -> None:
+def test_dropped(sql: str, server: ServerTraits) -> None:
     assert dropped(sql, server)
 
 

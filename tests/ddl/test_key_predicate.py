@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_cdc.ddl.key_predicate import BadPredicate, Bound, Value, Written, parse
+from airflow_provider_cdc.ddl.key_predicate import (
+    InvalidKeyPredicate,
+    KeyBound,
+    KeyRange,
+    PredicateValue,
+    parse_key_predicate,
+)
 
 KEY = ("tenant", "id")
 
 
-def span(lower: tuple[Value, ...], upper: tuple[Value, ...], ends: str = "[]") -> Written:
-    return Written(Bound(lower, ends[0] == "["), Bound(upper, ends[1] == "]"))
+def span(lower: tuple[PredicateValue, ...], upper: tuple[PredicateValue, ...], ends: str = "[]") -> KeyRange:
+    return KeyRange(KeyBound(lower, ends[0] == "["), KeyBound(upper, ends[1] == "]"))
 
 
 @pytest.mark.parametrize(
@@ -30,8 +36,8 @@ def span(lower: tuple[Value, ...], upper: tuple[Value, ...], ends: str = "[]") -
         ("t.tenant = 1.50", [span(("1.50",), ("1.50",))]),
     ],
 )
-def test_ranges(text: str, found: list[Written]) -> None:
-    assert parse(text, KEY) == found
+def test_ranges(text: str, found: list[KeyRange]) -> None:
+    assert parse_key_predicate(text, KEY) == found
 
 
 @pytest.mark.parametrize(
@@ -64,5 +70,5 @@ def test_ranges(text: str, found: list[Written]) -> None:
     ],
 )
 def test_what_is_no_range(text: str, said: str) -> None:
-    with pytest.raises(BadPredicate, match=said.replace("(", r"\(").replace(")", r"\)")):
-        parse(text, KEY)
+    with pytest.raises(InvalidKeyPredicate, match=said.replace("(", r"\(").replace(")", r"\)")):
+        parse_key_predicate(text, KEY)

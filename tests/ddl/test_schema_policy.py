@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_cdc.ddl.alter_parser import NotFollowed
-from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy, check_names, describe_change
+from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed
+from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy, check_reused_names, describe_change
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from tests.sinks.conformance import nullable
 
@@ -86,12 +86,12 @@ def test_a_column_that_comes_back() -> None:
     for policy in (EVOLVE, LENIENT, IGNORE):
         without = policy.decide_definition(TABLE, of(A))
         back = policy.decide_definition(without, of(A, B))
-        with pytest.raises(NotFollowed, match="had a column b before"):
-            check_names(without, back, ["b"])
+        with pytest.raises(DdlNotFollowed, match="had a column b before"):
+            check_reused_names(without, back, ["b"])
         again = policy.decide_definition(without, of(A, B), overwrites_rows=True)
         assert names(again) == (["id", "a", "b"], [])
     left_out = IGNORE.decide_definition(TABLE, of(A, B, C))
-    check_names(TABLE, left_out, ["c"])
+    check_reused_names(TABLE, left_out, ["c"])
     assert names(left_out) == (["id", "a", "b"], []) and left_out.excluded == ("c",)
     # It stays left out until it is read again under another policy, whatever comes in between.
     later = EVOLVE.decide_definition(left_out, replace(left_out, columns=(*left_out.columns, nullable("d", "int"))))
@@ -104,19 +104,19 @@ def test_a_column_that_comes_back() -> None:
 def test_a_table_without_a_usable_key() -> None:
     before, after = replace(TABLE, key=()), replace(of(A), key=())
     for policy in (LENIENT, IGNORE):
-        with pytest.raises(NotFollowed, match="column b is gone, which a table without a usable key cannot keep"):
+        with pytest.raises(DdlNotFollowed, match="column b is gone, which a table without a usable key cannot keep"):
             policy.decide_definition(before, after, overwrites_rows=True)
         assert names(policy.decide_definition(before, after, overwrites_rows=True, is_requested=True)) == (
             ["id", "a"],
             [],
         )
-        with pytest.raises(NotFollowed, match="column b is gone"):  # it was kept, and the key is gone
+        with pytest.raises(DdlNotFollowed, match="column b is gone"):  # it was kept, and the key is gone
             policy.decide_definition(policy.decide_definition(TABLE, of(A)), after, overwrites_rows=True)
     assert EVOLVE.decide_definition(before, after, overwrites_rows=True).retained == ()
 
 
 def test_a_new_column_of_the_key() -> None:
-    with pytest.raises(NotFollowed, match="new column c is part of the key"):
+    with pytest.raises(DdlNotFollowed, match="new column c is part of the key"):
         IGNORE.decide_definition(TABLE, of(A, B, C, key=("id", "c")), overwrites_rows=True)
     made = IGNORE.decide_definition(
         TABLE, of(A, B, C, nullable("d", "int"), key=("id", "c")), overwrites_rows=True, is_requested=True
@@ -127,7 +127,7 @@ def test_a_new_column_of_the_key() -> None:
 def test_nothing_but_new_columns() -> None:
     """As of a table that was dropped and made again: a copy without columns is none."""
     again = TableSchema("d", "t", (C,), ())
-    with pytest.raises(NotFollowed, match="all of its columns are new, and .* ignore leaves new columns out"):
+    with pytest.raises(DdlNotFollowed, match="all of its columns are new, and .* ignore leaves new columns out"):
         IGNORE.decide_definition(TABLE, again, overwrites_rows=True)
     assert names(IGNORE.decide_definition(TABLE, again, overwrites_rows=True, is_requested=True)) == (["c"], [])
 
@@ -151,12 +151,12 @@ def test_nothing_but_new_columns() -> None:
 def test_types(old: Column, new: Column, wider: bool) -> None:
     before, after = replace(TABLE, columns=(ID, old)), of(new)
     assert EVOLVE.decide_definition(before, after).copied_columns == after.copied_columns
-    with pytest.raises(NotFollowed, match="column a was .* and is .*, which stream.schema_changes: ignore does not"):
+    with pytest.raises(DdlNotFollowed, match="column a was .* and is .*, which stream.schema_changes: ignore does not"):
         IGNORE.decide_definition(before, after)
     if wider:
         assert LENIENT.decide_definition(before, after).copied_columns == after.copied_columns
     else:
-        with pytest.raises(NotFollowed, match="stream.schema_changes: lenient does not take over"):
+        with pytest.raises(DdlNotFollowed, match="stream.schema_changes: lenient does not take over"):
             LENIENT.decide_definition(before, after)
     assert IGNORE.decide_definition(before, after, is_requested=True).copied_columns == after.copied_columns
     same = of(replace(old, column_type=f"{old.column_type} /* as before */"))

@@ -16,8 +16,8 @@ import yaml
 from cryptography.fernet import Fernet
 
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.config.connections import _parse, database_url, mysql_args
-from airflow_provider_cdc.config.store_access import access_of
+from airflow_provider_cdc.config.connections import _parse_connection, database_url, mysql_connect_args
+from airflow_provider_cdc.config.store_access import parse_store_access
 from airflow_provider_cdc.config.store_address import StoreAddress
 from tests import ROOT
 from tests.support.compose import DOCKER, StackError, image, interpolate, load, make_env, variables
@@ -201,13 +201,13 @@ def test_the_connections_of_the_pipeline_are_there() -> None:
 def test_what_is_demanded_of_the_databases() -> None:
     """The source proves itself to whoever connects to it; the bookkeeping, which has no TLS, gets no password."""
     environment = SERVICES["scheduler"]["environment"]
-    source = _parse("source", environment["AIRFLOW_CONN_CDC_SOURCE"], "it")
-    args = mysql_args(source)
+    source = _parse_connection("source", environment["AIRFLOW_CONN_CDC_SOURCE"], "it")
+    args = mysql_connect_args(source)
     assert (args["ssl_mode"], args["ssl_ca"]) == ("VERIFY_CA", "/opt/mysql/ca.pem")
     holder = next(text for text in SERVICES["mysql"]["volumes"] if text.endswith(":/var/lib/mysql")).split(":")[0]
     for name in ("api-server", "scheduler", "spark-worker"):
         assert f"{holder}:/opt/mysql:ro,nocopy" in SERVICES[name]["volumes"], name
-    url = database_url(_parse("state", environment["AIRFLOW_CONN_CDC_STATE"], "it"))
+    url = database_url(_parse_connection("state", environment["AIRFLOW_CONN_CDC_STATE"], "it"))
     assert (url.host, url.query["sslmode"], url.query["require_auth"]) == ("postgres", "disable", "scram-sha-256")
 
 
@@ -225,8 +225,8 @@ def test_with_an_object_store_nothing_else_is_shared() -> None:
         assert not writable, "a folder that is written to by one and read by another"
     variable = f"AIRFLOW_CONN_{str(pipeline.sink.conn_id).upper()}"
     for name in OURS - {"spark-master", "spark-worker"}:
-        connection = _parse("lake", over["services"][name]["environment"][variable], "it")
-        assert access_of(connection).aws_keys == ("lake", "secret", None)
+        connection = _parse_connection("lake", over["services"][name]["environment"][variable], "it")
+        assert parse_store_access(connection).aws_keys == ("lake", "secret", None)
         store = over["services"]["s3"]
         assert (store["environment"]["ROOT_ACCESS_KEY"], store["environment"]["ROOT_SECRET_KEY"]) == ("lake", "secret")
         port = store["command"][store["command"].index("--port") + 1]

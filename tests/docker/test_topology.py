@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from airflow_provider_cdc.config.spark_conf import is_loopback
+from airflow_provider_cdc.config.spark_conf import is_loopback_master
 from airflow_provider_cdc.system.processes import kill_session
 from tests.support.airflow_client import Client
 from tests.support.compose import DOCKER, Stack, load, make_env
@@ -245,7 +245,7 @@ def test_nothing_went_between_hosts_in_the_clear(site: Site) -> None:
     if site.stack.spark_host == "127.0.0.1":
         pytest.skip("this machine has no address but that of loopback")
     master = f"spark://{site.stack.address('spark-master', 7077)}"
-    assert not is_loopback(master)
+    assert not is_loopback_master(master)
     (page,) = (text for url, text in site.pages.items() if url.endswith("/environment") and "/api/" in url)
     settings = dict(json.loads(page)["sparkProperties"])
     assert settings["spark.master"] == master and settings["spark.driver.host"] == site.stack.spark_host

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.config.connections import Connection, resolve
-from airflow_provider_cdc.config.selection import Selection
-from airflow_provider_cdc.driver.launch import attached, detach, new_log, outcome_of, result_of
-from airflow_provider_cdc.driver.main import Request
+from airflow_provider_cdc.config.connections import ResolvedConnection, resolve_connection
+from airflow_provider_cdc.config.selection import TableSelection
+from airflow_provider_cdc.driver.launch import new_log_file, read_outcome, result_file, start_attached, start_detached
+from airflow_provider_cdc.driver.main import DriverRequest
 from airflow_provider_cdc.model.errors import TerminalError, UnexpectedError
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
-from airflow_provider_cdc.state import Store
-from airflow_provider_cdc.system.processes import keep_small, older_part, tail
-from airflow_provider_cdc.system.temp_dirs import scratch
+from airflow_provider_cdc.state import StateDatabase
+from airflow_provider_cdc.system.processes import rotate_log, rotated_log, tail_log
+from airflow_provider_cdc.system.temp_dirs import temporary_folder
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
-NOBODY = Connection.from_json(
+NOBODY = ResolvedConnection.from_json(
     {"conn_id": "c", "conn_type": "mysql", "host": "127.0.0.1", "port": 1, "login": "u", "password": "p",
      "schema": None, "extra": {}}
 )  # fmt: skip
@@ -35,22 +35,24 @@ NOBODY = Connection.from_json(
 
 def test_a_driver_imports_nothing_from_the_folder_that_it_works_in(tmp_path: Path) -> None:
     """Nor does it let its log grow; here it is too large from the beginning."""
-    log = new_log(tmp_path / "lake" / "logs")
+    log = new_log_file(tmp_path / "lake" / "logs")
     log.write_text("before\n" * 100)
     for module in ("json", "signal", "airflow_provider_cdc"):
         (log.parent / f"{module}.py").write_text(f"import os; open({str(tmp_path / 'planted')!r}, 'w')")
     pipeline = {"name": "p", "source": {"conn_id": "c", "tables": ["a.b"]}, "sink": {"path": str(tmp_path / "lake")}}
-    request = Request(pipeline, {"c": NOBODY.to_json()}, result=str(result_of(log)), log=str(log), log_bytes=500)
-    code = detach(request, log).wait(120)
+    request = DriverRequest(
+        pipeline, {"c": NOBODY.to_json()}, result=str(result_file(log)), log=str(log), log_bytes=500
+    )
+    code = start_detached(request, log).wait(120)
     assert not (tmp_path / "planted").exists()
     with pytest.raises(Exception, match="cannot be reached"):
-        outcome_of(result_of(log), code)
-    assert older_part(log).read_text() == "before\n" * 100
-    assert "before" not in log.read_text() and tail(log, 50)[-2:] == ["before", log.read_text().strip()]
+        read_outcome(result_file(log), code)
+    assert rotated_log(log).read_text() == "before\n" * 100
+    assert "before" not in log.read_text() and tail_log(log, 50)[-2:] == ["before", log.read_text().strip()]
     for _ in range(21):
-        new_log(log.parent).touch()
+        new_log_file(log.parent).touch()
         time.sleep(0.002)
-    assert not [path for path in (log, older_part(log), result_of(log)) if path.exists()]
+    assert not [path for path in (log, rotated_log(log), result_file(log)) if path.exists()]
 
 
 def test_a_driver_that_crashes_says_where(tmp_path: Path) -> None:
@@ -69,9 +71,9 @@ def test_a_driver_that_crashes_says_where(tmp_path: Path) -> None:
     said = process.communicate()[1]
     assert "Segmentation fault" in said and "Current thread" in said and "driver/main.py" in said
     with pytest.raises(UnexpectedError, match=r"ended by signal 11 \(Segmentation fault\).*its last lines say where"):
-        outcome_of(tmp_path / "result.json", process.returncode)
+        read_outcome(tmp_path / "result.json", process.returncode)
     with pytest.raises(UnexpectedError, match=r"ended by signal 9 \(Killed\).*memory of the host"):
-        outcome_of(tmp_path / "result.json", -signal.SIGKILL)
+        read_outcome(tmp_path / "result.json", -signal.SIGKILL)
 
 
 def test_a_driver_compares_source_and_sink(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -84,15 +86,15 @@ def test_a_driver_compares_source_and_sink(mysql_server: MySQLServer, database: 
     known = cli.context.pipeline.source.conn_id
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRFLOW_CONN_CDC_SOURCE", cli.env["AIRFLOW_CONN_CDC_SOURCE"])
-        connection = resolve(known)
-    what = {**asdict(Selection()), "show_values": False}
-    request = Request(cli.context.pipeline.to_dict(), {known: connection.to_json()}, verify=what)
-    with attached(request) as driver:
+        connection = resolve_connection(known)
+    what = {**asdict(TableSelection()), "show_values": False}
+    request = DriverRequest(cli.context.pipeline.to_dict(), {known: connection.to_json()}, verify=what)
+    with start_attached(request) as driver:
         said = list(driver.output_lines())
         (found,) = driver.wait_for_outcome()["tables"]
     assert found["equal"] and found["rows"] == 2 and said[-1].endswith(f" {database}.t: 2 rows, equal")
     mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 7 WHERE id = 2")
-    with attached(request) as driver, pytest.raises(TerminalError, match="1 of 1 tables differ"):
+    with start_attached(request) as driver, pytest.raises(TerminalError, match="1 of 1 tables differ"):
         said = list(driver.output_lines())
         driver.wait_for_outcome()
     assert any(line.endswith(f"{database}.t: columns that differ: v (1)") for line in said)
@@ -119,15 +121,15 @@ def test_a_log_is_emptied_under_those_who_write_to_it(tmp_path: Path) -> None:
             time.sleep(0.01)
 
     said("a1", "b1")
-    keep_small(log, 6)
-    assert sorted(log.read_text().split()) == ["a1", "b1"] and not older_part(log).exists()
-    keep_small(log, 5)
-    assert log.read_text() == "" and stat.S_IMODE(older_part(log).stat().st_mode) == 0o600
+    rotate_log(log, 6)
+    assert sorted(log.read_text().split()) == ["a1", "b1"] and not rotated_log(log).exists()
+    rotate_log(log, 5)
+    assert log.read_text() == "" and stat.S_IMODE(rotated_log(log).stat().st_mode) == 0o600
     said("a2", "b2")
     assert sorted(log.read_text().split()) == ["a2", "b2"]
-    assert sorted(tail(log, 40)) == ["a1", "a2", "b1", "b2"] and sorted(tail(log, 2)) == ["a2", "b2"]
-    keep_small(log, 5)
-    assert sorted(older_part(log).read_text().split()) == ["a2", "b2"]
+    assert sorted(tail_log(log, 40)) == ["a1", "a2", "b1", "b2"] and sorted(tail_log(log, 2)) == ["a2", "b2"]
+    rotate_log(log, 5)
+    assert sorted(rotated_log(log).read_text().split()) == ["a2", "b2"]
     for writer in writers:
         writer.communicate()
 
@@ -161,12 +163,12 @@ def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path) -> 
         dead.kill()
         dead.wait()
         assert left.exists()
-        with scratch(tmp_path) as own:
+        with temporary_folder(tmp_path) as own:
             assert not left.exists() and held.exists() and stat.S_IMODE(own.stat().st_mode) == 0o700
-            with scratch(tmp_path):
+            with temporary_folder(tmp_path):
                 assert own.exists()
         assert not own.exists()
-    with scratch(tmp_path):
+    with temporary_folder(tmp_path):
         assert not held.exists()
     assert sorted(tmp_path.iterdir()) == [link, other, tmp_path / "elsewhere"]
     assert (tmp_path / "elsewhere" / ".lock").exists()
@@ -186,13 +188,13 @@ def test_the_bookkeeping_is_nobody_elses(tmp_path: Path, umask: int, group: int)
     )
     try:
         local.create_folder()
-        store = Store.open(f"sqlite:///{local.state_database}", migrate=True)
+        store = StateDatabase.open(f"sqlite:///{local.state_database}", migrate=True)
         assert modes() == wanted
         # Those of an earlier version.
         for path in (local.folder, *local.folder.glob("bookkeeping.db*")):
             path.chmod(path.stat().st_mode | 0o005)
         local.create_folder()
-        other = Store.open(f"sqlite:///{local.state_database}", migrate=True)
+        other = StateDatabase.open(f"sqlite:///{local.state_database}", migrate=True)
         assert modes() == wanted
         other.close()
         store.close()
@@ -202,7 +204,7 @@ def test_the_bookkeeping_is_nobody_elses(tmp_path: Path, umask: int, group: int)
 
 def test_a_link_that_airflow_does_not_take_ends_nothing() -> None:
     pytest.importorskip("airflow.sdk")
-    from airflow_provider_cdc.airflow.links.cdc import show_page
+    from airflow_provider_cdc.airflow.links.cdc import push_spark_ui_link
 
     class Ti:
         def xcom_push(self, key: str, value: str) -> None:
@@ -214,5 +216,5 @@ def test_a_link_that_airflow_does_not_take_ends_nothing() -> None:
 
     told: list[str] = []
     context: Any = {"ti": Ti()}
-    show_page(context, "http://h:1", Log())
+    push_spark_ui_link(context, "http://h:1", Log())
     assert told == ["there is no link to Spark's page, http://h:1, because Airflow rejected it: spark_ui was not taken"]

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_provider_cdc import Pipeline, Sink, Source
-from airflow_provider_cdc.airflow.operators.stream_stop import ask_to_stop
-from airflow_provider_cdc.config.connections import Connection
-from airflow_provider_cdc.driver.launch import detach, new_log, release, result_of
-from airflow_provider_cdc.driver.main import Request
-from airflow_provider_cdc.state import Store
-from airflow_provider_cdc.system.processes import kill_session, machine, members, start_time
+from airflow_provider_cdc.airflow.operators.stream_stop import request_stop
+from airflow_provider_cdc.config.connections import ResolvedConnection
+from airflow_provider_cdc.driver.launch import new_log_file, release_driver, result_file, start_detached
+from airflow_provider_cdc.driver.main import DriverRequest
+from airflow_provider_cdc.state import StateDatabase
+from airflow_provider_cdc.system.processes import kill_session, machine_id, process_start_time, session_members
 from tests.support.processes import wait_for
 
 
@@ -35,12 +35,16 @@ def start(tmp_path: Path, silent: socket.socket) -> tuple[subprocess.Popen[bytes
     """Start a driver; it has begun to look for its source."""
     pipeline = Pipeline(name="p", source=Source("cdc_source", ("a.b",)), sink=Sink(str(tmp_path / "lake")))
     conn = {"conn_id": "cdc_source", "conn_type": "mysql", "host": "127.0.0.1", "port": silent.getsockname()[1]}
-    known = {"cdc_source": Connection.from_json({**conn, "login": "u", "password": "p", "schema": None, "extra": None})}
-    log = new_log(tmp_path / "logs")
-    request = Request(pipeline.to_dict(), {key: value.to_json() for key, value in known.items()})
-    request = Request(request.pipeline, request.connections, result=str(result_of(log)), log=str(log))
-    process = detach(request, log)
-    return process, result_of(log), silent.accept()[0]
+    known = {
+        "cdc_source": ResolvedConnection.from_json(
+            {**conn, "login": "u", "password": "p", "schema": None, "extra": None}
+        )
+    }
+    log = new_log_file(tmp_path / "logs")
+    request = DriverRequest(pipeline.to_dict(), {key: value.to_json() for key, value in known.items()})
+    request = DriverRequest(request.pipeline, request.connections, result=str(result_file(log)), log=str(log))
+    process = start_detached(request, log)
+    return process, result_file(log), silent.accept()[0]
 
 
 def test_it_ends_when_its_task_is_gone(tmp_path: Path, silent: socket.socket) -> None:
@@ -50,7 +54,7 @@ def test_it_ends_when_its_task_is_gone(tmp_path: Path, silent: socket.socket) ->
             assert process.stdin is not None
             process.stdin.close()
             assert process.wait(200) < 0 and not result.exists(), "by a signal, without a word about the source"
-            wait_for("the end of the session", lambda: not members(process.pid))
+            wait_for("the end of the session", lambda: not session_members(process.pid))
         finally:
             kill_session(process.pid)
 
@@ -59,7 +63,7 @@ def test_it_goes_on_when_it_was_let_go(tmp_path: Path, silent: socket.socket) ->
     process, result, there = start(tmp_path, silent)
     with there:
         try:
-            release(process)
+            release_driver(process)
             there.close()  # the source is away: the driver ends by itself and says so
             assert process.wait(200) == 3 and result.exists()
         finally:
@@ -69,22 +73,24 @@ def test_it_goes_on_when_it_was_let_go(tmp_path: Path, silent: socket.socket) ->
 def test_asked_to_stop_when_the_task_is_killed(tmp_path: Path, silent: socket.socket) -> None:
     """Through the bookkeeping; where that does not answer, by SIGTERM to a driver on this host."""
     log = logging.getLogger("task")
-    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
         try:
-            details = {"machine": machine()}
-            store.begin_epoch("p", 0, socket.gethostname(), sleeper.pid, start_time(sleeper.pid), details=details)
+            details = {"machine": machine_id()}
+            store.begin_epoch(
+                "p", 0, socket.gethostname(), sleeper.pid, process_start_time(sleeper.pid), details=details
+            )
             run = store.newest_epoch("p")
             assert run is not None
-            answers = SimpleNamespace(store=lambda: Store.open(f"sqlite:///{tmp_path}/books.db", migrate=False))
-            ask_to_stop(answers, run, "a task, try 1", log)  # type: ignore[arg-type]
+            answers = SimpleNamespace(store=lambda: StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=False))
+            request_stop(answers, run, "a task, try 1", log)  # type: ignore[arg-type]
             now = store.newest_epoch("p")
             assert now is not None and (now.desired_state, now.stop_by) == ("stop", "a task, try 1")
             assert sleeper.poll() is None
             url = f"postgresql+psycopg://u:p@127.0.0.1:{silent.getsockname()[1]}/d"
-            silence = SimpleNamespace(store=lambda: Store.open(url, migrate=False))
-            ask_to_stop(silence, run, "a task, try 1", log)  # type: ignore[arg-type]
+            silence = SimpleNamespace(store=lambda: StateDatabase.open(url, migrate=False))
+            request_stop(silence, run, "a task, try 1", log)  # type: ignore[arg-type]
             assert sleeper.wait(60) == -signal.SIGTERM
         finally:
             sleeper.kill()

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from airflow_provider_cdc.explain.explanation import Explanation
-from airflow_provider_cdc.explain.run import _Explaining, explain
+from airflow_provider_cdc.explain.run import _RowExplainer, explain_row
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.mysql.chunks import chunk
 from airflow_provider_cdc.verify import last_changes
@@ -67,7 +67,7 @@ def copied(server: MySQLServer, folder: Path, **settings: Any) -> Cli:
 
 
 def why(cli: Cli, table: str, *keys: str) -> Explanation:
-    found = explain(cli.context, f"why.{table}", keys)
+    found = explain_row(cli.context, f"why.{table}", keys)
     json.dumps(found.to_json())
     assert all(line.strip() for line in found.lines())
     return found
@@ -271,7 +271,7 @@ def test_purged(server: MySQLServer, cli: Cli) -> None:
 
 def test_a_budget(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "FLUSH BINARY LOGS", "UPDATE number SET v = 'late' WHERE id = 20")
-    with patch.object(last_changes, "SEARCHED_BYTES", 1):
+    with patch.object(last_changes, "MAX_SEARCHED_BYTES", 1):
         found = why(cli, "number", "150")
     assert found.last_change is None and "GiB are searched" in found.search_end_reason
 
@@ -461,14 +461,14 @@ def test_while_a_stream_goes_on(server: MySQLServer, cli: Cli) -> None:
 def test_a_copy_that_has_got_ahead(mysql_server: MySQLServer, tmp_path: Path) -> None:
     """Of what was known of the stream, and of the row in the source: a stream has gone on in between."""
     with contextlib.contextmanager(database.__wrapped__)(mysql_server):  # type: ignore[attr-defined]
-        cli, look = copied(mysql_server, tmp_path), _Explaining._find_in_copy
+        cli, look = copied(mysql_server, tmp_path), _RowExplainer._find_in_copy
 
         def later(*args: Any) -> Any:
             mysql_server.session("why", "UPDATE number SET v = 'new' WHERE id = 150")
             cli.catch_up()
             return look(*args)
 
-        with patch.object(_Explaining, "_copy", later):
+        with patch.object(_RowExplainer, "_copy", later):
             found = why(cli, "number", "150")
         assert [row["v"] for side in (found.source, found.copy) for row in side.rows] == ["v15", "new"]
         assert found.equal is True and found.source.at and found.copy.at and found.source.at < found.copy.at

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.system.processes import kill_session, members
+from airflow_provider_cdc.system.processes import kill_session, session_members
 from tests import ROOT
 from tests.in_airflow.site import Site, lake_events
 from tests.support.airflow_processes import Airflow
@@ -74,5 +74,5 @@ def _end_streams(site: Site) -> None:
     for name in site.names:
         with contextlib.suppress(Exception):
             run = site.stream(name)
-            if members(run.pid):
+            if session_members(run.pid):
                 kill_session(run.pid)

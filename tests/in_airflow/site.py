@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.config.connections import _from_uri, mysql_args
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.config.connections import _parse_uri, mysql_connect_args
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
-from airflow_provider_cdc.state import GroupRow, Store, StreamRow
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.state import ChunkGroupRow, EpochRow, StateDatabase
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from tests.support.airflow_client import PATIENCE, Client
 from tests.support.airflow_processes import Airflow
 from tests.support.mailbox import Mailbox
@@ -61,23 +61,23 @@ class Site:
     def client(self) -> Client:
         return self.airflow.client
 
-    def store(self, name: str) -> Store:
+    def store(self, name: str) -> StateDatabase:
         self.names.add(name)
         file = LocalFiles.for_pipeline(self.lake, name).state_database
-        return Store.open(f"sqlite:///{file}" if file.exists() else self.bookkeeping, migrate=False)
+        return StateDatabase.open(f"sqlite:///{file}" if file.exists() else self.bookkeeping, migrate=False)
 
     @property
     def bookkeeping(self) -> str:
         """URL of the shared bookkeeping."""
         return self.books.sqlalchemy_url("bookkeeping")
 
-    def stream(self, name: str) -> StreamRow:
+    def stream(self, name: str) -> EpochRow:
         with contextlib.closing(self.store(name)) as store:
             found = store.newest_epoch(name)
             assert found is not None
             return found
 
-    def group(self, name: str, number: int) -> GroupRow:
+    def group(self, name: str, number: int) -> ChunkGroupRow:
         with contextlib.closing(self.store(name)) as store:
             return store.group(name, 1, number)
 
@@ -106,7 +106,7 @@ class Site:
         triggerer = tail(self.airflow.process("triggerer").log, 30)
         return f"{streams}\n{self.client.stories()}\n--- triggerer\n{triggerer}"
 
-    def wait_epoch(self, name: str, after: int) -> StreamRow:
+    def wait_epoch(self, name: str, after: int) -> EpochRow:
         """Until a stream is in a newer epoch. On a busy machine that may be the second one after it."""
         self.wait(f"an epoch of {name} after {after}", lambda: self.stream(name).epoch > after)
         return self.stream(name)
@@ -137,10 +137,10 @@ class Site:
 
     def catch_up(self, pipeline: Pipeline) -> None:
         """Apply what was written after the stream's end, in this process."""
-        args = mysql_args(_from_uri("cdc_source", self.server.uri()))
-        context = Context(pipeline, {**args}, self.bookkeeping if pipeline.state.conn_id else None)
+        args = mysql_connect_args(_parse_uri("cdc_source", self.server.uri()))
+        context = RunContext(pipeline, {**args}, self.bookkeeping if pipeline.state.conn_id else None)
         with contextlib.closing(context.open_state_database()) as store:
-            run_in_process(begin(context, store, catch_up=True))
+            run_epoch_in_process(begin_epoch(context, store, catch_up=True))
 
     def lineage(self) -> list[dict[str, Any]]:
         """What OpenLineage was told, in order."""

@@ -17,7 +17,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_cdc import Pipeline, Sink, Source, Stream
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 from tests import ROOT
 from tests.in_airflow.site import Site
 from tests.support.oracle import check_ledger
@@ -157,7 +157,7 @@ def test_taking_over_by_a_gtid_set(site: Site) -> None:
         run = client.trigger(dag)
         client.wait_state(dag, run, "taken_over.stream", "deferred")
         file = LocalFiles.for_pipeline(lake, "taken_over").state_database
-        with contextlib.closing(Store.open(f"sqlite:///{file}", migrate=False)) as store:
+        with contextlib.closing(StateDatabase.open(f"sqlite:///{file}", migrate=False)) as store:
             site.wait("a batch", lambda: (now := store.newest_epoch("taken_over")) and now.changes)
             assert store.request_stop("taken_over")
     client.wait_run(dag, run)

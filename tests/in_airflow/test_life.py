@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.state import Store
-from airflow_provider_cdc.system.processes import kill_session, members
+from airflow_provider_cdc.state import StateDatabase
+from airflow_provider_cdc.system.processes import kill_session, session_members
 from tests.in_airflow.site import Site
 from tests.support.statsd import Statsd
 
@@ -84,7 +84,7 @@ def test_the_life_of_a_stream(site: Site) -> None:
         site.wait_supervised(name)
     client.mark(dag, run, task, "success")
     site.wait("the end of the last epoch", lambda: site.stream(name).state == "stopped")
-    site.wait("the end of the driver", lambda: not members(site.stream(name).pid))
+    site.wait("the end of the driver", lambda: not session_members(site.stream(name).pid))
 
 
 @pytest.mark.long
@@ -127,7 +127,7 @@ def test_what_stands_still(site: Site) -> None:
         site.books.pause()
         try:
             time.sleep(45)  # three times as long as a stream that says nothing is believed in
-            assert members(stream.pid) and client.task_instance(dag, run, task).state == "deferred"
+            assert session_members(stream.pid) and client.task_instance(dag, run, task).state == "deferred"
         finally:
             site.books.resume()
         site.wait_batch(name, 1)
@@ -178,7 +178,7 @@ def test_a_triggerer_that_does_not_see_the_bookkeeping(site: Site) -> None:
         assert client.task_instance(dag, run, "elsewhere.stream").try_number == 1
         log = client.log(dag, run, "elsewhere.stream")
         assert "there is no bookkeeping file /nowhere/books.db. " in log and "name a database in state.conn_id" in log
-        with contextlib.closing(Store.open(f"sqlite:///{books}", migrate=False)) as store:
+        with contextlib.closing(StateDatabase.open(f"sqlite:///{books}", migrate=False)) as store:
             site.wait("the end of the stream", lambda: (r := store.newest_epoch(dag)) and r.state == "stopped")
     finally:
         elsewhere.session.end()

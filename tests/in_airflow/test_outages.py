@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc import Pipeline, Sink, Source, State
-from airflow_provider_cdc.system.processes import members
+from airflow_provider_cdc.system.processes import session_members
 from tests.in_airflow.site import Site
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
@@ -44,7 +44,7 @@ def newest(site: Site) -> int:
 
 
 def ended(site: Site, pid: int) -> None:
-    site.wait("the end of the driver", lambda: not members(pid), 30)
+    site.wait("the end of the driver", lambda: not session_members(pid), 30)
 
 
 def equal(site: Site) -> None:
@@ -94,7 +94,7 @@ def test_a_source_that_is_away(outages: Site) -> None:
         finally:
             outages.flaky.up()
         time.sleep(25)  # longer than that wait
-        assert ((now := outages.stream(NAME)).epoch, now.state) == (last, "failed") and not members(now.pid)
+        assert ((now := outages.stream(NAME)).epoch, now.state) == (last, "failed") and not session_members(now.pid)
         assert client.task_instance(dag, run, TASK).state == "failed"
     equal(outages)
 
@@ -165,7 +165,7 @@ def test_a_lease_ends_a_stream_that_nobody_was_told_of(outages: Site) -> None:
     triggerer.kill_all()
     try:
         client.mark(dag, run, TASK, "failed")
-        outages.wait("the end of the driver", lambda: not members(stream.pid), 120)
+        outages.wait("the end of the driver", lambda: not session_members(stream.pid), 120)
     finally:
         triggerer.restart()
         outages.airflow.wait_ready()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
-from airflow_provider_cdc.sinks.delta.adoption import OWNER
-from airflow_provider_cdc.snapshot.claims import Claim
+from airflow_provider_cdc.sinks.delta.adoption import OWNER_PROPERTY
+from airflow_provider_cdc.snapshot.claims import GroupClaim
 from airflow_provider_cdc.system.failpoints import FORGET
 from tests.support.cli import Cli, tree
 from tests.support.oracle import compare_all
@@ -97,7 +97,7 @@ def test_all_of_it_goes_and_can_begin_again(mysql_server: MySQLServer, cli: Cli)
     kept = cli.sink / "d/quiet/_delta_log"
     actions = [json.loads(line) for commit in sorted(kept.glob("*.json")) for line in commit.read_text().splitlines()]
     metadata = [action["metaData"] for action in actions if "metaData" in action][-1]
-    metadata["configuration"][OWNER] = "somebody"  # as if another pipeline had put its table there
+    metadata["configuration"][OWNER_PROPERTY] = "somebody"  # as if another pipeline had put its table there
     newest = int(max(kept.glob("*.json")).stem)
     (kept / f"{newest + 1:020}.json").write_text(json.dumps({"metaData": metadata}))
     assert cli.call("forget", "--tables", "--yes").code == 0
@@ -133,13 +133,13 @@ def test_not_while_something_runs(mysql_server: MySQLServer, cli: Cli) -> None:
         refused = cli.call("forget", "--yes")
         assert refused.code == 2 and "a stream of p is running (epoch 2" in refused.problem
     with cli.opened() as (context, store):
-        group = Group(context, context.require_plan(), 0)
+        group = ChunkGroup(context, context.require_plan(), 0)
         row = store.group("p", 1, 0)
         attempt = store.claim_group(
             "p", 1, 0, expected_attempt=row.attempt, newest_in_sink=1, holder="a task", state="rereading"
         )
         assert attempt is not None
-        with Claim(group, store, attempt, row, 1):
+        with GroupClaim(group, store, attempt, row, 1):
             refused = cli.call("forget", "--yes")
         assert refused.code == 2 and "chunk group 0 of p is being read by a task" in refused.problem
     assert {*before} <= {*tree(cli.sink / "_cdc")}

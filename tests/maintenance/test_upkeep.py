@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.chunk_groups.groups import targets
-from airflow_provider_cdc.maintenance.upkeep import Upkeep, compact, maintain
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
+from airflow_provider_cdc.maintenance.upkeep import MaintenanceWorker, compact_table, maintain_tables
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.protocol import Upserted
-from airflow_provider_cdc.stream.run import run_in_process
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.protocol import Upsert
+from airflow_provider_cdc.stream.run import run_epoch_in_process
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.sinks.conformance import FENCE, KEYED, rows, widened
 from tests.support.cli import Cli
 from tests.support.delta import as_delta
@@ -59,31 +59,31 @@ def change(cli: Cli, server: MySQLServer, database: str, times: int, first: int 
         cli.catch_up()
 
 
-def tables(cli: Cli) -> list[DeltaTarget]:
-    return [as_delta(table) for table in targets(cli.context, cli.context.require_plan())]
+def tables(cli: Cli) -> list[DeltaSinkTable]:
+    return [as_delta(table) for table in open_sink_tables(cli.context, cli.context.require_plan())]
 
 
 def equal(cli: Cli) -> bool:
-    return all(found.is_equal for found in verify(cli.context))
+    return all(found.is_equal for found in verify_tables(cli.context))
 
 
 def test_a_stream_compacts_beside_its_work(
     soon: None, cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches go on while it works: in one epoch, with writers."""
-    monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._POLL_SECONDS", 0.05)
     stood: list[int] = []
-    done = DeltaTarget.commit_compactions
+    done = DeltaSinkTable.commit_compactions
 
-    def compacted(table: DeltaTarget, work: Sequence[Any]) -> int:
+    def compacted(table: DeltaSinkTable, work: Sequence[Any]) -> int:
         found = done(table, work)
         stood.append(found)
         return found
 
-    monkeypatch.setattr(DeltaTarget, "compacted", compacted)
+    monkeypatch.setattr(DeltaSinkTable, "compacted", compacted)
     with cli.epoch() as epoch:
         epoch.target = None
-        running = threading.Thread(target=run_in_process, args=[epoch])
+        running = threading.Thread(target=run_epoch_in_process, args=[epoch])
         running.start()
         for n in range(60):
             mysql_server.session(
@@ -115,7 +115,7 @@ def test_not_if_the_pipeline_says_so(soon: None, cli: Cli, mysql_server: MySQLSe
     cli.write()
     with cli.epoch() as epoch:
         mysql_server.execute(f"INSERT INTO `{database}`.a VALUES (999, 0)")
-        run_in_process(epoch)
+        run_epoch_in_process(epoch)
         assert epoch.maintenance.runner is None
     change(cli, mysql_server, database, 4)
     assert all(len(table.load_log().files) > 3 for table in tables(cli))
@@ -123,9 +123,9 @@ def test_not_if_the_pipeline_says_so(soon: None, cli: Cli, mysql_server: MySQLSe
 
 def test_what_fails_is_told_and_the_stream_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(DeltaTarget, "compactions", lambda _, **__: 1 / 0)
-    upkeep = Upkeep(tables(cli), lambda work: [], told.append)
+    monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._POLL_SECONDS", 0.05)
+    monkeypatch.setattr(DeltaSinkTable, "compactions", lambda _, **__: 1 / 0)
+    upkeep = MaintenanceWorker(tables(cli), lambda work: [], told.append)
     with upkeep:
         for _ in range(2):
             upkeep.mark_changed(0)
@@ -144,14 +144,14 @@ def test_others_who_are_always_faster(soon: None, cli: Cli, mysql_server: MySQLS
     change(cli, mysql_server, database, 4)
     table = tables(cli)[0]
     assert table.plan_compactions()
-    assert compact(table, lambda work: [[] for _ in work], should_stop=lambda: True) == 0
+    assert compact_table(table, lambda work: [[] for _ in work], should_stop=lambda: True) == 0
 
     def late(work: Sequence[Any]) -> Any:
         other = tables(cli)[0]
         assert other.commit_compactions([(c, c.run()) for c in other.plan_compactions()])
         return [c.run() for c in work]
 
-    assert compact(table, late) == 0
+    assert compact_table(table, late) == 0
     assert not table.plan_compactions()
 
 
@@ -159,7 +159,7 @@ def test_a_purge_beside_a_stream_has_an_end(cli: Cli, mysql_server: MySQLServer,
     """All that was dead when it began goes; rows die for as long as the stream goes on."""
     change(cli, mysql_server, database, 3)
     table = tables(cli)[0]
-    assert compact(table, lambda work: [c.run() for c in work]) == 0, "there are few files, and they are small"
+    assert compact_table(table, lambda work: [c.run() for c in work]) == 0, "there are few files, and they are small"
     rounds = []
 
     def beside(work: Sequence[Any]) -> Any:
@@ -169,27 +169,27 @@ def test_a_purge_beside_a_stream_has_an_end(cli: Cli, mysql_server: MySQLServer,
         change(cli, mysql_server, database, 1, 100)
         return done
 
-    assert compact(table, beside, purge=True) == 1 and rounds == [1]
+    assert compact_table(table, beside, purge=True) == 1 and rounds == [1]
     assert table.load_log().files and equal(cli)
-    assert compact(table, lambda work: [c.run() for c in work], purge=True) == 1
+    assert compact_table(table, lambda work: [c.run() for c in work], purge=True) == 1
     assert [file.dead_row_count for file in table.load_log().files.values()] == [0] and equal(cli)
 
 
 @pytest.fixture
-def renewed(tmp_path: Path) -> tuple[DeltaTarget, DeltaTarget, DeltaTarget]:
+def renewed(tmp_path: Path) -> tuple[DeltaSinkTable, DeltaSinkTable, DeltaSinkTable]:
     """A table with small files: objects of two definitions that look after it, and one that writes under the newer."""
     old, more = DeltaSink(str(tmp_path), "p").table(KEYED), widened(KEYED)
     old.create("p")
     for n in range(4):
-        old.commit(lambda _: Upserted(rows(KEYED, (n, "a", n + 1, "c"))), {}, FENCE)  # noqa: B023
+        old.commit(lambda _: Upsert(rows(KEYED, (n, "a", n + 1, "c"))), {}, FENCE)  # noqa: B023
     return old, DeltaSink(str(tmp_path), "p").table(more), DeltaSink(str(tmp_path), "p").table(more)
 
 
 def test_a_table_that_has_got_columns(
-    soon: None, renewed: tuple[DeltaTarget, DeltaTarget, DeltaTarget], monkeypatch: pytest.MonkeyPatch
+    soon: None, renewed: tuple[DeltaSinkTable, DeltaSinkTable, DeltaSinkTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is compacted: that is void, nobody waits for it, and the new object does it again."""
-    monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._POLL_SECONDS", 0.05)
     old, new, writer = renewed
     told, begun, go_on = list[str](), threading.Event(), threading.Event()
 
@@ -198,7 +198,7 @@ def test_a_table_that_has_got_columns(
         assert go_on.wait(30)
         return [c.run() for c in work]
 
-    upkeep = Upkeep([old], run, told.append)
+    upkeep = MaintenanceWorker([old], run, told.append)
     with upkeep:
         upkeep.mark_changed(0)
         assert begun.wait(30)
@@ -215,22 +215,22 @@ def test_a_table_that_has_got_columns(
 
 
 def test_what_fails_at_an_object_that_was_renewed_is_not_told(
-    soon: None, renewed: tuple[DeltaTarget, DeltaTarget, DeltaTarget], monkeypatch: pytest.MonkeyPatch
+    soon: None, renewed: tuple[DeltaSinkTable, DeltaSinkTable, DeltaSinkTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its compactions are not planned any more, once the table has other columns."""
-    monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("airflow_provider_cdc.maintenance.upkeep._POLL_SECONDS", 0.05)
     old, new, writer = renewed
-    told, real, asked = list[str](), DeltaTarget.plan_compactions, list[DeltaTarget]()
+    told, real, asked = list[str](), DeltaSinkTable.plan_compactions, list[DeltaSinkTable]()
 
-    def compactions(table: DeltaTarget, *, purge: bool = False) -> Any:
+    def compactions(table: DeltaSinkTable, *, purge: bool = False) -> Any:
         asked.append(table)
         if table is old:
             assert writer.alter(KEYED, {"ddl": 1}, FENCE)
             upkeep.replace_table(0, new)
         return real(table, purge=purge)
 
-    monkeypatch.setattr(DeltaTarget, "compactions", compactions)
-    upkeep = Upkeep([old], lambda work: [c.run() for c in work], told.append)
+    monkeypatch.setattr(DeltaSinkTable, "compactions", compactions)
+    upkeep = MaintenanceWorker([old], lambda work: [c.run() for c in work], told.append)
     with upkeep:
         upkeep.mark_changed(0)
         until = time.monotonic() + 30
@@ -270,7 +270,7 @@ def test_a_copy_that_is_refused_keeps_no_other_from_being_compacted(
     version = tables(cli)[0].load_log().version + 1
     (cli.sink / database / "a" / "_delta_log" / f"{version:020}.json").write_text(json.dumps(protocol) + "\n")
     with pytest.raises(CdcError, match="ofTomorrow"):
-        maintain(cli.context, lambda work: [one.run() for one in work])
+        maintain_tables(cli.context, lambda work: [one.run() for one in work])
     assert len(tables(cli)[1].load_log().files) == 1
 
 

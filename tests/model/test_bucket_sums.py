@@ -8,14 +8,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.model.bucket_sums import Sums
+from airflow_provider_cdc.model.bucket_sums import BucketSums
 
 Rows = list[tuple[int, int, int]]
 ROWS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=30)
 
 
-def summed(rows: Rows, weight: int | None = None, into: Sums | None = None) -> Sums:
-    found = Sums() if into is None else into
+def summed(rows: Rows, weight: int | None = None, into: BucketSums | None = None) -> BucketSums:
+    found = BucketSums() if into is None else into
     buckets, first, second = (np.array([row[i] for row in rows], kind) for i, kind in enumerate(("u2", "u8", "u8")))
     found.add(buckets, first, second, None if weight is None else np.full(len(rows), weight))
     return found

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
@@ -23,13 +23,13 @@ ONE, TWO, THREE = table("k"), table("k", "a"), table("k", "a", "b")
 
 
 def test_one_definition_holds_everywhere() -> None:
-    found = Definitions.from_single(ONE)
+    found = DefinitionHistory.from_single(ONE)
     assert found.at(place(1, 4)) is found.at(place(99, 4)) is found.newest is ONE
-    assert found.start is None and by_table([found]) == {("d", "t"): found}
+    assert found.start is None and histories_by_table([found]) == {("d", "t"): found}
 
 
 def test_each_holds_from_its_place_on() -> None:
-    found = Definitions.from_single(ONE).with_change(place(1, 500), TWO).with_change(place(2, 4), THREE)
+    found = DefinitionHistory.from_single(ONE).with_change(place(1, 500), TWO).with_change(place(2, 4), THREE)
     held = [found.at(place(*at)) for at in ((1, 4), (1, 499), (1, 500), (1, 9999), (2, 4), (3, 4))]
     assert held == [ONE, ONE, TWO, TWO, THREE, THREE] and found.newest is THREE
     for late in (place(2, 4), place(1, 501)):
@@ -38,7 +38,7 @@ def test_each_holds_from_its_place_on() -> None:
 
 
 def test_planned_again_nothing_before_is_of_concern() -> None:
-    found = Definitions.from_single(ONE).with_change(place(1, 500), TWO).replanned(place(2, 70), THREE)
+    found = DefinitionHistory.from_single(ONE).with_change(place(1, 500), TWO).replanned(place(2, 70), THREE)
     assert [found.at(place(*at)) for at in ((1, 600), (2, 69), (2, 70))] == [None, None, THREE]
     assert (found.revision, found.start) == (1, place(2, 70))
     assert found.replanned(place(3, 4), ONE).revision == 2 == found.replanned(place(3, 4), ONE).revision
@@ -46,22 +46,24 @@ def test_planned_again_nothing_before_is_of_concern() -> None:
 
 def test_they_survive_json() -> None:
     for found in (
-        Definitions.from_single(ONE),
-        Definitions.from_single(ONE).with_change(place(1, 500), TWO),
-        Definitions.from_single(ONE).replanned(place(2, 70), THREE).with_change(place(2, 90), ONE),
+        DefinitionHistory.from_single(ONE),
+        DefinitionHistory.from_single(ONE).with_change(place(1, 500), TWO),
+        DefinitionHistory.from_single(ONE).replanned(place(2, 70), THREE).with_change(place(2, 90), ONE),
     ):
         value = json.loads(json.dumps(found.to_json()))
-        assert value["version"] == 1 and Definitions.from_json(value) == found
+        assert value["version"] == 1 and DefinitionHistory.from_json(value) == found
 
 
 def test_as_they_were_written_before() -> None:
     """A bare definition, with its place and revision in it; the first ones had neither."""
-    assert Definitions.from_json({**ONE.to_json(), "since": None, "revision": 0}) == Definitions.from_single(ONE)
-    assert Definitions.from_json(ONE.to_json()) == Definitions.from_single(ONE)
+    assert DefinitionHistory.from_json(
+        {**ONE.to_json(), "since": None, "revision": 0}
+    ) == DefinitionHistory.from_single(ONE)
+    assert DefinitionHistory.from_json(ONE.to_json()) == DefinitionHistory.from_single(ONE)
     again = {**TWO.to_json(), "since": place(2, 70).to_json(), "revision": 3}
-    assert Definitions.from_json(again) == Definitions(((place(2, 70), TWO),), 3)
+    assert DefinitionHistory.from_json(again) == DefinitionHistory(((place(2, 70), TWO),), 3)
 
 
 def test_of_a_newer_version() -> None:
     with pytest.raises(ValueError, match="of version 2, and 1 is the newest"):
-        Definitions.from_json({"version": 2, "revision": 0, "definitions": []})
+        DefinitionHistory.from_json({"version": 2, "revision": 0, "definitions": []})

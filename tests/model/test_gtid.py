@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.model.gtid import GtidSet, MariadbPosition, kind_of, parse_owned
+from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition, gtid_class_of, parse_gtid_owned
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 B = "4f22fa47-71ca-11e1-9e33-c80aa9429562"
@@ -86,21 +86,23 @@ def test_not_a_gtid(bad: str) -> None:
 
 
 def test_owned() -> None:
-    assert parse_owned("") == {}
-    assert parse_owned(f"{A}:7#11:8#12,\n{B}:3#9#10") == {f"{A}:7": (11,), f"{A}:8": (12,), f"{B}:3": (9, 10)}
-    assert parse_owned(f"{A}:7#11,\n{A}:tag:1#4:2#5") == {f"{A}:7": (11,), f"{A}:tag:1": (4,), f"{A}:tag:2": (5,)}
+    assert parse_gtid_owned("") == {}
+    assert parse_gtid_owned(f"{A}:7#11:8#12,\n{B}:3#9#10") == {f"{A}:7": (11,), f"{A}:8": (12,), f"{B}:3": (9, 10)}
+    assert parse_gtid_owned(f"{A}:7#11,\n{A}:tag:1#4:2#5") == {f"{A}:7": (11,), f"{A}:tag:1": (4,), f"{A}:tag:2": (5,)}
     with pytest.raises(ValueError):
-        parse_owned("nonsense")
+        parse_gtid_owned("nonsense")
 
 
 def test_positions_of_mariadb() -> None:
     """Of each domain a line, whichever server a number comes from; of several domains no line."""
-    position = MariadbPosition.parse("0-1-7, 3-1-2")
-    assert str(position) == "0-1-7,3-1-2" and position and not MariadbPosition.parse("")
+    position = MariadbGtidPosition.parse("0-1-7, 3-1-2")
+    assert str(position) == "0-1-7,3-1-2" and position and not MariadbGtidPosition.parse("")
     assert [gtid in position for gtid in ("0-1-7", "0-2-6", "0-1-8", "3-1-3", "4-1-1")] == [True, True, False] + [
         False
     ] * 2
-    assert MariadbPosition.parse("0-2-7").issubset(position) and not position.issubset(MariadbPosition.parse("0-1-9"))
+    assert MariadbGtidPosition.parse("0-2-7").issubset(position) and not position.issubset(
+        MariadbGtidPosition.parse("0-1-9")
+    )
     assert str(position.minus_all(["0-1-6", "3-1-1"])) == "0-1-7,3-1-2"
     assert str(position.minus_all(["0-1-6", "0-1-7"])) == "3-1-2"
     assert not position.minus_all(["3-9-5", "0-9-8"])
@@ -108,5 +110,5 @@ def test_positions_of_mariadb() -> None:
 
 
 def test_which_kind_a_server_is() -> None:
-    assert kind_of("mariadb:1:host:3306") is MariadbPosition
-    assert kind_of("3e11fa47-71ca-11e1-9e33-c80aa9429562") is GtidSet
+    assert gtid_class_of("mariadb:1:host:3306") is MariadbGtidPosition
+    assert gtid_class_of("3e11fa47-71ca-11e1-9e33-c80aa9429562") is GtidSet

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.offset import ORDINAL_BITS, POSITION_BITS, Lineage, Offset, Position, split_file
+from airflow_provider_cdc.model.offset import ORDINAL_BITS, POSITION_BITS, Offset, Position, Timeline, split_file
 
-LINEAGE = Lineage("server", "binlog.000017", first_ordinal=5)
+LINEAGE = Timeline("server", "binlog.000017", first_ordinal=5)
 numbers = st.integers(17, 3_000_000)
 positions = st.builds(lambda n, p: Position(f"binlog.{n:06d}", p), numbers, st.integers(0, (1 << POSITION_BITS) - 1))
 
@@ -53,14 +53,14 @@ def test_what_does_not_belong_to_the_series_stops(at: Position) -> None:
 
 def test_the_limits_of_a_number() -> None:
     """Behind them it would be the number of another place, or none that 64 bits hold."""
-    last, first = (1 << POSITION_BITS) - 1, Lineage("server", "binlog.000001")
+    last, first = (1 << POSITION_BITS) - 1, Timeline("server", "binlog.000001")
     highest = Position(f"binlog.{(1 << ORDINAL_BITS) - 1}", last)
     assert first.seq(highest) == 2**63 - 1 and first.position(2**63 - 1) == highest
     for at in (Position("binlog.000017", last + 1), Position(f"binlog.{1 << ORDINAL_BITS}", 4)):
         with pytest.raises(TerminalError, match=r"has no number.*2 TiB.*4,194,304 of them.*fresh sink\.path") as found:
             first.seq(at)
         assert found.value.place == str(at)
-    late = Lineage("other", "binlog.000001", first_ordinal=(1 << ORDINAL_BITS) - 1)
+    late = Timeline("other", "binlog.000001", first_ordinal=(1 << ORDINAL_BITS) - 1)
     assert late.seq(Position("binlog.000001", last)) == 2**63 - 1
     with pytest.raises(TerminalError, match="has no number"):
         late.seq(Position("binlog.000002", 4))
@@ -68,7 +68,7 @@ def test_the_limits_of_a_number() -> None:
 
 def test_numbers_lead_back_to_their_segment() -> None:
     """Of two servers, whose files have names of their own."""
-    second = Lineage("other", "mysql-bin.000003", first_ordinal=9, previous=LINEAGE)
+    second = Timeline("other", "mysql-bin.000003", first_ordinal=9, previous=LINEAGE)
     for at, segment in ((Position("binlog.000020", 99), LINEAGE), (Position("mysql-bin.000003", 4), second)):
         assert second.position(segment.seq(at)) == at
     assert LINEAGE.seq(Position("binlog.000020", 99)) < second.seq(Position("mysql-bin.000003", 4))
@@ -87,6 +87,6 @@ def test_offsets_survive_json(at: Position, gtids: str, xa: list[str]) -> None:
     offset = Offset("server", at, gtids, tuple(xa))
     assert Offset.from_json(offset.to_json()) == offset
     assert Position.from_json(at.to_json()) == at
-    assert Lineage.from_json(LINEAGE.to_json()) == LINEAGE
+    assert Timeline.from_json(LINEAGE.to_json()) == LINEAGE
     more = LINEAGE.with_segment("other", "bin.000003", 5 << 41)
-    assert Lineage.from_segments(more.segments_to_json()) == more
+    assert Timeline.from_segments(more.segments_to_json()) == more

@@ -8,20 +8,20 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.model.definitions import Definitions
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import (
     CHUNKS_PER_FILE,
+    MAX_CHUNK_OVERSIZE,
     MAX_GROUPS,
-    TOLERANCE,
     Chunk,
     Plan,
-    chunks_of,
-    even_step,
+    chunks_from_bounds,
+    cut_into_slices,
+    even_chunk_width,
     number_and_group,
-    slices,
 )
-from airflow_provider_cdc.model.plan_history import Followed
+from airflow_provider_cdc.model.plan_history import FollowedDdl
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
 keys = st.integers(-(2**63), 2**64 - 1)
@@ -31,21 +31,21 @@ keys = st.integers(-(2**63), 2**64 - 1)
 @given(keys, st.integers(0, 10_000), st.integers(0, 20_000), st.integers(1, 500))
 def test_an_even_split_cannot_make_a_large_chunk(low: int, span: int, rows: int, chunk_rows: int) -> None:
     """A chunk has at most as many rows as numbers; if the estimate is right, about as many as wanted."""
-    step = even_step(low, low + span, rows, chunk_rows)
-    assert (step is None) == (span + 1 > TOLERANCE * rows)
+    step = even_chunk_width(low, low + span, rows, chunk_rows)
+    assert (step is None) == (span + 1 > MAX_CHUNK_OVERSIZE * rows)
     if step is not None:
-        assert chunk_rows <= step <= TOLERANCE * chunk_rows
-        assert step == chunk_rows or abs(step * rows / (span + 1) - chunk_rows) <= 1 * TOLERANCE
+        assert chunk_rows <= step <= MAX_CHUNK_OVERSIZE * chunk_rows
+        assert step == chunk_rows or abs(step * rows / (span + 1) - chunk_rows) <= 1 * MAX_CHUNK_OVERSIZE
 
 
 def test_without_statistics_there_is_no_even_split() -> None:
-    assert even_step(1, 100, 0, 10) is None
+    assert even_chunk_width(1, 100, 0, 10) is None
 
 
 def test_one_key() -> None:
-    (chunk,) = chunks_of(3, [("61",)], ("61",))
+    (chunk,) = chunks_from_bounds(3, [("61",)], ("61",))
     assert (chunk.table, chunk.lower, chunk.upper, chunk.includes_upper) == (3, ("61",), ("61",), True)
-    assert chunks_of(3, [], ("61",)) == []
+    assert chunks_from_bounds(3, [], ("61",)) == []
 
 
 def chunks(tables: list[int]) -> list[Chunk]:
@@ -64,7 +64,7 @@ def test_groups_and_slices_keep_every_chunk_in_order(tables: list[int], group_ro
     assert len(set(groups)) <= MAX_GROUPS
     for group in set(groups):
         inside = [c for c in found if c.group == group]
-        runs = slices(inside)
+        runs = cut_into_slices(inside)
         assert [c for run in runs for c in run] == inside
         assert all(len({c.table for c in run}) == 1 and len(run) <= CHUNKS_PER_FILE for run in runs)
 
@@ -82,8 +82,8 @@ def test_a_plan_survives_json() -> None:
         pipeline="p",
         generation=2,
         p0=offset,
-        timeline=Lineage("server", "binlog.000003"),
-        definitions=(Definitions.from_single(table),),
+        timeline=Timeline("server", "binlog.000003"),
+        definitions=(DefinitionHistory.from_single(table),),
         chunks=(Chunk(0, 0, 0, ("61",), ("7a",), True),),
         patterns=((r"d.*",), ("x",)),
     )
@@ -99,9 +99,9 @@ def test_an_amended_plan() -> None:
     """One table planned again: its definition, where its changes begin, and its outermost bounds. No other table."""
     tables = tuple(TableSchema("d", name, (Column("k", "int", "int", False),), ("k",)) for name in "ab")
     offset = Offset("server", Position("binlog.000003", 77), "")
-    listed = [*chunks_of(0, [(1,), (5,)], (9,)), *chunks_of(1, [(1,), (5,), (7,)], (9,))]
-    chunks_, lineage = number_and_group(listed, 1000, 10), Lineage("server", "binlog.000003")
-    plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tuple(map(Definitions.from_single, tables)), chunks_)
+    listed = [*chunks_from_bounds(0, [(1,), (5,)], (9,)), *chunks_from_bounds(1, [(1,), (5,), (7,)], (9,))]
+    chunks_, lineage = number_and_group(listed, 1000, 10), Timeline("server", "binlog.000003")
+    plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tuple(map(DefinitionHistory.from_single, tables)), chunks_)
     later = Position("binlog.000004", 5)
     schema = replace(tables[1], columns=(*tables[1].columns, Column("w", "int", "int", True)))
     again = plan.definitions[1].replanned(later, schema)
@@ -139,13 +139,13 @@ def test_ddl_that_was_followed() -> None:
     tables = tuple(TableSchema("d", name, (column,), ("k",)) for name in "ab")
     added = [Column(f"w{i}", "int", "int", True) for i in range(3)]
     wider = [replace(tables[1], columns=(column, *added[:n])) for n in (1, 2, 3)]
-    old = Lineage("server", "binlog.000003")
+    old = Timeline("server", "binlog.000003")
     new = old.with_segment("other", "log.000001", old.seq(Position("binlog.000009", 0)))
     places = [Position("binlog.000003", 500), Position("binlog.000004", 7), Position("log.000001", 90)]
     seqs = [old.seq(places[0]), old.seq(places[1]), new.seq(places[2])]
     offset = Offset("server", Position("binlog.000003", 77), "")
-    plan = Plan("p", 1, offset, old, (("d.*",), ()), tuple(map(Definitions.from_single, tables)), ())
-    written = [Followed(1, 0, seq, schema).to_json() for seq, schema in zip(seqs, wider, strict=True)]
+    plan = Plan("p", 1, offset, old, (("d.*",), ()), tuple(map(DefinitionHistory.from_single, tables)), ())
+    written = [FollowedDdl(1, 0, seq, schema).to_json() for seq, schema in zip(seqs, wider, strict=True)]
     values = json.loads(json.dumps(written[::-1]))
     found = plan.with_amendments(values)
     assert [f.seq for f in found.amendments] == seqs and found.tables == (tables[0], wider[2])

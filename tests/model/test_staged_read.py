@@ -8,27 +8,33 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.model.definitions import Definitions
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Followed, Rejoined, Step, Suspended
+from airflow_provider_cdc.model.plan_history import Amendment, FollowedDdl, Rejoin, Suspension
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.staged_read import (
     GROUP,
     RANGES,
     TABLE,
-    ReadNumbers,
-    Staged,
-    in_turn,
-    refusal,
-    step_ids,
+    PublishedReadNumbers,
+    StagedRead,
+    amendment_ids,
+    order_for_publishing,
+    publish_refusal,
 )
-from airflow_provider_cdc.model.step_kinds import ASKED, REMOVED
+from airflow_provider_cdc.model.step_kinds import REMOVED, REQUESTED
 
-LINEAGE = Lineage("server", "binlog.000001")
+LINEAGE = Timeline("server", "binlog.000001")
 SCHEMA = TableSchema("d", "t", (), ())
 PLAN = Plan(
-    "p", 1, Offset("server", Position("binlog.000001", 4), ""), LINEAGE, (), (Definitions.from_single(SCHEMA),), ()
+    "p",
+    1,
+    Offset("server", Position("binlog.000001", 4), ""),
+    LINEAGE,
+    (),
+    (DefinitionHistory.from_single(SCHEMA),),
+    (),
 )
 
 
@@ -36,42 +42,46 @@ def seq(position: int) -> int:
     return LINEAGE.seq(Position("binlog.000001", position))
 
 
-def staged(number: int, scope: str = TABLE, steps: Sequence[Step] = (), **more: Any) -> Staged:
+def staged(number: int, scope: str = TABLE, steps: Sequence[Amendment] = (), **more: Any) -> StagedRead:
     """Rows of table 0 that began to be read at position 100, when some steps stood."""
     plan = with_steps(*steps)
     since, high = Offset("server", Position("binlog.000001", 100), ""), Position("binlog.000001", 200)
-    values: dict[str, Any] = {"revision": plan.revision_of(0), "steps": step_ids(plan, 0)} | more
-    return Staged(number, scope, None if scope == GROUP else 0, number, 1, high, since, LINEAGE, **values)
+    values: dict[str, Any] = {"revision": plan.revision_of(0), "steps": amendment_ids(plan, 0)} | more
+    return StagedRead(number, scope, None if scope == GROUP else 0, number, 1, high, since, LINEAGE, **values)
 
 
-def with_steps(*steps: Step) -> Plan:
+def with_steps(*steps: Amendment) -> Plan:
     return PLAN.with_amendments(step.to_json() for step in steps)
 
 
-def suspended(kind: str, at: int, revision: int = 0) -> Suspended:
-    return Suspended(0, revision, seq(at), f"binlog.000001:{at}", "now", kind, "message", "")
+def suspended(kind: str, at: int, revision: int = 0) -> Suspension:
+    return Suspension(0, revision, seq(at), f"binlog.000001:{at}", "now", kind, "message", "")
 
 
-def why(one: Staged, *steps: Step, captured: bool = True, ranges: int = 0, groups: int = 0) -> tuple[str, bool]:
-    found = refusal(one, 0, with_steps(*steps), LINEAGE, ReadNumbers(ranges, groups), captured=captured)
+def why(
+    one: StagedRead, *steps: Amendment, captured: bool = True, ranges: int = 0, groups: int = 0
+) -> tuple[str, bool]:
+    found = publish_refusal(
+        one, 0, with_steps(*steps), LINEAGE, PublishedReadNumbers(ranges, groups), captured=captured
+    )
     return ("", False) if found is None else (found.reason, found.superseded)
 
 
-def rejoined(revision: int, group: int | None, at: int = 250) -> Rejoined:
-    return Rejoined(0, revision, seq(at), SCHEMA, (), group)
+def rejoined(revision: int, group: int | None, at: int = 250) -> Rejoin:
+    return Rejoin(0, revision, seq(at), SCHEMA, (), group)
 
 
-def followed(at: int, revision: int = 0) -> Followed:
-    return Followed(0, revision, seq(at), SCHEMA)
+def followed(at: int, revision: int = 0) -> FollowedDdl:
+    return FollowedDdl(0, revision, seq(at), SCHEMA)
 
 
 def test_the_one_that_began_first_comes_first_but_for_whole_tables() -> None:
     early, late = staged(2), staged(5)
     part, group, other = staged(3, RANGES), staged(4, GROUP), staged(6, RANGES)
     for listed in permutations([early, late, part, group, other]):
-        turns = [one.number for one in in_turn(listed, lambda _: True)]
+        turns = [one.number for one in order_for_publishing(listed, lambda _: True)]
         assert turns == [3, 4, 5, 2, 6], "the older whole one when the newer one may have taken its place"
-        turns = [one.number for one in in_turn(listed, lambda one: one.number != 5)]
+        turns = [one.number for one in order_for_publishing(listed, lambda one: one.number != 5)]
         assert turns == [2, 3, 4, 5, 6], "it is not kept waiting by one that is not due"
 
 
@@ -85,18 +95,18 @@ def test_a_later_reading_keeps_an_older_one_out(scope: str) -> None:
 
 
 @pytest.mark.parametrize("before", [(), (suspended("NotFollowedError", 50),)])
-def test_an_older_reading_that_has_rejoined_keeps_a_whole_one_in(before: tuple[Step, ...]) -> None:
+def test_an_older_reading_that_has_rejoined_keeps_a_whole_one_in(before: tuple[Amendment, ...]) -> None:
     whole, part = staged(7, steps=before), staged(7, RANGES, steps=before)
     assert why(whole, *before, rejoined(1, 6)) == why(whole, *before, rejoined(1, None)) == ("", False)
     assert why(part, *before, rejoined(1, 6)) == ("it was read again as a whole since", False)
     # What comes behind that counts as ever.
-    assert "suspended on request" in why(whole, *before, rejoined(1, 6), suspended(ASKED, 60, 1))[0]
+    assert "suspended on request" in why(whole, *before, rejoined(1, 6), suspended(REQUESTED, 60, 1))[0]
     assert "altered" in why(whole, *before, rejoined(1, 6, 90), followed(101, 1))[0]
 
 
 def test_what_has_happened_to_the_table_since() -> None:
     one, part = staged(7), staged(7, RANGES)
-    for kind, said in ((ASKED, "suspended on request"), (REMOVED, "removed from the pipeline")):
+    for kind, said in ((REQUESTED, "suspended on request"), (REMOVED, "removed from the pipeline")):
         for at in (50, 100, 150):  # where the stream stood does not matter
             assert said in why(one, suspended(kind, at))[0]
             assert why(staged(7, steps=(suspended(kind, at),)), suspended(kind, at)) == ("", False), "it stood already"
@@ -110,14 +120,14 @@ def test_what_has_happened_to_the_table_since() -> None:
 
 def test_another_server_and_older_versions() -> None:
     elsewhere = LINEAGE.with_segment("other", "binlog.000001", seq(300))
-    found = refusal(staged(7), 0, PLAN, elsewhere, ReadNumbers(0, 0), captured=True)
+    found = publish_refusal(staged(7), 0, PLAN, elsewhere, PublishedReadNumbers(0, 0), captured=True)
     assert found is not None and "was read at server server" in found.reason
     one = staged(7, RANGES, steps=(followed(50),), request=3, by="ann")
-    assert Staged.from_json(one.to_json(), LINEAGE) == one
+    assert StagedRead.from_json(one.to_json(), LINEAGE) == one
     plain = {"group": 2, "attempt": 3, "high": ["b.1", 4], "since": one.start.to_json()}
-    assert Staged.from_json(plain, LINEAGE).scope == GROUP and Staged.from_json(plain, LINEAGE).number == 0
+    assert StagedRead.from_json(plain, LINEAGE).scope == GROUP and StagedRead.from_json(plain, LINEAGE).number == 0
     for old, scope in (({"revision": 1}, TABLE), ({"revision": 0, "ranges": True}, RANGES)):
-        read = Staged.from_json(plain | {"group": 1_001_000} | old, LINEAGE)
+        read = StagedRead.from_json(plain | {"group": 1_001_000} | old, LINEAGE)
         assert (read.scope, read.table) == (scope, None)
-        refused = refusal(read, 0, PLAN, LINEAGE, ReadNumbers(0, 0), captured=True)
+        refused = publish_refusal(read, 0, PLAN, LINEAGE, PublishedReadNumbers(0, 0), captured=True)
         assert refused is not None and "older version" in refused.reason

@@ -11,25 +11,27 @@ from airflow_provider_cdc.observe.alert_rules import (
     LAG,
     PURGE_RISK,
     SUSPENDED,
-    Limits,
-    Observed,
-    Subject,
-    standing,
+    AlertKey,
+    AlertLimits,
+    ObservedState,
+    active_alerts,
 )
 
-LIMITS = Limits(lag_seconds=100, hours_to_purge=10)
+LIMITS = AlertLimits(lag_seconds=100, hours_to_purge=10)
 
 
 def stands(
-    known: set[Subject], lag: float | None = 0.0, hours: float | None = math.inf, well: int | None = 1
+    known: set[AlertKey], lag: float | None = 0.0, hours: float | None = math.inf, well: int | None = 1
 ) -> set[str]:
-    return {kind for kind, _ in standing(LIMITS, Observed(lag, hours, {}, well), known)}
+    return {kind for kind, _ in active_alerts(LIMITS, ObservedState(lag, hours, {}, well), known)}
 
 
 @pytest.mark.parametrize(("lag", "new", "before"), [(100, 0, 1), (101, 1, 1), (51, 0, 1), (50, 0, 0), (None, 0, 1)])
 def test_lag(lag: float | None, new: bool, before: bool) -> None:
     assert (LAG in stands(set(), lag=lag), LAG in stands({(LAG, "")}, lag=lag)) == (new, before)
-    assert standing(Limits(), Observed(1e9, 0.0, {}, 1), {(LAG, ""), (PURGE_RISK, "")}) == {}, "no limit any more"
+    assert active_alerts(AlertLimits(), ObservedState(1e9, 0.0, {}, 1), {(LAG, ""), (PURGE_RISK, "")}) == {}, (
+        "no limit any more"
+    )
 
 
 @pytest.mark.parametrize(("hours", "new", "before"), [(10, 0, 1), (9.9, 1, 1), (14.9, 0, 1), (15, 0, 0), (None, 0, 1)])
@@ -47,7 +49,9 @@ def test_a_failure_is_over_with_a_newer_epoch_that_runs_well() -> None:
 
 
 def test_each_suspended_table() -> None:
-    found = standing(Limits(), Observed(None, None, {"d.t": "why", "d.u": "why not"}, None), {(SUSPENDED, "d.gone")})
+    found = active_alerts(
+        AlertLimits(), ObservedState(None, None, {"d.t": "why", "d.u": "why not"}, None), {(SUSPENDED, "d.gone")}
+    )
     assert found == {
         (SUSPENDED, "d.t"): "table d.t is suspended: why",
         (SUSPENDED, "d.u"): "table d.u is suspended: why not",

@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_cdc.model.errors import TableSuspendedError
 from airflow_provider_cdc.observe import observer as observing
-from airflow_provider_cdc.state import TableStateRow, now
+from airflow_provider_cdc.state import TableStateRow, utc_now
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import run, three_tables
@@ -94,8 +94,8 @@ def test_how_tables_stand(server: MySQLServer, database: str, tmp_path: Path) ->
 
 def test_a_running_stream(server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes samples, what it does not lose while the bookkeeping is away, and how tables stand, soon."""
-    monkeypatch.setattr(observing, "_FIRST_SECONDS", 0.2)
-    monkeypatch.setattr(observing, "_SECONDS", 0.2)
+    monkeypatch.setattr(observing, "_FIRST_SAMPLE_SECONDS", 0.2)
+    monkeypatch.setattr(observing, "_INTERVAL_SECONDS", 0.2)
     cli = pipeline(server, tmp_path)
     cli.snapshot()
     with cli.streaming() as epoch, cli.opened() as (_, store):
@@ -123,7 +123,7 @@ def test_a_running_stream(server: MySQLServer, database: str, tmp_path: Path, mo
         until(lambda: (last := store.last_sample("p")) is not None and (last.changes, last.batches) == (1, 1))
         run(server, "ALTER TABLE keyed DROP COLUMN v, ORDER BY id")
         until(lambda: "suspended" in {row.state for row in store.table_states("p")})
-        assert len(store.samples_since("p", now() - timedelta(hours=1))) > 2
+        assert len(store.samples_since("p", utc_now() - timedelta(hours=1))) > 2
         epoch.context.pipeline = cli.context.pipeline  # nothing else changes
         with pytest.MonkeyPatch.context() as quiet:
             quiet.setattr("airflow_provider_cdc.stream.run.check_none_suspended", lambda *_: None)

@@ -19,7 +19,7 @@ import pytest
 from airflow_provider_cdc.model.errors import TableSuspendedError
 from airflow_provider_cdc.mysql.client.identity import binlog_end as end_of_log
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.observe.lag import Lag, changes_per_second, lag_of
+from airflow_provider_cdc.observe.lag import Lag, changes_per_second, measure_lag
 from airflow_provider_cdc.state.models import BatchRow
 from tests import ROOT
 from tests.support.cli import Cli
@@ -64,7 +64,7 @@ def lag(cli: Cli) -> Lag:
     """As ``status`` finds it, not rounded."""
     context = cli.context
     plan = context.require_plan()
-    return lag_of(context, context.sink.resume_point().read() or plan.p0)
+    return measure_lag(context, context.sink.resume_point().read() or plan.p0)
 
 
 @pytest.mark.parametrize("kind", SERVERS)

@@ -10,10 +10,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
-from airflow_provider_cdc.maintenance.upkeep import maintain
+from airflow_provider_cdc.maintenance.upkeep import maintain_tables
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, asked_by
 from tests.support.servers import MySQLServer
 
@@ -42,11 +42,11 @@ def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) ->
         plan = context.require_plan()
         run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t"))
         run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t"))
-        maintain(context, lambda work: [w.run() for w in work])
+        maintain_tables(context, lambda work: [w.run() for w in work])
     cli.catch_up()
     found = json.loads(cli.call("status", "--json").out)
     assert [row["table"] for row in found["sink"]] == [f"{database}.Orders"]
-    assert all(found.is_equal for found in verify(cli.context))
+    assert all(found.is_equal for found in verify_tables(cli.context))
     assert sorted(p.name for p in cli.sink.iterdir()) == ["_cdc", "_cdc_progress", "bronze"]
     assert [p.name for p in (cli.sink / "bronze").iterdir()] == [f"{database}__orders"]
     assert DeltaTable(str(cli.sink / "bronze" / f"{database}__orders")).version() > 2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.model.errors import KINDS, TransientError
+from airflow_provider_cdc.model.errors import ERROR_CLASSES, TransientError
 from tests import ROOT
 
 PACKAGE = ROOT / "airflow_provider_cdc"
@@ -132,7 +132,7 @@ def is_settled(module: str, name: str, call: ast.Call) -> bool:
         return True
     if name == "stop":
         return False
-    kind = KINDS.get(name)
+    kind = ERROR_CLASSES.get(name)
     return kind is None or issubclass(kind, TransientError)
 
 

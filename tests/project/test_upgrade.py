@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.observe.status import status
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.observe.status import read_status
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.verify.run import verify_tables
 from tests import ROOT
 from tests.make_state import CONNECTION, FIXTURES, pipeline
 from tests.support import harness
@@ -163,7 +163,7 @@ def test_the_bookkeeping_is_migrated_beside_a_stream_of_the_older_version(
 def test_status(state: Path, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the server: plan, manifests, resume point and bookkeeping are read."""
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION}", "mysql://nobody@127.0.0.1:1/")
-    said = status(Context.for_pipeline(pipeline(lake)))
+    said = read_status(RunContext.for_pipeline(pipeline(lake)))
     kept = json.loads((state / "status.json").read_text())
     assert tables_of(said) == tables_of(kept)
     assert {name: said[name] for name in kept if name != "tables"} == {n: v for n, v in kept.items() if n != "tables"}
@@ -177,13 +177,13 @@ def test_the_stream_goes_on(
     found = pipeline(lake)
     file = tmp_path / "pipeline.yaml"
     file.write_text(found.to_yaml())
-    context = Context.for_pipeline(found)
+    context = RunContext.for_pipeline(found)
     before = json.loads((state / "status.json").read_text())
     harness.run(file)
-    assert [str(table) for table in verify(context) if not table.is_equal] == []
+    assert [str(table) for table in verify_tables(context) if not table.is_equal] == []
     with contextlib.closing(context.open_state_database()) as store:
         batches = store.last_batches("shop", 1)
         assert batches[0].epoch > 2 and batches[0].changes and batches[0].start_offset == before["offset"]
-    now = status(context)
+    now = read_status(context)
     assert now["generation"] == before["generation"]
     assert tables_of(now) == tables_of(before), "nothing was read again"

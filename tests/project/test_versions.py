@@ -38,8 +38,8 @@ def test_what_is_supported() -> None:
     for line, package in (("Airflow", "apache-airflow"), ("Spark", "pyspark")):
         assert wanted[package].specifier == Requirement(f"x{TABLE[line][0].strip('`')}").specifier, line
     assert TABLE["Python"][0] == f"`{PROJECT['requires-python']}`"
-    assert [int(number) for number in numbers(TABLE["Java"][0])] == sorted(java.SUPPORTED)
-    for name, oldest in product.OLDEST.items():
+    assert [int(number) for number in numbers(TABLE["Java"][0])] == sorted(java.SUPPORTED_VERSIONS)
+    for name, oldest in product.MIN_VERSIONS.items():
         assert TABLE[name][0] == f"{'.'.join(map(str, oldest))} and newer"
 
 
@@ -48,7 +48,7 @@ def test_what_was_tried() -> None:
         tried = {versions[package] for versions in VERSIONS.values()} | {metadata.version(package), lock(package)}
         if metadata.version(package) == lock(package):  # not in an environment of `make test-versions`
             assert set(numbers(TABLE[line][1])) == tried, line
-    for name, versions in product.TRIED.items():
+    for name, versions in product.TESTED_VERSIONS.items():
         assert numbers(TABLE[name][1]) == [".".join(map(str, version)) for version in versions]
     tried = {text.rpartition(".")[0] for text in numbers(TABLE["Python"][1])}  # named with their patch versions
     assert tried == {*PYTHONS.values()} and not tried & {*numbers(TABLE["Python"][2])}

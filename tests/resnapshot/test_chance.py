@@ -14,19 +14,19 @@ import pytest
 
 from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply.applier import epoch_fence
-from airflow_provider_cdc.apply.task import together
-from airflow_provider_cdc.chunk_groups.groups import targets
+from airflow_provider_cdc.apply.task import merge_manifests
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.resnapshot import staged_reads as reread
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.merge import edit, key_index
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.delta.upkeep import sweep
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.upkeep import vacuum_files
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.resume import find_place
+from airflow_provider_cdc.stream.resume import move_to_resume_point
 from tests.support.cli import Cli, asked_by
 from tests.support.delta import as_delta
 from tests.support.gone import Gone
@@ -96,8 +96,8 @@ class World:
         self.places: list[Offset] = []
         self.count = 0
 
-    def tables(self) -> list[DeltaTarget]:
-        return [as_delta(table) for table in targets(self.cli.context, self.cli.context.require_plan())]
+    def tables(self) -> list[DeltaSinkTable]:
+        return [as_delta(table) for table in open_sink_tables(self.cli.context, self.cli.context.require_plan())]
 
     def write(self) -> None:
         """Some transactions; some are rolled back."""
@@ -158,7 +158,7 @@ class World:
                         manifests = [epoch.job.stage_range(*piece, f"{n}", i) for i, piece in enumerate(pieces)]
                     if chance.random() < 0.3:
                         self.plan()
-                    epoch.apply_batch(together(manifests))
+                    epoch.apply_batch(merge_manifests(manifests))
                     at = ends[-1]
                     if chance.random() < 0.3:
                         self.commit()
@@ -195,7 +195,7 @@ class World:
 
     def sweep(self) -> None:
         for table in self.tables():
-            sweep(table.load_log(), 0)
+            vacuum_files(table.load_log(), 0)
 
     def merge(self) -> None:
         """From now on other tables are merged by copies."""
@@ -218,11 +218,11 @@ def world(
     mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> Iterator[World]:
     monkeypatch.setattr(compaction, "FANOUT", 3)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
-    monkeypatch.setattr(compaction, "DEAD", 0.1)
-    monkeypatch.setattr(key_index, "_MERGED", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
+    monkeypatch.setattr(compaction, "MAX_DEAD_SHARE", 0.1)
+    monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     chance = random.Random(seed)
-    monkeypatch.setattr(edit, "SMALL_FILE", chance.choice([edit.SMALL_FILE, 2000]))
+    monkeypatch.setattr(edit, "SMALL_FILE_BYTES", chance.choice([edit.SMALL_FILE_BYTES, 2000]))
     for name, (columns, key, _) in _TABLES.items():
         filled = " NOT NULL" if key else ""
         listed = [f"{c} {kind}{filled}" for c, kind in columns.items()]
@@ -273,18 +273,18 @@ def test_an_epoch_that_is_overtaken_while_it_begins(
     with cli.opened() as (context, store), cli.opened() as (other, others):
 
         def find(*args: Any) -> Any:
-            monkeypatch.setattr(stream, "find_place", find_place)
+            monkeypatch.setattr(stream, "find_place", move_to_resume_point)
             others.end_epoch(database, 1, "lost")  # as whoever has watched its heartbeat says
-            later.append(stream.begin(other, others, catch_up=True))
+            later.append(stream.begin_epoch(other, others, catch_up=True))
             with closing(later[0].job.make_planner()) as planner:
                 ends = [later[0].section_start, *later[0].job.find_range_ends(planner, later[0].section_start)]
-            staged.append(together([later[0].job.stage_range(*piece, "0") for piece in pairwise(ends)]))
-            return find_place(*args)
+            staged.append(merge_manifests([later[0].job.stage_range(*piece, "0") for piece in pairwise(ends)]))
+            return move_to_resume_point(*args)
 
         later: list[Epoch] = []
         staged: list[dict[str, Any]] = []
         monkeypatch.setattr(stream, "find_place", find)
-        older = stream.begin(context, store, catch_up=True)
+        older = stream.begin_epoch(context, store, catch_up=True)
         assert (older.number, later[0].number) == (1, 2)
         later[0].apply_batch(staged[0])
     with closing(mysql_server.connect()) as connection:

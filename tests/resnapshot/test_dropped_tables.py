@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.maintenance.task import run_in_threads as compact_in_threads
-from airflow_provider_cdc.maintenance.upkeep import maintain
+from airflow_provider_cdc.maintenance.task import run_compactions_in_threads as compact_in_threads
+from airflow_provider_cdc.maintenance.upkeep import maintain_tables
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TableSuspendedError
-from airflow_provider_cdc.observe.status import status
+from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import dropped_tables as dropping
 from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.delta import upkeep
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from airflow_provider_cdc.system import failpoints
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot import test_membership
 from tests.resnapshot.test_membership import ALL, captures, change, events, wait_until
 from tests.resnapshot.test_suspension import equal
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.one_of("server")
 
 @pytest.fixture
 def database(server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(rereading, "_GONE_SECONDS", 0.5)
+    monkeypatch.setattr(rereading, "_MISSING_SECONDS", 0.5)
     with three_tables(server) as name:
         yield name
         server.execute("CREATE DATABASE IF NOT EXISTS d")
@@ -62,10 +62,10 @@ def test_dropped(server: MySQLServer, database: str, tmp_path: Path) -> None:
     equal(server, cli, "quiet")
     assert held(cli, "keyed") == held(cli, "plain") == 0
     assert events(cli).count("table_emptied") == 2
-    assert {v.table for v in verify(cli.context)} == {"d.quiet"}
-    states = {table["table"]: (table["state"], table["emptied"]) for table in status(cli.context)["tables"]}
+    assert {v.table for v in verify_tables(cli.context)} == {"d.quiet"}
+    states = {table["table"]: (table["state"], table["emptied"]) for table in read_status(cli.context)["tables"]}
     assert states == {"d.keyed": ("dropped", True), "d.plain": ("dropped", True), "d.quiet": ("stopped", False)}
-    assert status(cli.context)["suspended"] == []
+    assert read_status(cli.context)["suspended"] == []
     assert "d.keyed: dropped" in cli.call("status").out and "its copy was emptied" in cli.call("status").out
     before = versions(cli, "keyed")
     change(server, ("quiet",))
@@ -169,7 +169,7 @@ def test_dropped_and_another_takes_its_name(
     looks: list[set[int]] = []
 
     def look(context: Any, plan: Any) -> set[int]:
-        found = suspension.gone(context, plan)
+        found = suspension.tables_missing_in_source(context, plan)
         looks.append(found)
         if found:
             run(server, "RENAME TABLE _keyed_new TO keyed")
@@ -255,7 +255,7 @@ def die() -> None:
 
 @pytest.mark.one_of("server", "again")
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "made again"])
-@pytest.mark.parametrize("name", ["suspend.before_write", "suspend.after_write", *failpoints.DROPS])
+@pytest.mark.parametrize("name", ["suspend.before_write", "suspend.after_write", *failpoints.DROPPED_TABLE])
 def test_killed(server: MySQLServer, database: str, name: str, again: bool, tmp_path: Path) -> None:
     """The next epoch finishes it, or reads the table that is there by then."""
     cli = copied(server, tmp_path)
@@ -282,7 +282,7 @@ def _empties(commit: Path) -> bool:
     return any('"cdc/p/1/dropped"' in line for line in commit.read_text().splitlines())
 
 
-@pytest.mark.parametrize("name", failpoints.DROPS)
+@pytest.mark.parametrize("name", failpoints.DROPPED_TABLE)
 def test_a_process_is_killed(mysql_server: MySQLServer, name: str, tmp_path: Path) -> None:
     with three_tables(mysql_server), Nursery() as nursery:
         cli = copied(mysql_server, tmp_path)
@@ -305,7 +305,7 @@ def test_an_epoch_that_was_overtaken(server: MySQLServer, database: str, tmp_pat
         run(server, "CREATE TABLE keyed (a INT PRIMARY KEY)", "INSERT INTO keyed VALUES (4), (5)")
         with cli.opened() as (context, store):
             context.liveness.is_alive = lambda epoch_row: False  # type: ignore[method-assign]
-            run_in_process(begin(context, store, catch_up=True))
+            run_epoch_in_process(begin_epoch(context, store, catch_up=True))
         equal(server, cli, *TABLES)
 
     patched = at("drop.before_commit", overtake)
@@ -371,13 +371,13 @@ def test_its_files_go(server: MySQLServer, database: str, tmp_path: Path, monkey
         return list((cli.sink / "d" / table).rglob("*.parquet"))
 
     assert files("keyed") and files("plain")
-    maintain(cli.context, compact_in_threads)
+    maintain_tables(cli.context, compact_in_threads)
     assert files("keyed") and files("plain"), "readers of the version before may still be at it"
-    monkeypatch.setattr(upkeep.sweep, "__defaults__", (0.0,))
+    monkeypatch.setattr(upkeep.vacuum_files, "__defaults__", (0.0,))
     change(server, ("quiet",))
     cli.catch_up()
     assert not files("keyed") and not files("plain")
-    assert {entry["table"] for entry in maintain(cli.context, compact_in_threads)["tables"]} == {
+    assert {entry["table"] for entry in maintain_tables(cli.context, compact_in_threads)["tables"]} == {
         "d.keyed",
         "d.plain",
         "d.quiet",

@@ -17,22 +17,22 @@ import pytest
 
 from airflow_provider_cdc.chunk_groups.groups import TaskRequest, generation_fence
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
-from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.definitions import DefinitionHistory
 from airflow_provider_cdc.model.errors import TableSuspendedError, TerminalError, TransientError
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Rejoined
+from airflow_provider_cdc.model.plan_history import Rejoin
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.resnapshot import exchange as exchanging
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.resnapshot.key_ranges import resnapshot_where
-from airflow_provider_cdc.resnapshot.staged_files import waiting
-from airflow_provider_cdc.resnapshot.table import read_table, resnapshot
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
+from airflow_provider_cdc.resnapshot.table import resnapshot_table, stage_table
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import epoch as epochs
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from tests.support.chance import Killed
 from tests.support.cli import Cli
 from tests.support.oracle import Difference, compare_all
@@ -119,7 +119,7 @@ def test_the_reading_that_began_last_wins(
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
     with cli.opened() as (context, _):
-        assert not waiting(context, context.require_plan())
+        assert not list_pending_reads(context, context.require_plan())
     run(server, "UPDATE keyed SET v = 'later' WHERE id = 6")
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
@@ -134,7 +134,7 @@ def test_an_older_one_gets_in_where_the_stream_is_not_at_the_newer_one_yet(
     with cli.epoch() as epoch:
         run(server, "UPDATE keyed SET v = 'between' WHERE id = 7")
         with monkeypatch.context() as patch:  # it has listed the numbers before the first one was drawn
-            patch.setattr(staged, "drawn_numbers", lambda *_: [])
+            patch.setattr(staged, "list_read_numbers", lambda *_: [])
             whole(cli)
         run(server, "UPDATE keyed SET v = 'late' WHERE id = 8")
         epoch.publish_pending()
@@ -171,7 +171,7 @@ def test_a_reading_that_is_staged_when_a_later_one_is_in(server: MySQLServer, cl
     def read() -> str:
         with cli.opened() as (context, store):
             if first is None:
-                return resnapshot(context, store, "d.keyed", slowly)
+                return resnapshot_table(context, store, "d.keyed", slowly)
             return resnapshot_where(context, store, "d.keyed", first, slowly)
 
     with cli.streaming():
@@ -255,8 +255,8 @@ def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkey
 def test_the_last_revision_of_a_table() -> None:
     """Its fence would be that of the next snapshot, whose jobs would take the table for begun."""
     at, schema = Offset("server", Position("binlog.000001", 4), ""), TableSchema("d", "t", (), ())
-    plan = Plan("p", 1, at, Lineage("server", "binlog.000001"), (), (Definitions.from_single(schema),), ())
-    last = replace(plan, amendments=(Rejoined(0, 999_999, 7, schema),))
+    plan = Plan("p", 1, at, Timeline("server", "binlog.000001"), (), (DefinitionHistory.from_single(schema),), ())
+    last = replace(plan, amendments=(Rejoin(0, 999_999, 7, schema),))
     following = replace(plan, generation=2)
     assert generation_fence(plan, 0).value < generation_fence(last, 0).value < generation_fence(following, 0).value
     with pytest.raises(TerminalError, match=r"d\.t was read again 1,000,000 times.*fresh sink\.path") as stopped:
@@ -277,7 +277,7 @@ def frozen(server: MySQLServer, cli: Cli, by: Callable[[], None]) -> None:
     assert len(copy) == 30 and not [row for row in copy.values() if row.get("v") == "secret"]
     assert not differences(server, cli, "plain", "quiet")
     with cli.opened() as (context, _):
-        assert not waiting(context, context.require_plan())
+        assert not list_pending_reads(context, context.require_plan())
     assert len(events(cli, "reread_dropped")) == 1
 
 
@@ -324,10 +324,10 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
     with cli.opened() as (context, store):
         number = store.add_request("p", "reread", "d.keyed", "ann")
         assert store.take_request(number)
-        read_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
-    looks, size = waiting, rereading.Rereading._table_bytes
+        stage_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
+    looks, size = list_pending_reads, rereading.ResnapshotWorker._table_bytes
 
-    def late(self: rereading.Rereading, *args: Any) -> int:
+    def late(self: rereading.ResnapshotWorker, *args: Any) -> int:
         """The thread that reads comes here when it has looked for what waits."""
         time.sleep(1)
         return size(self, *args)
@@ -336,13 +336,13 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         """That thread looks when the driver has just taken in what waited."""
         return [] if threading.current_thread().name == "rereading" else looks(*args)
 
-    monkeypatch.setattr(rereading.Rereading, "_size", late)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_size", late)
     monkeypatch.setattr(rereading, "waiting", blind)
     cli.catch_up()
     with cli.opened() as (context, store):
         row = store.request("p", number)
         assert row is not None and row.state == "done", row
-        assert waiting(context, context.require_plan()) == []
+        assert list_pending_reads(context, context.require_plan()) == []
         assert len(store.last_events("p", 100, ["table_rejoined"])) == 1
 
 
@@ -358,19 +358,19 @@ def test_a_request_ends_although_the_run_that_had_read_for_it_died(
     with cli.opened() as (context, store):
         number = store.add_request("p", "reread", "d.keyed", "ann")
         assert store.take_request(number)
-        read_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
+        stage_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
     run(server, "ALTER TABLE keyed MODIFY v VARCHAR(40)")
     cli.value["stream"] |= {"reread": "auto", "reread_max_bytes": 1 << 30}
     cli.write()
-    looks, begun = waiting, time.monotonic()
+    looks, begun = list_pending_reads, time.monotonic()
 
     def late(*args: Any) -> Any:
         return looks(*args) if time.monotonic() > begun + 3 else []
 
     monkeypatch.setattr(epochs, "waiting", late)
     with cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=True)
-        thread = threading.Thread(target=run_in_process, args=(epoch,))
+        epoch = begin_epoch(context, store, catch_up=True)
+        thread = threading.Thread(target=run_epoch_in_process, args=(epoch,))
         thread.start()
         thread.join(60)
         is_stuck = thread.is_alive()

@@ -13,9 +13,9 @@ import pytest
 
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
-from airflow_provider_cdc.model.schema import DELETED, SEQ, TS
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN, TS_COLUMN
 from airflow_provider_cdc.resnapshot import exchange as exchanging
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -69,7 +69,7 @@ def held(cli: Cli, database: str, table: str) -> dict[int, dict[str, Any]]:
 
 
 def check(cli: Cli, database: str, kept: int = 10) -> None:
-    found = {c.table.rpartition(".")[2]: c for c in verify(cli.context)}
+    found = {c.table.rpartition(".")[2]: c for c in verify_tables(cli.context)}
     assert all(c.is_equal for c in found.values())
     assert {table: c.kept for table, c in found.items()} == {"soft": 0, "ignore": kept, "hard": 0}
 
@@ -101,7 +101,7 @@ def test_a_table_that_is_read_again(cli: Cli, server: MySQLServer, database: str
         for n in range(11, 20):
             assert {**after[table][n], "w": 0} == {**before[table][n], "w": 0}
         assert (after[table][0]["v"], after[table][0]["w"], after[table][10]["v"]) == ("new", 5, "back")
-    assert {n for n, row in after["soft"].items() if row[DELETED]} == {*range(11, 20)}
+    assert {n for n, row in after["soft"].items() if row[DELETED_COLUMN]} == {*range(11, 20)}
     assert held(cli, database, "hard").keys() == {*range(11)}
     check(cli, database, 9)
     # It goes on: rows that were kept come back, and are deleted once more.
@@ -109,13 +109,16 @@ def test_a_table_that_is_read_again(cli: Cli, server: MySQLServer, database: str
     cli.catch_up()
     check(cli, database, 10)
     after = {table: held(cli, database, table) for table in KEPT}
-    assert {n for n, row in after["soft"].items() if row[DELETED]} == {3, 10, *range(11, 20)} - {15}
+    assert {n for n, row in after["soft"].items() if row[DELETED_COLUMN]} == {3, 10, *range(11, 20)} - {15}
     # Once more, with nothing but rows that were kept in some files: nothing happens to those.
     for table in (*KEPT, "hard"):
         assert cli.resnapshot(f"{database}.{table}") == "staged"
     cli.catch_up()
     for table in KEPT:
-        same = {n: {k: v for k, v in row.items() if k not in (SEQ, TS, "_cdc_op")} for n, row in after[table].items()}
+        same = {
+            n: {k: v for k, v in row.items() if k not in (SEQ_COLUMN, TS_COLUMN, "_cdc_op")}
+            for n, row in after[table].items()
+        }
         found = held(cli, database, table)
         assert {n: {k: row[k] for k in same[n]} for n, row in found.items()} == same
     check(cli, database, 10)
@@ -134,8 +137,8 @@ def test_rows_that_were_deleted_unseen(cli: Cli, server: MySQLServer, database: 
     after = {table: held(cli, database, table) for table in KEPT}
     for n in (3, 4):
         old, new = before["soft"][n], after["soft"][n]
-        assert (old[DELETED], new[DELETED], new["_cdc_op"]) == (False, True, "d")
-        assert new[SEQ] == old[SEQ] and new[TS] > old[TS]
+        assert (old[DELETED_COLUMN], new[DELETED_COLUMN], new["_cdc_op"]) == (False, True, "d")
+        assert new[SEQ_COLUMN] == old[SEQ_COLUMN] and new[TS_COLUMN] > old[TS_COLUMN]
         assert after["ignore"][n]["v"] == before["ignore"][n]["v"]
     check(cli, database, 12)
 
@@ -185,7 +188,7 @@ def test_rows_that_could_not_stay(cli: Cli, server: MySQLServer, database: str, 
     with suppress(TableSuspendedError):  # the others are gone
         cli.catch_up()
     assert held(cli, database, "soft").keys() == {*range(10)}
-    assert [c.is_equal for c in verify(cli.context) if c.table.endswith(".soft")] == [True]
+    assert [c.is_equal for c in verify_tables(cli.context) if c.table.endswith(".soft")] == [True]
 
 
 def test_rows_that_could_not_stay_and_were_deleted_unseen(cli: Cli, server: MySQLServer, database: str) -> None:
@@ -219,6 +222,6 @@ def test_a_table_that_was_dropped_and_made_again(cli: Cli, server: MySQLServer, 
         "INSERT INTO {t} VALUES (30, 'x')",
     )
     cli.catch_up()
-    assert {n for n, row in held(cli, database, "soft").items() if row[DELETED]} == {*range(20)}
+    assert {n for n, row in held(cli, database, "soft").items() if row[DELETED_COLUMN]} == {*range(20)}
     assert held(cli, database, "ignore").keys() == {30}
     check(cli, database, 0)

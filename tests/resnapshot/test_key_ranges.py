@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Chunk, Plan
-from airflow_provider_cdc.model.staged_read import Staged
+from airflow_provider_cdc.model.staged_read import StagedRead
 from airflow_provider_cdc.resnapshot import key_ranges
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import staged_reads as reread
-from airflow_provider_cdc.resnapshot.staged_files import waiting
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.stream.run import begin, run_in_process
-from airflow_provider_cdc.system.failpoints import OUTCOME
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.system.failpoints import RESNAPSHOT_OUTCOME
 from airflow_provider_cdc.verify import compare as comparing
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.chance import Killed
 from tests.support.cli import Cli, asked_by
 from tests.support.oracle import compare_all
@@ -135,7 +135,7 @@ def test_rows_in_the_range_become_those_of_the_source(server: MySQLServer, cli: 
     write(server, name)
     cli.catch_up()
     # Each side has three rows that differ; those in the range do not any more.
-    (verdict,) = [v for v in verify(cli.context) if v.table == f"part.{name}"]
+    (verdict,) = [v for v in verify_tables(cli.context) if v.table == f"part.{name}"]
     assert (verdict.missing, verdict.extra, verdict.different) == (1, 1, 1)
     assert is_equal(server, cli, *({*TABLES} - {name}))
     # Where the whole is read again, the rest is right as well.
@@ -164,7 +164,7 @@ def test_other_ways_of_keeping_rows(
         assert cli.resnapshot(f"part.{name}", TABLES[name][2]) == "staged"
         write(server, name)
     cli.catch_up()
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
     if "deletes" not in str(settings):
         assert not differences(server, cli, *TABLES)
 
@@ -210,7 +210,7 @@ def test_before_the_stream_has_passed_the_snapshot(server: MySQLServer, database
     assert is_equal(server, cli, *TABLES)
 
 
-@pytest.mark.parametrize("place", ["reread.before_commit", "reread.after_commit", *OUTCOME])
+@pytest.mark.parametrize("place", ["reread.before_commit", "reread.after_commit", *RESNAPSHOT_OUTCOME])
 def test_a_stream_that_dies(server: MySQLServer, cli: Cli, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     damage(server, "number", outside=False)
     damage(server, "two", outside=False)
@@ -232,7 +232,7 @@ def test_a_stream_that_dies(server: MySQLServer, cli: Cli, place: str, monkeypat
     cli.catch_up()
     assert is_equal(server, cli, *TABLES)
     with cli.opened() as (context, store):
-        assert not waiting(context, context.require_plan())
+        assert not list_pending_reads(context, context.require_plan())
         assert not [event for event in store.last_events("p", 100) if event.kind == "reread_dropped"]
 
 
@@ -248,7 +248,9 @@ def test_a_part_that_another_has_overtaken(server: MySQLServer, cli: Cli) -> Non
             return run_in_threads(job)
 
         with cli.streaming(), pytest.raises(TransientError, match="cannot be published"):
-            key_ranges.read_ranges(context, store, index, lambda *_: [Chunk(0, index, 0, (205,), (505,), False)], run)
+            key_ranges.resnapshot_ranges(
+                context, store, index, lambda *_: [Chunk(0, index, 0, (205,), (505,), False)], run
+            )
         assert [e.kind for e in store.last_events("p", 100) if "began later" in e.detail] == ["reread_dropped"]
     assert differences(server, cli, "number")
     assert cli.resnapshot("part.number", TABLES["number"][2]) == "staged"
@@ -266,9 +268,9 @@ def test_beside_a_ddl(server: MySQLServer, cli: Cli, monkeypatch: pytest.MonkeyP
     # It meets it behind the reading, and looks for what was read again only then.
     assert cli.resnapshot("part.number", TABLES["number"][2]) == "staged"
     server.session("part", "UPDATE number SET w = 5 WHERE id = 220", "ALTER TABLE number ADD x INT")
-    looks = waiting
+    looks = list_pending_reads
 
-    def late(context: Context, plan: Plan, names: list[str]) -> list[Staged]:
+    def late(context: RunContext, plan: Plan, names: list[str]) -> list[StagedRead]:
         altered = any("x" in table.sink_schema.names for table in plan.tables)
         return looks(context, plan, names) if altered else []
 
@@ -320,7 +322,7 @@ def test_lenient_columns(server: MySQLServer, database: str, tmp_path: Path) -> 
     cli.catch_up()
     rows = {row["id"]: row for row in cli.rows("part", "number").to_pylist()}
     assert len(rows) == ROWS and all((row["v"] is None) == (id <= 50) for id, row in rows.items())
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
 
 
 def test_large_ranges_are_cut(server: MySQLServer, cli: Cli) -> None:
@@ -329,8 +331,8 @@ def test_large_ranges_are_cut(server: MySQLServer, cli: Cli) -> None:
     for condition, chunks in (("id >= -100", 10), ("id > 100000", 1)):
         assert cli.resnapshot("part.number", condition) == "staged"
         with cli.opened() as (context, _):
-            (found,) = waiting(context, context.require_plan())
-            group = Group(context, context.require_plan(), found.group)
+            (found,) = list_pending_reads(context, context.require_plan())
+            group = ChunkGroup(context, context.require_plan(), found.group)
             entries = group.read_manifest(1)
         assert sum(len(entry["chunks"]) for entry in entries) >= chunks
         write(server, "number")
@@ -340,11 +342,11 @@ def test_large_ranges_are_cut(server: MySQLServer, cli: Cli) -> None:
 
 def test_it_is_read_by_the_stream_that_was_begun_before(server: MySQLServer, cli: Cli) -> None:
     with cli.opened() as (context, store):
-        begun = begin(context, store, catch_up=True)
+        begun = begin_epoch(context, store, catch_up=True)
         damage(server, "listed", outside=False)
         write(server, "listed")
         assert cli.resnapshot("part.listed", TABLES["listed"][2]) in ("staged", "replaced")
-        run_in_process(begun)
+        run_epoch_in_process(begun)
     cli.catch_up()
     assert is_equal(server, cli, *TABLES)
 
@@ -378,7 +380,7 @@ def test_a_repair(server: MySQLServer, cli: Cli) -> None:
 
 
 def test_a_repair_of_too_much(server: MySQLServer, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "TOLD", 2)
+    monkeypatch.setattr(comparing, "MAX_REPORTED_KEYS", 2)
     damage(server, "number")
     with cli.streaming():
         found = cli.call("verify", "--repair")

@@ -14,13 +14,13 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
-from airflow_provider_cdc.observe.status import status
+from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import exchange as exchanging
 from airflow_provider_cdc.resnapshot import membership, suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from airflow_provider_cdc.system import failpoints
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_suspension import equal
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
@@ -116,7 +116,7 @@ def test_removed_and_added_again(server: MySQLServer, database: str, tmp_path: P
     equal(server, cli, "plain", "quiet")
     held = {row["id"]: row["v"] for row in cli.rows("d", "keyed").to_pylist()}
     assert len(held) == 30 and held[1] == "on" and held[9] == "keyed 9"
-    assert {v.table for v in verify(cli.context)} == {"d.plain", "d.quiet"}
+    assert {v.table for v in verify_tables(cli.context)} == {"d.plain", "d.quiet"}
     with pytest.raises(NotReadyError, match=r"copies no table d\.keyed"):
         cli.resnapshot("d.keyed")
     cli.catch_up()
@@ -176,7 +176,7 @@ def test_gone_before_it_was_read(server: MySQLServer, database: str, tmp_path: P
     cli = copied(server, tmp_path, r"d\.keyed")
     captures(cli, ALL)
     with cli.opened() as (context, store):
-        plan = membership.added(context, store, context.require_plan())
+        plan = membership.add_new_tables(context, store, context.require_plan())
     assert [plan.tables[step.table].name for step in plan.suspensions] == ["plain", "quiet"]
     run(server, "DROP TABLE plain")
     cli.catch_up()
@@ -191,7 +191,7 @@ def test_its_place_is_taken_meanwhile(server: MySQLServer, database: str, tmp_pa
     cli = copied(server, tmp_path, r"d\.keyed")
     captures(cli, ALL, exclude=(r"d\.quiet",))
     with cli.opened() as (context, store):
-        membership.added(context, store, context.require_plan())
+        membership.add_new_tables(context, store, context.require_plan())
     write_deltalake(str(cli.sink / "d" / "plain"), pa.table({"theirs": [1]}))
     change(server)
     with pytest.raises(TableSuspendedError, match=r"d\.plain"):
@@ -214,7 +214,7 @@ def test_lists_of_columns(server: MySQLServer, database: str, tmp_path: Path) ->
     cli.catch_up()
     assert cli.rows("d", "keyed").column_names[:2] == cli.rows("d", "quiet").column_names[:2] == ["id", "_cdc_seq"]
     assert cli.rows("d", "plain").column_names[:2] == ["n", "_cdc_seq"]
-    assert all(found.is_equal for found in verify(cli.context))
+    assert all(found.is_equal for found in verify_tables(cli.context))
 
 
 def test_in_a_snapshot_that_is_not_complete(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ class Died(BaseException):
     pass
 
 
-@pytest.mark.parametrize("at", [*failpoints.ADDITION, *failpoints.TABLES[2:]])
+@pytest.mark.parametrize("at", [*failpoints.ADDED_TABLE, *failpoints.SUSPENSION[2:]])
 def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli = copied(server, tmp_path, r"d\.keyed")
     captures(cli, ALL)
@@ -310,10 +310,10 @@ def test_dropped(server: MySQLServer, database: str, tmp_path: Path) -> None:
     cli.catch_up()
     equal(server, cli, "plain")
     assert {row["id"] for row in cli.rows("d", "keyed").to_pylist()} == {1, 2, 3}
-    assert {v.table for v in verify(cli.context)} == {"d.plain"}
-    states = {table["table"]: table["state"] for table in status(cli.context)["tables"]}
+    assert {v.table for v in verify_tables(cli.context)} == {"d.plain"}
+    states = {table["table"]: table["state"] for table in read_status(cli.context)["tables"]}
     assert states == {"d.keyed": "dropped", "d.plain": "stopped", "d.quiet": "dropped"}
-    assert status(cli.context)["suspended"] == []
+    assert read_status(cli.context)["suspended"] == []
     run(server, "CREATE TABLE keyed (a DATE PRIMARY KEY)", "INSERT INTO keyed VALUES ('2026-01-31')")
     run(server, "RENAME TABLE moved TO quiet")
     cli.catch_up()

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, OtherHistoryError, PurgedError
-from airflow_provider_cdc.observe.status import status
+from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import purged_binlog as next_snapshot
-from airflow_provider_cdc.resnapshot.purged_binlog import planned
-from airflow_provider_cdc.runtime.liveness import Heart
+from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
+from airflow_provider_cdc.runtime.liveness import Heartbeat
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from airflow_provider_cdc.system.failpoints import NEXT_SNAPSHOT
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_staged_reads import Lost
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
@@ -79,9 +79,9 @@ class World:
             self.cli.catch_up()
             with contextlib.closing(self.server.connect()) as connection:
                 assert compare_all(connection, "d", self.cli.sink, ["t", "e", "fresh"]) == []
-        assert all(verdict.is_equal for verdict in verify(self.cli.context))
+        assert all(verdict.is_equal for verdict in verify_tables(self.cli.context))
         assert self.cli.context.require_plan().generation == generation
-        found = status(self.cli.context)
+        found = read_status(self.cli.context)
         assert (found["generation"], found["phase"]) == (generation, "stopped"), found
 
 
@@ -207,7 +207,7 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
     """A stream that was taken for lost, with a batch in its hands; and a reader of a chunk group."""
     with world.cli.opened() as (context, store):
         old = context.require_plan()
-        epoch = begin(context, store, catch_up=False)
+        epoch = begin_epoch(context, store, catch_up=False)
         world.run("UPDATE t SET v = 'late' WHERE id = 3", "DELETE FROM t WHERE id = 4")
         with contextlib.closing(epoch.job.make_planner()) as planner:
             (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
@@ -215,13 +215,13 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
         store.end_epoch("p", epoch.number, "failed", "lost", "")
     world.change()
     with world.cli.opened() as (context, store):
-        planned(context, store)
+        replan_if_purged(context, store)
     with pytest.raises(FencedError):
         epoch.apply_batch(batch)
     world.cli.snapshot()
     with pytest.raises(FencedError):
         epoch.apply_batch(batch)
-    group = Group(context, old, 0)
+    group = ChunkGroup(context, old, 0)
     entries = [entry for entry in group.read_totals(group.published_by_table()).entries if entry["file"]["rows"]]
     with pytest.raises(FencedError):
         group.publish(1, entries)
@@ -230,19 +230,19 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
         world.cli.opened() as (context, store),
         pytest.raises(NotReadyError, match="has no chunk group 90: the snapshot was planned again"),
     ):
-        run_group(context, store, planned(context, store), 90, run_in_threads, holder="old")
+        run_group(context, store, replan_if_purged(context, store), 90, run_in_threads, holder="old")
     world.exact(generation=2)
 
 
 def test_beside_a_stream_that_runs_nothing_is_planned(world: World) -> None:
     with world.cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=False)
+        epoch = begin_epoch(context, store, catch_up=False)
         world.change()  # it may have read all that, which its resume point does not tell
-        with Heart(store, "p", epoch.number, epoch.details, epoch.stop, lambda: False):
+        with Heartbeat(store, "p", epoch.number, epoch.details, epoch.stop, lambda: False):
             with pytest.raises(NotReadyError, match="a stream of p is running"):
-                planned(context, store)
+                replan_if_purged(context, store)
         epoch.stop.set()
-        run_in_process(epoch)
+        run_epoch_in_process(epoch)
     assert world.cli.context.require_plan().generation == 1
 
 

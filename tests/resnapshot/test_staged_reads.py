@@ -24,26 +24,26 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.apply.applier import stream_marker
-from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.progress import ChunkProgress
-from airflow_provider_cdc.model.supervision import LOST_SECONDS
+from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.resnapshot.staged_files import forget, waiting
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, remove_request
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import ResumePoint
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.snapshot import claims
-from airflow_provider_cdc.snapshot.run import GroupResult, adopt_published, run_group
+from airflow_provider_cdc.snapshot.run import GroupResult, adopt_published_groups, run_group
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin, run_in_process
-from airflow_provider_cdc.system.failpoints import VARIABLE
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.system.failpoints import ENV_VARIABLE
 from tests import ROOT
 from tests.support.cli import Cli, asked_by, read_only
 from tests.support.delta import as_delta, put
@@ -105,16 +105,16 @@ class World:
             plan = context.ensure_plan(store)
             return run_group(context, store, plan, group, runner, holder="somebody", requested_by=asked_by(me))
 
-    def group(self, number: int) -> Group:
+    def group(self, number: int) -> ChunkGroup:
         context = self.cli.context
-        return Group(context, context.require_plan(), number)
+        return ChunkGroup(context, context.require_plan(), number)
 
     def start(self, group: int | str, me: str = "", failpoint: str = "") -> subprocess.Popen[bytes]:
         """Read a group (or ``stream``) in a process and session of its own."""
         return subprocess.Popen(
             [sys.executable, "-m", "tests.resnapshot.test_staged_reads", str(self.cli.file), str(group), me],
             cwd=ROOT,
-            env={**os.environ, **self.cli.env, VARIABLE: failpoint},
+            env={**os.environ, **self.cli.env, ENV_VARIABLE: failpoint},
             start_new_session=True,
         )
 
@@ -125,8 +125,8 @@ class World:
     def streaming(self) -> Iterator[Epoch]:
         """A stream that runs until the end of the block."""
         with self.cli.opened() as (context, store), ThreadPoolExecutor(1) as pool:
-            epoch = begin(context, store, catch_up=False)
-            run = pool.submit(run_in_process, epoch)
+            epoch = begin_epoch(context, store, catch_up=False)
+            run = pool.submit(run_epoch_in_process, epoch)
             try:
                 yield epoch
             finally:
@@ -152,7 +152,7 @@ class World:
             return "\n".join(map(str, compare_all(connection, self.database, self.cli.sink)))
 
 
-def damage(target: DeltaTarget, home: str, key: tuple[str, ...]) -> None:
+def damage(target: DeltaSinkTable, home: str, key: tuple[str, ...]) -> None:
     path = min(path for path in target.load_log().files if path.startswith(home))
     found = pq.read_table(target.storage.location(path), partitioning=None).to_pylist()
     assert len(found) >= 3
@@ -203,7 +203,7 @@ def test_a_stream_waits_for_every_group(world: World) -> None:
         plan = context.ensure_plan(store)
         for number in plan.groups():
             with pytest.raises(NotReadyError, match="is not complete"):
-                begin(context, store, catch_up=True)
+                begin_epoch(context, store, catch_up=True)
             run_group(context, store, plan, number, run_in_threads, holder="somebody", requested_by=asked_by(ME))
     world.cli.catch_up()
 
@@ -276,7 +276,7 @@ def test_before_a_stream(copied: World, number: int) -> None:
     with copied.cli.opened() as (context, store):
         row = store.group(copied.database, 1, number)
         assert (row.state, row.heartbeat_at) == ("done", None)
-        assert not waiting(context, context.require_plan())
+        assert not list_pending_reads(context, context.require_plan())
     copied.write(*CHANGES)
     copied.cli.catch_up()
     assert not copied.differences()
@@ -326,12 +326,12 @@ def test_between_two_streams(copied: World) -> None:
     assert copied.run(1, ME).attempt == 3
     copied.write("DELETE FROM c_two WHERE b = 'X160'", "INSERT INTO a_int VALUES (301, 3), (-9, 3)")
     with copied.cli.opened() as (context, store):
-        assert [s.attempt for s in waiting(context, context.require_plan())] == [2, 3, 2, 2, 2]
+        assert [s.attempt for s in list_pending_reads(context, context.require_plan())] == [2, 3, 2, 2, 2]
         assert {g.state for g in store.groups(copied.database, 1)} == {"done"}
     copied.cli.catch_up()
     assert not copied.differences()
     with copied.cli.opened() as (context, store):
-        assert not waiting(context, context.require_plan())
+        assert not list_pending_reads(context, context.require_plan())
         for row in store.groups(copied.database, 1):
             held = copied.group(row.group_no).read_totals(copied.group(row.group_no).published_by_table())
             assert (row.rows, row.max_hw) == (held.rows, held.max_hw.to_json())
@@ -351,7 +351,7 @@ def test_of_two_requests_the_newer_counts(copied: World) -> None:
         value = read_json(context.storage, request)
         for attempt in (1, 9, 4):
             write_json(context.storage, f"{folder}/1-{attempt}.json", {**value, "attempt": attempt})
-        assert [(s.group, s.attempt) for s in waiting(context, plan)] == [(1, 9)]
+        assert [(s.group, s.attempt) for s in list_pending_reads(context, plan)] == [(1, 9)]
 
 
 def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
@@ -360,8 +360,8 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
     copied.cli.catch_up()
     assert copied.run(0, ME).outcome == "staged"
     with copied.cli.opened() as (context, store):
-        (staged,) = waiting(context, context.require_plan())
-        epoch = begin(context, store, catch_up=False)
+        (staged,) = list_pending_reads(context, context.require_plan())
+        epoch = begin_epoch(context, store, catch_up=False)
         assert staged.high_watermark <= epoch.applier.offset.at
         copied.write("UPDATE a_int SET v = 99 WHERE id < 200", "INSERT INTO a_int VALUES (303, 3)")
         with contextlib.closing(epoch.job.make_planner()) as planner:
@@ -375,13 +375,13 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
         before = copied.group(0).tables[0].markers().get(stream_marker(copied.database))
         assert before is not None and before > epoch.plan.timeline.seq(epoch.section_start.at)
         assert not copied.differences()
-        again = begin(context, store, catch_up=True)
+        again = begin_epoch(context, store, catch_up=True)
         assert again.section_start == epoch.section_start
         again.publish_pending()
         assert copied.group(0).published_by_table() == {0: 2}
         assert copied.group(0).tables[0].markers().get(stream_marker(copied.database)) == before
         assert not copied.differences()
-        run_in_process(again)
+        run_epoch_in_process(again)
     assert not copied.differences()
 
 
@@ -496,8 +496,8 @@ def test_each_table_of_a_group_has_an_attempt_of_its_own(copied: World) -> None:
     assert copied.killed(1, "reread.before_commit:2", ME)
     assert copied.group(1).published_by_table() == {0: 2, 1: 1}
     with copied.cli.opened() as (context, _):
-        (staged,) = waiting(context, context.require_plan())
-        forget(context, context.require_plan(), 1, staged.attempt)
+        (staged,) = list_pending_reads(context, context.require_plan())
+        remove_request(context, context.require_plan(), 1, staged.attempt)
     copied.cli.catch_up()
     assert not copied.differences()
 
@@ -549,7 +549,7 @@ def test_a_reader_that_was_killed_here_is_followed_at_once(world: World) -> None
     assert world.killed(0, "chunk.after_select:2")
     began, heard = time.monotonic(), Heard()
     assert world.run(0, heard=heard).attempt == 2
-    assert time.monotonic() - began < LOST_SECONDS / 2 and not heard.lines
+    assert time.monotonic() - began < LOST_AFTER_SECONDS / 2 and not heard.lines
 
 
 def test_a_reader_elsewhere_is_followed_when_its_heart_stands_still(
@@ -582,7 +582,7 @@ def test_nobody_is_followed_while_nothing_can_be_written(world: World, monkeypat
         assert store.claim_group(plan.pipeline, 1, 0, holder="a task [elsewhere 1 1]") == 1
         with ThreadPoolExecutor(1) as pool:
             with read_only(store):
-                asked = pool.submit(claims.claim, world.group(0), store, "me", None)
+                asked = pool.submit(claims.claim_group, world.group(0), store, "me", None)
                 time.sleep(1.5)
         with pytest.raises(TransientError, match="readonly database"):
             asked.result(30)
@@ -634,7 +634,7 @@ def test_a_bookkeeping_that_is_lost_in_the_middle(world: World) -> None:
         file.unlink()
     with world.cli.opened() as (context, store):
         plan = context.require_plan()
-        assert not adopt_published(context, store, plan)
+        assert not adopt_published_groups(context, store, plan)
         rows = store.groups(plan.pipeline, 1)
         assert [r.state for r in rows] == ["done", "done", "pending", "done", "pending"]
         for number, found in held.items():
@@ -646,7 +646,7 @@ def test_a_bookkeeping_that_is_lost_in_the_middle(world: World) -> None:
     assert [world.run(n, runner=never).outcome for n in (0, 1, 3)] == ["adopted"] * 3
     assert [world.run(n).outcome for n in (2, 4)] == ["published"] * 2
     with world.cli.opened() as (context, store):
-        assert adopt_published(context, store, context.require_plan())
+        assert adopt_published_groups(context, store, context.require_plan())
     world.cli.catch_up()
     assert not world.differences()
 
@@ -663,10 +663,10 @@ def test_a_request_that_was_staged_outlives_the_bookkeeping(copied: World) -> No
 
 
 def main(file: str, group: str, me: str) -> None:
-    context = Context.for_pipeline(Pipeline.load(file))
+    context = RunContext.for_pipeline(Pipeline.load(file))
     with contextlib.closing(context.open_state_database()) as store:
         if group == "stream":
-            run_in_process(begin(context, store, catch_up=True))
+            run_epoch_in_process(begin_epoch(context, store, catch_up=True))
         else:
             plan = context.ensure_plan(store)
             run_group(context, store, plan, int(group), run_in_threads, holder="a process", requested_by=asked_by(me))

@@ -16,8 +16,8 @@ from airflow_provider_cdc.mysql.chunks import keyless, planner
 from airflow_provider_cdc.mysql.client import session
 from airflow_provider_cdc.resnapshot import table as resnapshot
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.stream.run import begin, run_in_process
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -45,7 +45,7 @@ def copied(server: MySQLServer, folder: Path, **settings: Any) -> Cli:
 def equal(server: MySQLServer, cli: Cli, *tables: str) -> None:
     with contextlib.closing(server.connect(database="d")) as connection:
         assert compare_all(connection, "d", cli.sink, tables) == []
-    assert all(v.is_equal for v in verify(cli.context) if v.table.removeprefix("d.") in tables)
+    assert all(v.is_equal for v in verify_tables(cli.context) if v.table.removeprefix("d.") in tables)
 
 
 def test_the_others_go_on(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_others_go_on(server: MySQLServer, database: str, tmp_path: Path) ->
     with pytest.raises(TableSuspendedError):
         cli.catch_up()
     equal(server, cli, "plain", "quiet")
-    (found,) = [v for v in verify(cli.context) if v.table == "d.keyed"]
+    (found,) = [v for v in verify_tables(cli.context) if v.table == "d.keyed"]
     assert found.verdict == "not_comparable" and "suspended" in str(found)
 
 
@@ -185,7 +185,7 @@ def test_not_there_for_a_moment(
     server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropped and made again while it is read: that the server does not find it is no reason to stop."""
-    cli, real = copied(server, tmp_path), session.rows
+    cli, real = copied(server, tmp_path), session.query_rows
     ddl = ["DROP TABLE plain", "CREATE TABLE plain (n INT, v VARCHAR(40))"]
 
     def rows(*args: Any) -> Any:
@@ -304,8 +304,8 @@ def test_who_reads_it_again(
     run(server, "ALTER TABLE keyed ORDER BY id")
     by_tasks: list[Any] = []
     with cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=True)
+        epoch = begin_epoch(context, store, catch_up=True)
         epoch.resnapshot_worker.runner = lambda job: by_tasks.append(job) or run_in_threads(job)  # type: ignore[func-returns-value]
-        run_in_process(epoch)
+        run_epoch_in_process(epoch)
     equal(server, cli, *TABLES)
     assert len(by_tasks) == (not small)

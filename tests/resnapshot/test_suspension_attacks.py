@@ -179,7 +179,7 @@ def test_read_again_in_the_next_snapshot(server: MySQLServer, database: str, tmp
     equal(server, cli, *TABLES)
 
 
-KILLS = (*failpoints.TABLES, "table.after_commit", "progress.before_commit")
+KILLS = (*failpoints.SUSPENSION, "table.after_commit", "progress.before_commit")
 
 
 @pytest.mark.parametrize("at", KILLS)

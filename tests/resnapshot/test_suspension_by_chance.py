@@ -31,7 +31,7 @@ from airflow_provider_cdc.model.errors import (
     TableSuspendedError,
     TransientError,
 )
-from airflow_provider_cdc.model.plan_history import Rejoined, Suspended
+from airflow_provider_cdc.model.plan_history import Rejoin, Suspension
 from airflow_provider_cdc.model.schema import INTEGER_TYPES, TEXT_TYPES
 from airflow_provider_cdc.mysql.chunks import chunk, keyless
 from airflow_provider_cdc.resnapshot import exchange as exchanging
@@ -41,10 +41,10 @@ from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.merge import key_index
-from airflow_provider_cdc.stream.run import begin, run_in_process
-from airflow_provider_cdc.system.failpoints import REREAD, SCHEMA_CHANGES, STREAM
-from airflow_provider_cdc.system.failpoints import TABLES as SUSPENSION
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.system.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM
+from airflow_provider_cdc.system.failpoints import SUSPENSION as SUSPENSION
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.altering import quoted, seen
 from tests.support.chance import Killed, at_once, killed
 from tests.support.cli import Cli
@@ -124,20 +124,20 @@ class World:
         :param ends: it goes on to where the server is.
         """
         chance, catch_up = self.chance, ends or self.chance.random() < 0.7
-        name = chance.choice([None, *SUSPENSION, *SUSPENSION, *SCHEMA_CHANGES, *STREAM, *REREAD])
+        name = chance.choice([None, *SUSPENSION, *SUSPENSION, *SCHEMA_CHANGES, *STREAM, *RESNAPSHOT])
         at = chance.randrange(1, 40 if name is None else 4)
         size, piece, seconds = chance.choice([3000, 1 << 20]), chance.choice([700, 1 << 20]), chance.uniform(0.5, 3)
         stop = threading.Event()
         with self.cli.opened() as (context, store):
             with killed(_MODULES, name, at, self.done, dies=dies, died=stop.set), suppress(TableSuspendedError):
-                epoch = begin(context, store, catch_up=catch_up)
+                epoch = begin_epoch(context, store, catch_up=catch_up)
                 epoch.stop = stop
                 epoch.job = replace(epoch.job, max_batch_bytes=size, min_range_bytes=piece)
                 timer = threading.Timer(seconds, stop.set)
                 if not catch_up:
                     timer.start()
                 try:
-                    run_in_process(epoch)
+                    run_epoch_in_process(epoch)
                 finally:
                     timer.cancel()
             run = store.newest_epoch(context.pipeline.name)
@@ -192,7 +192,7 @@ class World:
     def is_enough(self) -> bool:
         """Whether so many tables were suspended, and have rejoined, that the schedule is one."""
         kinds = Counter(type(step) for step in self.cli.context.require_plan().amendments)
-        return kinds[Suspended] >= _SUSPENDED and kinds[Rejoined] >= _REJOINED
+        return kinds[Suspension] >= _SUSPENDED and kinds[Rejoin] >= _REJOINED
 
     def steps(self) -> list[str]:
         """What has happened to the tables."""
@@ -229,15 +229,15 @@ class World:
                     difference = compare(connection, _DATABASE, table.name, folder, without, beside=beside)
                     assert difference is None, difference
                     assert self.mode == "ignore" or not without
-        found = {v.table.partition(".")[2]: v for v in verify(self.cli.context, show_values=True)}
+        found = {v.table.partition(".")[2]: v for v in verify_tables(self.cli.context, show_values=True)}
         assert all(found[name].is_equal for name in there), found
         self.done["comparisons"] += 1
 
     def columns(self) -> None:
         """Definitions, and names, order, types and comments of the columns, are those of a copy that is made now."""
         plan = self.cli.context.require_plan()
-        self.done["suspended"] = sum(isinstance(step, Suspended) for step in plan.amendments)
-        self.done["rejoined"] = sum(isinstance(step, Rejoined) for step in plan.amendments)
+        self.done["suspended"] = sum(isinstance(step, Suspension) for step in plan.amendments)
+        self.done["rejoined"] = sum(isinstance(step, Rejoin) for step in plan.amendments)
         if self.mode != "evolve":  # a copy that is made now knows nothing of what has been
             return
         there = self.there()
@@ -250,16 +250,16 @@ class World:
 @pytest.fixture
 def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[World]:
     monkeypatch.setattr(compaction, "FANOUT", 3)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
-    monkeypatch.setattr(key_index, "_MERGED", 2)
-    monkeypatch.setattr(rereading, "_PAUSE_SECONDS", 0.2)
-    go = rereading.Rereading._loop
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
+    monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
+    monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.2)
+    go = rereading.ResnapshotWorker._loop
 
-    def ends(self: rereading.Rereading) -> None:
+    def ends(self: rereading.ResnapshotWorker) -> None:
         with suppress(Killed):
             go(self)
 
-    monkeypatch.setattr(rereading.Rereading, "_go", ends)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_go", ends)
     server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
     server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
     found = World(server, tmp_path, seed)

@@ -13,11 +13,11 @@ import pytest
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError, TransientError
 from airflow_provider_cdc.resnapshot import table as resnapshot
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.runtime.run_context import Quiet
+from airflow_provider_cdc.runtime.run_context import SilentReporter
 from airflow_provider_cdc.state.models import EventRow
 from airflow_provider_cdc.stream import epoch
-from airflow_provider_cdc.stream.run import begin, run_in_process
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import run, three_tables
@@ -27,10 +27,10 @@ ALTER = "ALTER TABLE keyed ORDER BY id"  # which is not followed
 
 @pytest.fixture
 def cli(mysql_server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
-    monkeypatch.setattr(rereading, "_TRIES", 3)
-    monkeypatch.setattr(rereading, "_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(rereading, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(epoch, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(rereading, "_MAX_TRIES", 3)
+    monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(rereading, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(epoch, "_PUBLISH_CHECK_SECONDS", 0.1)
     with three_tables(mysql_server):
         cli = Cli(tmp_path, mysql_server, r"d\..*", stream={"on_table_error": "suspend", "trigger_seconds": 0.1})
         cli.snapshot()
@@ -53,7 +53,7 @@ def until(seen: Callable[[], bool]) -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[], Exception | None]) -> None:
     """Let the reading of a table fail while the function says so."""
-    real = resnapshot.read_table
+    real = resnapshot.stage_table
 
     def read_table(*args: Any, **kwargs: Any) -> Any:
         if (error := fails()) is not None:
@@ -73,7 +73,7 @@ def test_what_goes_well_is_not_counted(cli: Cli, mysql_server: MySQLServer, monk
             run(mysql_server, ALTER, f"UPDATE keyed SET v = '{times}' WHERE id = 3")
             until(lambda times=times: len(events(cli, "table_rejoined")) == times)  # type: ignore[misc]
     cli.catch_up()
-    assert all(found.is_equal for found in verify(cli.context)) and not events(cli, "reread_given_up")
+    assert all(found.is_equal for found in verify_tables(cli.context)) and not events(cli, "reread_given_up")
 
 
 def test_what_fails_again_and_again_is_left_to_people(
@@ -90,28 +90,28 @@ def test_what_fails_again_and_again_is_left_to_people(
     run(mysql_server, ALTER, "UPDATE plain SET v = 'behind' WHERE n = 5")
     lines: list[str] = []
     with cli.opened() as (context, store):
-        context.reporter = Quiet()
+        context.reporter = SilentReporter()
         context.reporter.line = lines.append  # type: ignore[assignment,method-assign]
         with pytest.raises(TableSuspendedError, match=r"without table d\.keyed"):
-            run_in_process(begin(context, store, catch_up=True))
+            run_epoch_in_process(begin_epoch(context, store, catch_up=True))
     assert len(tried) == 3
     (told,) = events(cli, "reread_given_up")
     assert told.table == "d.keyed" and "failed 3 times in a row" in told.detail and "server is away" in told.detail
     assert told.remedy == "Read it again: airflow-cdc resnapshot --table d.keyed"
     assert told.detail in lines
-    assert [found.table for found in verify(cli.context) if not found.is_equal] == ["d.keyed"]
+    assert [found.table for found in verify_tables(cli.context) if not found.is_equal] == ["d.keyed"]
     monkeypatch.undo()
     cli.catch_up()
-    assert all(found.is_equal for found in verify(cli.context))
+    assert all(found.is_equal for found in verify_tables(cli.context))
 
 
 def test_what_cannot_be_read_is_told_once(cli: Cli, mysql_server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, lambda: NotReadyError("it cannot be copied"))
     run(mysql_server, ALTER)
     with pytest.raises(TableSuspendedError), cli.opened() as (context, store):
-        found = begin(context, store, catch_up=True)
+        found = begin_epoch(context, store, catch_up=True)
         for _ in range(2):
             found.resnapshot_worker.enqueue_suspended(found.plan)
-        run_in_process(found)
+        run_epoch_in_process(found)
     (told,) = events(cli, "reread_given_up")
     assert "it cannot be copied" in told.detail and told.table == "d.keyed"

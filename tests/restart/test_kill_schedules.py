@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.system.failpoints import NAMES
+from airflow_provider_cdc.system.failpoints import RUN_FAILPOINTS
 from tests.support.harness import Deaths, Lake, Nursery
 from tests.support.hot import HOT
 from tests.support.schedules import CHAINS, Schedule, carry_out
@@ -44,7 +44,7 @@ def test_killed_and_started_again(
 
 
 def test_every_failpoint_has_killed(request: pytest.FixtureRequest) -> None:
-    _deaths.check(request, NAMES, CHAINS)
+    _deaths.check(request, RUN_FAILPOINTS, CHAINS)
 
 
 def test_the_chains_have_every_setting() -> None:

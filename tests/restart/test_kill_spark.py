@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.system.failpoints import VARIABLE
+from airflow_provider_cdc.system.failpoints import ENV_VARIABLE
 from tests import ROOT
 from tests.support.harness import KILLED, Lake, Nursery, kill_session
 from tests.support.oracle import check_ledger, compare_all
@@ -70,7 +70,7 @@ def _run(arguments: list[str], connection: str, failpoint: str, log: Path, secon
 
     :param seconds: kill it after so many seconds, if it has not ended by then.
     """
-    environment = {**os.environ, "AIRFLOW_CONN_CDC_SOURCE": connection, VARIABLE: failpoint}
+    environment = {**os.environ, "AIRFLOW_CONN_CDC_SOURCE": connection, ENV_VARIABLE: failpoint}
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "airflow_provider_cdc", *arguments],

@@ -20,16 +20,16 @@ import pytest
 
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.system.failpoints import (
-    ADDITION,
-    DROPS,
+    ADDED_TABLE,
+    DROPPED_TABLE,
     REQUESTS,
-    REREAD,
+    RESNAPSHOT,
     SCHEMA_CHANGES,
     SNAPSHOT,
     STREAM,
-    TABLES,
+    SUSPENSION,
 )
-from airflow_provider_cdc.system.processes import start_time
+from airflow_provider_cdc.system.processes import process_start_time
 from tests.support.altering import quoted
 from tests.support.cli import Cli
 from tests.support.commands import EXCUSES, Commands
@@ -49,7 +49,7 @@ _DATABASE = "kill_t"
 _ALL = tuple(DEFINITIONS)
 #: At which a table that is read again as a whole comes by.
 _READING = tuple(name for name in SNAPSHOT if name.partition(".")[0] in ("chunk", "file", "manifest"))
-POINTS = (*SCHEMA_CHANGES, *TABLES, *DROPS, *ADDITION, *REQUESTS, *REREAD)
+POINTS = (*SCHEMA_CHANGES, *SUSPENSION, *DROPPED_TABLE, *ADDED_TABLE, *REQUESTS, *RESNAPSHOT)
 _TRANSIENT = TransientError.exit_code
 
 
@@ -310,7 +310,7 @@ class Chance:
         """
         if killed:
             alive = time.monotonic() + self.draw.uniform(0.3, 3)
-            while time.monotonic() < alive and start_time(child.pid):
+            while time.monotonic() < alive and process_start_time(child.pid):
                 time.sleep(0.02)
             child.kill()
         code = self.world.ended(child)

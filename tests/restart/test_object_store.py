@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.system.failpoints import NAMES
+from airflow_provider_cdc.system.failpoints import RUN_FAILPOINTS
 from tests.support.harness import Deaths, Nursery
 from tests.support.s3 import Kind, s3_server
 from tests.support.schedules import CHAINS, Schedule, carry_out
@@ -91,6 +91,6 @@ def test_killed_and_started_again_while_requests_fail(
 
 def test_each_failpoint_of_the_chains_has_killed_and_every_fault_was_met(request: pytest.FixtureRequest) -> None:
     """A schedule counts only if it died where it was to die, and met what it was to meet."""
-    _deaths.check(request, NAMES, CHAINS, QUICK)
+    _deaths.check(request, RUN_FAILPOINTS, CHAINS, QUICK)
     print(dict(_met))
     assert not [fault for fault in FAULTS if not _met[fault]]

@@ -20,12 +20,12 @@ from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.offset import Offset
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.sinks.delta.merge.merge import Merge
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.delta.merge.merge import ChangeMerger
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.snapshot import run as snapshot
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch
 from tests.support.delta import as_delta
@@ -44,8 +44,8 @@ class World:
     database: str
     lake: Lake
     file: Path
-    context: Context
-    stores: list[Store] = field(default_factory=list)
+    context: RunContext
+    stores: list[StateDatabase] = field(default_factory=list)
 
     def write(self, *statements: str) -> None:
         """One transaction."""
@@ -56,14 +56,14 @@ class World:
             connection.commit()
 
     @property
-    def store(self) -> Store:
+    def store(self) -> StateDatabase:
         if not self.stores:
             self.stores.append(self.context.open_state_database())
         return self.stores[0]
 
     @property
-    def targets(self) -> list[DeltaTarget]:
-        return [as_delta(table) for table in groups.targets(self.context, self.context.require_plan())]
+    def targets(self) -> list[DeltaSinkTable]:
+        return [as_delta(table) for table in groups.open_sink_tables(self.context, self.context.require_plan())]
 
     def take_snapshot(self) -> None:
         snapshot.run_snapshot(self.context, self.store, self.context.ensure_plan(self.store), run_in_threads)
@@ -72,7 +72,7 @@ class World:
         """A new epoch, as if the one before it had ended; nobody tells that one."""
         for number in range(1, 10):
             self.store.end_epoch(self.context.pipeline.name, number, "stopped")
-        return stream.begin(self.context, self.store, catch_up=True)
+        return stream.begin_epoch(self.context, self.store, catch_up=True)
 
     def end(self, epoch: Epoch, start: Offset) -> Offset:
         """Where the server stands now."""
@@ -124,7 +124,7 @@ def world(
     monkeypatch.setenv("AIRFLOW_CONN_CDC_SOURCE", mysql_server.uri(**cdc_user))
     lake = Lake(tmp_path / "lake", "replay")
     file = lake.write_pipeline(database, chunk_rows=10, group_rows=10_000)
-    made = World(mysql_server, database, lake, file, Context.for_pipeline(Pipeline.load(file)))
+    made = World(mysql_server, database, lake, file, RunContext.for_pipeline(Pipeline.load(file)))
     for name in TABLES:
         made.write(f"CREATE TABLE {name} (id int PRIMARY KEY, v int)")
         made.write(f"INSERT INTO {name} VALUES {', '.join(f'({i}, {i})' for i in range(1, 31))}")
@@ -276,15 +276,15 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
                 path.write_bytes(content)
             held.append(world.ids())
 
-    whole = Merge.plan_edit
+    whole = ChangeMerger.plan_edit
 
-    def merge(merge: Merge, change: Any) -> Any:
+    def merge(merge: ChangeMerger, change: Any) -> Any:
         actions = whole(merge, change)
         take_over("upsert")
         return actions
 
     monkeypatch.setattr(apply, "failpoint", take_over)
-    monkeypatch.setattr(Merge, "of", merge)
+    monkeypatch.setattr(ChangeMerger, "of", merge)
     with pytest.raises(FencedError):
         old.apply_batch(staged)
     assert taken and world.ids() == held[0]
@@ -303,7 +303,7 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
     older = epoch.job.stage_range(epoch.section_start, middle, "0")
     world.write("DELETE FROM a WHERE id = 100", "INSERT INTO a VALUES (101, 1)")
     newer = epoch.job.stage_range(epoch.section_start, world.end(epoch, middle), "1")
-    held = groups.coverage(world.context, epoch.plan, world.targets) or []
+    held = groups.read_coverage(world.context, epoch.plan, world.targets) or []
     progress = world.context.sink.resume_point()
     twin = apply.Applier(world.context, epoch.plan, world.targets, held, progress, epoch.number)
     moments: list[str] = []
@@ -326,17 +326,17 @@ def test_a_group_that_is_published_twice(world: World) -> None:
     """Of two attempts the first one's files and watermarks stand."""
     world.take_snapshot()
     plan = world.context.require_plan()
-    held = groups.coverage(world.context, plan, world.targets)
+    held = groups.read_coverage(world.context, plan, world.targets)
     world.write("UPDATE a SET v = 99")
-    first = groups.Group(world.context, plan, 0).read_manifest(1)
+    first = groups.ChunkGroup(world.context, plan, 0).read_manifest(1)
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
     for chunk in (chunk for entry in late for chunk in entry["chunks"]):
         chunk["hw"][1] += 1
     before = [target.load_log().version for target in world.targets]
-    groups.Group(world.context, plan, 0, world.targets).publish(2, late)
+    groups.ChunkGroup(world.context, plan, 0, world.targets).publish(2, late)
     assert [target.load_log().version for target in world.targets] == before
-    assert groups.coverage(world.context, plan, world.targets) == held
-    stream.run_in_process(world.begin())
+    assert groups.read_coverage(world.context, plan, world.targets) == held
+    stream.run_epoch_in_process(world.begin())
     assert not world.differences()
 
 
@@ -344,10 +344,10 @@ def test_two_processes_with_one_number(world: World) -> None:
     """The bookkeeping was lost between their starts, and both have read the group: the first manifest stands."""
     world.take_snapshot()
     plan = world.context.require_plan()
-    first = groups.Group(world.context, plan, 0).read_manifest(1)
+    first = groups.ChunkGroup(world.context, plan, 0).read_manifest(1)
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
-    assert groups.Group(world.context, plan, 0).write_manifest(1, late) == first
-    assert groups.Group(world.context, plan, 0).read_manifest(1) == first
+    assert groups.ChunkGroup(world.context, plan, 0).write_manifest(1, late) == first
+    assert groups.ChunkGroup(world.context, plan, 0).read_manifest(1) == first
 
 
 def test_an_older_snapshot(world: World) -> None:
@@ -371,18 +371,18 @@ def test_attempts_go_on_counting_without_the_bookkeeping(world: World, nursery: 
     assert manifest.stat().st_mtime_ns == before
     app = groups.group_marker(world.context.require_plan(), 0)
     assert [target.markers().get(app) for target in world.targets] == [1, 2]
-    stream.run_in_process(world.begin())
+    stream.run_epoch_in_process(world.begin())
     assert not world.differences()
 
 
 def test_a_stream_without_the_bookkeeping(world: World) -> None:
     world.take_snapshot()
-    stream.run_in_process(world.begin())
+    stream.run_epoch_in_process(world.begin())
     world.store.close()
     world.stores.clear()
     world.lake.lose("bookkeeping")
     world.write("INSERT INTO a VALUES (100, 1)")
     epoch = world.begin()
     assert epoch.number == 2
-    stream.run_in_process(epoch)
+    stream.run_epoch_in_process(epoch)
     assert not world.differences()

@@ -21,11 +21,19 @@ import pymysql
 import pytest
 
 from airflow_provider_cdc.model.errors import NotComparableError, NotReadyError, TableSuspendedError, TransientError
-from airflow_provider_cdc.resnapshot.purged_binlog import planned
-from airflow_provider_cdc.resnapshot.staged_files import waiting
+from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.sinks.storage.storage import write_json
-from airflow_provider_cdc.system.failpoints import ADDITION, OUTCOME, REQUESTS, REREAD, SCHEMA_CHANGES, STREAM, TABLES
-from airflow_provider_cdc.system.processes import start_time
+from airflow_provider_cdc.system.failpoints import (
+    ADDED_TABLE,
+    REQUESTS,
+    RESNAPSHOT,
+    RESNAPSHOT_OUTCOME,
+    SCHEMA_CHANGES,
+    STREAM,
+    SUSPENSION,
+)
+from airflow_provider_cdc.system.processes import process_start_time
 from tests.support.altering import quoted
 from tests.support.chance import Threads, run_fresh, seeds_asked_for
 from tests.support.cli import Cli
@@ -44,7 +52,16 @@ _TABLES = {
 }
 _KEYS = 40
 #: Where a stream dies, and where somebody who reads does, or stands still: the latter has begun there.
-_STREAM = (*TABLES, *TABLES, *REREAD, *OUTCOME, *REQUESTS, *SCHEMA_CHANGES, *ADDITION, *STREAM)
+_STREAM = (
+    *SUSPENSION,
+    *SUSPENSION,
+    *RESNAPSHOT,
+    *RESNAPSHOT_OUTCOME,
+    *REQUESTS,
+    *SCHEMA_CHANGES,
+    *ADDED_TABLE,
+    *STREAM,
+)
 _READER = (
     *("chunk.before_lw", "chunk.after_select", "chunk.after_hw", "file.before_write", "manifest.after_write"),
     *("reread.after_stage", "reread.after_stage"),
@@ -180,7 +197,7 @@ class World(Commands):
         """Take the snapshot. Some tables begin with revisions that others get after years."""
         self.captures([*_TABLES])
         with self.cli.opened() as (context, store):
-            plan = planned(context, store)
+            plan = replan_if_purged(context, store)
             for chunk in plan.chunks:
                 if (name := plan.tables[chunk.table].name) != "loose":
                     bounds = name, int(chunk.lower[0]), int(chunk.upper[0]) + chunk.includes_upper
@@ -230,7 +247,7 @@ class World(Commands):
         return range(low, low + self.draw.choice((1, 8, 20)))
 
     def is_running(self) -> bool:
-        if self.streaming is not None and not start_time(self.streaming.pid):
+        if self.streaming is not None and not process_start_time(self.streaming.pid):
             self.stream_ended()
         return self.streaming is not None
 
@@ -323,7 +340,7 @@ class World(Commands):
         self.readings.append(reading)
         if held is not None:
             end = time.monotonic() + DEADLINE_SECONDS
-            while start_time(child.pid) and not reading.has_begun and time.monotonic() < end:
+            while process_start_time(child.pid) and not reading.has_begun and time.monotonic() < end:
                 if self.is_running() and time.monotonic() > end - DEADLINE_SECONDS + 2:
                     break  # it has passed the place, and waits for the stream
                 time.sleep(0.02)
@@ -352,7 +369,7 @@ class World(Commands):
 
     def reaps(self) -> None:
         for reading in [*self.readings]:
-            if not start_time(reading.child.pid):
+            if not process_start_time(reading.child.pid):
                 self.finish(reading)
 
     def releases(self) -> None:
@@ -615,7 +632,7 @@ class World(Commands):
             rows = {row.id: row for row in store.last_requests("p", 1000)}
             open_ = [f"{row.kind} {row.table}: {row.state}" for row in rows.values() if row.finished_at is None]
             assert not open_, f"requests without an outcome: {open_}"
-            left = waiting(context, context.require_plan())
+            left = list_pending_reads(context, context.require_plan())
             assert not left, f"what was read waits for ever: {left}"
         for number, request in [*self.requests.items()]:
             if rows[number].state == "done":

@@ -16,16 +16,16 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.chunk_groups import task as slices
-from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.chunks import chunk as chunk_reader
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.binlog_guard import RetentionGuard
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import SNAPSHOT
 from tests.support.harness import KILLED, Lake, Nursery
 from tests.support.oracle import compare_all
@@ -44,7 +44,7 @@ class World:
     database: str
     lake: Lake
     file: Path
-    context: Context
+    context: RunContext
     read: list[SnapshotJob] = field(default_factory=list)
 
     def run(self, runner: Callable[[SnapshotJob], list[dict[str, Any]]] = run_in_threads) -> GroupResult:
@@ -56,8 +56,8 @@ class World:
             return run_group(self.context, store, self.context.ensure_plan(store), 0, run, holder="a test")
 
     @property
-    def group(self) -> Group:
-        return Group(self.context, self.context.require_plan(), 0)
+    def group(self) -> ChunkGroup:
+        return ChunkGroup(self.context, self.context.require_plan(), 0)
 
     def sidecar(self, slice_: int, attempt: int = 1) -> Path:
         name = self.context.layout.slice_manifest(self.group.plan.tables[0], 1, 0, attempt, slice_)
@@ -78,7 +78,7 @@ def make(server: MySQLServer, database: str, user: dict[str, str], folder: Path,
         cursor.execute("ANALYZE TABLE t")
     lake = Lake(folder / "lake", "slices")
     file = lake.write_pipeline(database, chunk_rows=CHUNK_ROWS, group_rows=10_000, parallelism=1)
-    return World(server, database, lake, file, Context.for_pipeline(Pipeline.load(file)))
+    return World(server, database, lake, file, RunContext.for_pipeline(Pipeline.load(file)))
 
 
 @pytest.fixture
@@ -187,13 +187,13 @@ def make_again(world: World, folder: Path) -> World:
     folder.mkdir(exist_ok=True)
     lake = Lake(folder / "lake", "slices")
     file = lake.write_pipeline(world.database, chunk_rows=CHUNK_ROWS, group_rows=10_000, parallelism=1)
-    return World(world.server, world.database, lake, file, Context.for_pipeline(Pipeline.load(file)))
+    return World(world.server, world.database, lake, file, RunContext.for_pipeline(Pipeline.load(file)))
 
 
 def test_the_bookkeeping_of_a_killed_group(killed: World) -> None:
     """A chunk is ``read`` while its file is used, ``pending`` while it is read again, ``done`` when it is published."""
 
-    def states(store: Store) -> list[tuple[str, int]]:
+    def states(store: StateDatabase) -> list[tuple[str, int]]:
         chunks = store.chunks("slices", 1, 0)
         assert len(chunks) == ROWS / CHUNK_ROWS
         found = [{(c.state, c.attempt) for c in chunks[i : i + 16]} for i in range(0, len(chunks), 16)]
@@ -347,4 +347,4 @@ def test_copies_have_replication_ids_of_their_own(world: World) -> None:
 
     world.run(run)
     of_group = [pair for worker in world.read[0].replica_ids for pair in worker]
-    assert len(of_group) == len(set(of_group)) == len(world.read[0].replica_ids) * slots.COPIES
+    assert len(of_group) == len(set(of_group)) == len(world.read[0].replica_ids) * slots.MAX_TASK_COPIES

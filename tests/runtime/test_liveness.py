@@ -17,14 +17,14 @@ from sqlalchemy import text, update
 
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset
-from airflow_provider_cdc.model.supervision import LOST_SECONDS, Restarts
-from airflow_provider_cdc.observe.status import status
+from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS, RestartHistory
+from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.runtime import liveness
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.state import Store, StreamRow
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.state import EpochRow, StateDatabase
 from airflow_provider_cdc.stream import resume as resuming
-from airflow_provider_cdc.stream.run import begin
-from airflow_provider_cdc.system.processes import machine
+from airflow_provider_cdc.stream.run import begin_epoch
+from airflow_provider_cdc.system.processes import machine_id
 from tests.support.cli import Cli, read_only
 from tests.support.servers import MySQLServer
 
@@ -33,7 +33,7 @@ AHEAD = [timedelta(), timedelta(seconds=-20), timedelta(hours=1), timedelta(days
 
 
 @pytest.fixture
-def opened(tmp_path: Path, mysql_server: MySQLServer, database: str) -> Iterator[tuple[Context, Store]]:
+def opened(tmp_path: Path, mysql_server: MySQLServer, database: str) -> Iterator[tuple[RunContext, StateDatabase]]:
     mysql_server.execute(f"CREATE TABLE {database}.t (id INT PRIMARY KEY)")
     cli = Cli(tmp_path, mysql_server, f"{database}.t")
     cli.snapshot()
@@ -41,22 +41,20 @@ def opened(tmp_path: Path, mysql_server: MySQLServer, database: str) -> Iterator
         yield found
 
 
-def stream_elsewhere(store: Store, ahead: timedelta) -> int:
+def stream_elsewhere(store: StateDatabase, ahead: timedelta) -> int:
     """A stream on another host, whose clock is so far ahead."""
     number = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
     beat(store, number, ahead)
     return number
 
 
-def beat(store: Store, epoch: int, ahead: timedelta) -> None:
+def beat(store: StateDatabase, epoch: int, ahead: timedelta) -> None:
     with store._write_session() as session:
-        session.execute(
-            update(StreamRow).where(StreamRow.epoch == epoch).values(heartbeat_at=datetime.now(UTC) + ahead)
-        )
+        session.execute(update(EpochRow).where(EpochRow.epoch == epoch).values(heartbeat_at=datetime.now(UTC) + ahead))
 
 
 @contextlib.contextmanager
-def beating(store: Store, epoch: int, ahead: timedelta) -> Iterator[None]:
+def beating(store: StateDatabase, epoch: int, ahead: timedelta) -> Iterator[None]:
     over = threading.Event()
 
     def run() -> None:
@@ -73,13 +71,13 @@ def beating(store: Store, epoch: int, ahead: timedelta) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=str)
-def test_a_stream_that_lives_is_left_alone(opened: tuple[Context, Store], ahead: timedelta) -> None:
+def test_a_stream_that_lives_is_left_alone(opened: tuple[RunContext, StateDatabase], ahead: timedelta) -> None:
     context, store = opened
     number = stream_elsewhere(store, ahead)
     with beating(store, number, ahead):
         with pytest.raises(NotReadyError, match=f"a stream of p is running .epoch {number}"):
-            begin(context, store, catch_up=True)
-        found = status(context)
+            begin_epoch(context, store, catch_up=True)
+        found = read_status(context)
     assert (found["phase"], found["stream"]["state"]) == ("streaming", "running")
     row = store.newest_epoch("p")
     assert row is not None and (row.epoch, row.state, row.desired_state) == (number, "running", "run")
@@ -87,25 +85,27 @@ def test_a_stream_that_lives_is_left_alone(opened: tuple[Context, Store], ahead:
 
 @pytest.mark.parametrize("ahead", AHEAD[1:3], ids=str)
 def test_a_stream_that_is_dead_stops_nobody(
-    opened: tuple[Context, Store], ahead: timedelta, monkeypatch: pytest.MonkeyPatch
+    opened: tuple[RunContext, StateDatabase], ahead: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, store = opened
     monkeypatch.setattr(context, "watcher", impatient(monkeypatch))
     number = stream_elsewhere(store, ahead)
     began = time.monotonic()
-    found = status(context)
+    found = read_status(context)
     assert (found["phase"], found["stream"]["state"]) == ("stopped", "lost")
-    epoch = begin(context, store, catch_up=True)  # looks as well, but does not begin to count anew
+    epoch = begin_epoch(context, store, catch_up=True)  # looks as well, but does not begin to count anew
     assert epoch.number == number + 1
     assert 3 < time.monotonic() - began < 5
 
 
-def impatient(monkeypatch: pytest.MonkeyPatch) -> liveness.Watcher:
+def impatient(monkeypatch: pytest.MonkeyPatch) -> liveness.LivenessMonitor:
     monkeypatch.setattr(liveness, "LOST_SECONDS", 3.0)
-    return liveness.Watcher()
+    return liveness.LivenessMonitor()
 
 
-def test_one_that_wakes_up_is_not_taken_over(opened: tuple[Context, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_wakes_up_is_not_taken_over(
+    opened: tuple[RunContext, StateDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It beats again after it was found dead, and before the next has an epoch."""
     store = opened[1]
     watcher = impatient(monkeypatch)
@@ -127,7 +127,7 @@ def test_one_that_wakes_up_is_not_taken_over(opened: tuple[Context, Store], monk
 def test_a_heart_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bookkeeping answers and takes no writes, on a full disk for one."""
     watcher = impatient(monkeypatch)
-    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         number = stream_elsewhere(store, timedelta())
         assert watcher.check_once(store, "p")[1] is None
@@ -142,7 +142,7 @@ def test_a_heart_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch:
         assert watcher.wait_until_known(store, "p")[1] is True
 
 
-def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_alive_while_it_begins(opened: tuple[RunContext, StateDatabase], monkeypatch: pytest.MonkeyPatch) -> None:
     """A failover may take minutes before the first batch."""
     context, store = opened
     beats: list[datetime] = []
@@ -156,33 +156,33 @@ def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch:
         return at
 
     monkeypatch.setattr(resuming, "resume", slow)
-    begin(context, store, catch_up=True)
+    begin_epoch(context, store, catch_up=True)
     assert beats == sorted(set(beats)) and len(beats) == 3
 
 
 def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -> None:
     """Each try of the task may be on a host with another clock, so the driver's own time is what counts."""
     from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
-    from airflow_provider_cdc.airflow.operators.stream_end import Setback, outcome
+    from airflow_provider_cdc.airflow.operators.stream_end import RestartNeeded, judge_epoch_end
 
     operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
-    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
 
-        def lost(lived: float, restarts: Restarts) -> Restarts:
+        def lost(lived: float, restarts: RestartHistory) -> RestartHistory:
             number = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
             row = store.newest_epoch("p")
             assert row is not None
             beat(store, number, row.started_at - datetime.now(UTC) + timedelta(seconds=lived))
             event = {"epoch": number, "found": False, "verdict": "lost"}
-            with pytest.raises(Setback) as found:
-                outcome("p", store, event, operator.log)
+            with pytest.raises(RestartNeeded) as found:
+                judge_epoch_end("p", store, event, operator.log)
             assert not found.value.made_progress
             return operator._count_failure(
                 restarts, found.value.error, found.value.ran_seconds, found.value.made_progress
             )
 
-        restarts = Restarts()
+        restarts = RestartHistory()
         for lived in (9, 9, 9, 600, 1, 1, 1, 1):
             restarts = lost(lived, restarts)
         with pytest.raises(
@@ -191,15 +191,15 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
             lost(1, restarts)
 
 
-def test_one_that_died_here_is_followed_at_once(opened: tuple[Context, Store]) -> None:
+def test_one_that_died_here_is_followed_at_once(opened: tuple[RunContext, StateDatabase]) -> None:
     context, store = opened
-    store.begin_epoch("p", 0, socket.gethostname(), 1 << 30, 1.0, details={"machine": machine()})
+    store.begin_epoch("p", 0, socket.gethostname(), 1 << 30, 1.0, details={"machine": machine_id()})
     began = time.monotonic()
-    begin(context, store, catch_up=True)
-    assert time.monotonic() - began < LOST_SECONDS / 2
+    begin_epoch(context, store, catch_up=True)
+    assert time.monotonic() - began < LOST_AFTER_SECONDS / 2
 
 
-def test_a_container_with_the_same_name_is_another_host(opened: tuple[Context, Store]) -> None:
+def test_a_container_with_the_same_name_is_another_host(opened: tuple[RunContext, StateDatabase]) -> None:
     """Its process ids mean something else: the one that is looked for is not here, and not dead for that."""
     context, store = opened
     script = "from airflow_provider_cdc.system import processes; import airflow_provider_cdc.runtime.liveness as of; "
@@ -209,19 +209,19 @@ def test_a_container_with_the_same_name_is_another_host(opened: tuple[Context, S
     if found.returncode:
         pytest.skip(f"no PID namespace of its own can be made here: {found.stderr}")
     host, pid, started, where = found.stdout.split()
-    assert (host, pid) == (socket.gethostname(), "1") and where != machine()
+    assert (host, pid) == (socket.gethostname(), "1") and where != machine_id()
     number = store.begin_epoch("p", 0, host, int(pid), float(started), details={"machine": where})
-    assert liveness.Watcher().is_alive(store.newest_epoch("p")) is None, "it takes more looks to tell"
+    assert liveness.LivenessMonitor().is_alive(store.newest_epoch("p")) is None, "it takes more looks to tell"
     with beating(store, number, timedelta()), pytest.raises(NotReadyError, match="a stream of p is running"):
-        begin(context, store, catch_up=True)
+        begin_epoch(context, store, catch_up=True)
 
 
 def test_a_lease(tmp_path: Path) -> None:
     """A stream that nobody looks after ends itself; while somebody does, or the bookkeeping is away, it goes on."""
-    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         number, stop = store.begin_epoch("p", 0, "here", 1, 1.0), threading.Event()
-        with liveness.Heart(store, "p", number, {}, stop, lambda: False, lease_seconds=3.0):
+        with liveness.Heartbeat(store, "p", number, {}, stop, lambda: False, lease_seconds=3.0):
             for _ in range(5):
                 store.record_supervision("p", number, "a task, try 1")
                 assert not stop.wait(1)

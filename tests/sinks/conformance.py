@@ -21,25 +21,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from airflow_provider_cdc.config.deletes import IGNORE, SOFT, Deletes
+from airflow_provider_cdc.config.deletes import IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TerminalError
-from airflow_provider_cdc.model.multiset import MissingRowsError, net
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.model.multiset import MissingRowsError, net_change
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import (
     Change,
-    Counted,
-    Emptied,
     Feature,
     Fence,
     Markers,
-    Published,
+    MultisetChange,
+    OverwriteRange,
+    PublishSlices,
     Readable,
-    Replaced,
     Sink,
     SinkTable,
-    Upserted,
+    Truncate,
+    Upsert,
 )
 
 INT = Column("id", "int", "int", nullable=False)
@@ -104,7 +104,7 @@ def wide(table: TableSchema, *listed: tuple[int | None, Row]) -> pa.Table:
     """Rows of such a table: what each has in the new columns, and the rest."""
     return pa.Table.from_pylist(
         [
-            {BEFORE: n, "id": key, BETWEEN: n, "v.w": text, BEHIND: n, SEQ: seq, OP: op, TS: 0}
+            {BEFORE: n, "id": key, BETWEEN: n, "v.w": text, BEHIND: n, SEQ_COLUMN: seq, OP_COLUMN: op, TS_COLUMN: 0}
             for n, (key, text, seq, op) in listed
         ],
         widened(table).sink_schema,
@@ -123,7 +123,7 @@ class SinkConformance:
         """The sink of a pipeline ``p`` below a folder; called again it opens the same one."""
         raise NotImplementedError
 
-    def keeping(self, folder: Path, deletes: Deletes) -> Sink:
+    def keeping(self, folder: Path, deletes: DeletePolicy) -> Sink:
         """Likewise one that keeps rows that the source has deleted."""
         pytest.skip("it does not keep deleted rows")
 
@@ -158,20 +158,20 @@ class SinkConformance:
         if not isinstance(target, Readable):
             raise NotImplementedError("a sink that cannot be read back says in its tests what is in a table")
         found, _ = target.read()
-        return Counter((r["id"], r["v.w"], r[SEQ]) for r in found.to_pylist())
+        return Counter((r["id"], r["v.w"], r[SEQ_COLUMN]) for r in found.to_pylist())
 
     def publish(self, target: SinkTable, group: int, attempt: int, *listed: Row, table: TableSchema = KEYED) -> bool:
         """As a chunk group is published."""
         files = [target.stage(f"1/{group}/{attempt}/slice", [rows(table, *listed)])]
         return target.commit(
-            lambda markers: Published(files) if markers.get(f"group/{group}") is None else None,
+            lambda markers: PublishSlices(files) if markers.get(f"group/{group}") is None else None,
             {f"group/{group}": attempt},
             FENCE,
         )
 
     def upsert(self, target: SinkTable, seq: int, *listed: Row, fence: Fence = FENCE) -> bool:
         """As a batch is applied that ends at ``seq``."""
-        return target.commit(once("stream", seq, Upserted(rows(KEYED, *listed))), {"stream": seq}, fence)
+        return target.commit(once("stream", seq, Upsert(rows(KEYED, *listed))), {"stream": seq}, fence)
 
     # ------------------------------------------------------------ tables
 
@@ -195,7 +195,7 @@ class SinkConformance:
         with pytest.raises(TerminalError):
             self.upsert(target, 1, (1, "a", 1, "c"))
         with pytest.raises(TerminalError):
-            point.write(Offset("a", Position("binlog.000001", 100), ""), Lineage("a", "binlog.000001"), FENCE)
+            point.write(Offset("a", Position("binlog.000001", 100), ""), Timeline("a", "binlog.000001"), FENCE)
         with pytest.raises(TerminalError):
             point.raise_fence(FENCE)
         other = self.open(tmp_path)
@@ -241,7 +241,7 @@ class SinkConformance:
         waiting = target.stage("1/0/1/slice", [rows(KEYED, (9, "staged", 1, "r"))])
         target.clean_up()
         assert self.held(target) == {(n, "a", n): 1 for n in range(1, 4)} and target.is_staged(waiting)
-        target.commit(lambda _: Published([waiting]), {}, FENCE)
+        target.commit(lambda _: PublishSlices([waiting]), {}, FENCE)
         assert self.held(target)[(9, "staged", 1)] == 1
 
     # ------------------------------------------------------------ markers and fences
@@ -249,7 +249,7 @@ class SinkConformance:
     def test_markers_stand_with_the_rows(self, sink: Sink, tmp_path: Path) -> None:
         target = self.made(sink)
         files = [target.stage("1/0/1/slice", [rows(KEYED, (1, "a", 1, "r"))])]
-        assert target.commit(lambda _: Published(files), {"m": 7, "n": 2**62}, FENCE)
+        assert target.commit(lambda _: PublishSlices(files), {"m": 7, "n": 2**62}, FENCE)
         again = self.open(tmp_path).table(KEYED)
         expected = [7, 2**62, 1, None]
         assert [again.markers().get(name) for name in ("m", "n", "epoch", "other")] == expected
@@ -287,9 +287,9 @@ class SinkConformance:
     def test_overtaken_between_decision_and_commit(self, sink: Sink) -> None:
         old, new = self.made(sink), self.made(sink)
 
-        def decide(_: Markers) -> Upserted:
+        def decide(_: Markers) -> Upsert:
             new.raise_fence(Fence("epoch", 2))
-            return Upserted(rows(KEYED, (1, "late", 1, "c")))
+            return Upsert(rows(KEYED, (1, "late", 1, "c")))
 
         with pytest.raises(FencedError):
             old.commit(decide, {}, FENCE)
@@ -334,13 +334,16 @@ class SinkConformance:
         batch: tuple[Row, ...] = ((1, "new", 5, "u"), (2, None, 5, "d"), (3, "c", 5, "c"))
         slices = [target.stage("1/1/1/slice", [rows(table, (3, "c", 5, "r"))])]
         before: dict[tuple[int, str | None, int], int] = {(1, "a", 1): 1, (2, "b", 1): 1}
-        gone_and_new = net(rows(table, (1, "a", 5, "d"), (3, "c", 5, "c")), ["id", "v.w"])
+        gone_and_new = net_change(rows(table, (1, "a", 5, "d"), (3, "c", 5, "c")), ["id", "v.w"])
         cases: dict[str, tuple[Change, dict[tuple[int, str | None, int], int]]] = {
-            "upserted": (Upserted(rows(table, *batch)), {(1, "new", 5): 1, (3, "c", 5): 1}),
-            "counted": (Counted(gone_and_new), {(2, "b", 1): 1, (3, "c", 5): 1}),
-            "emptied": (Emptied(5), {}),
-            "published": (Published(slices), {**before, (3, "c", 5): 1}),
-            "replaced": (Replaced(slices, (1, 0), lambda found: pa.repeat(True, found.num_rows)), {(3, "c", 5): 1}),
+            "upserted": (Upsert(rows(table, *batch)), {(1, "new", 5): 1, (3, "c", 5): 1}),
+            "counted": (MultisetChange(gone_and_new), {(2, "b", 1): 1, (3, "c", 5): 1}),
+            "emptied": (Truncate(5), {}),
+            "published": (PublishSlices(slices), {**before, (3, "c", 5): 1}),
+            "replaced": (
+                OverwriteRange(slices, (1, 0), lambda found: pa.repeat(True, found.num_rows)),
+                {(3, "c", 5): 1},
+            ),
         }
         change, after = cases[what]
 
@@ -390,7 +393,7 @@ class SinkConformance:
         while True:
             seen = target.markers().get("count") or 0
             if target.commit(
-                lambda m: Upserted(changes) if (m.get("count") or 0) == seen else None,  # noqa: B023
+                lambda m: Upsert(changes) if (m.get("count") or 0) == seen else None,  # noqa: B023
                 {"count": seen + 1},
                 FENCE,
             ):
@@ -405,7 +408,7 @@ class SinkConformance:
             asked.append(markers.get("stream"))
             if len(asked) == 1:
                 self.upsert(two, 7, (1, "first", 7, "c"))
-            return once("stream", 7, Upserted(rows(KEYED, (1, "second", 7, "c"))))(markers)
+            return once("stream", 7, Upsert(rows(KEYED, (1, "second", 7, "c"))))(markers)
 
         assert not one.commit(decide, {"stream": 7}, FENCE)
         assert asked == [None, 7] and self.held(one) == {(1, "first", 7): 1}
@@ -455,7 +458,9 @@ class SinkConformance:
         assert self.publish(target, 0, 3)
         assert self.held(target) == {} and target.markers().get("group/0") == 3
         assert not self.publish(target, 0, 4, (1, "late", 1, "r"))
-        assert target.commit(lambda _: Published([]), {"group/1": 1}, FENCE) and target.markers().get("group/1") == 1
+        assert (
+            target.commit(lambda _: PublishSlices([]), {"group/1": 1}, FENCE) and target.markers().get("group/1") == 1
+        )
 
     def test_a_table_without_rows(self, sink: Sink) -> None:
         target = self.made(sink)
@@ -465,17 +470,19 @@ class SinkConformance:
         """Extremes of every Arrow type that a column can have, through a slice and through a batch."""
         table = TableSchema("shop", "values", (INT, *(column for column, *_ in VALUES)), ("id",))
         listed = [{"id": n, **{c.name: (low, high, None)[n % 3] for c, low, high in VALUES}} for n in range(6)]
-        found = pa.Table.from_pylist([{**row, SEQ: 1, OP: "r", TS: 2**53} for row in listed], table.sink_schema)
+        found = pa.Table.from_pylist(
+            [{**row, SEQ_COLUMN: 1, OP_COLUMN: "r", TS_COLUMN: 2**53} for row in listed], table.sink_schema
+        )
         target = self.made(sink, table)
         written = self.readable(target)
         slices = [target.stage("1/0/1/slice", [found.slice(0, 3)])]
-        target.commit(lambda _: Published(slices), {}, FENCE)
+        target.commit(lambda _: PublishSlices(slices), {}, FENCE)
         writer = sink.change_staging().open_writer(table, "epoch-1/one")
         for batch in found.slice(3).to_batches():
             writer.add(batch)
         writer.close()
         changes = sink.change_staging().read_for_apply(table, ["epoch-1/one"])
-        target.commit(lambda _: Upserted(changes), {}, FENCE)
+        target.commit(lambda _: Upsert(changes), {}, FENCE)
         assert written.read()[0].sort_by("id").equals(found)
 
     def replaced(self, target: SinkTable, keys: set[int], attempt: int, *listed: Row, table: TableSchema) -> bool:
@@ -490,9 +497,9 @@ class SinkConformance:
 
         files = [target.stage(f"1/0/{attempt}/slice-{uuid.uuid4().hex}", [rows(table, *listed)])]
         span = (min(keys), max(keys)) if table.integer_key_column else None
-        change = Replaced(files, (1, 0), owned, span)
+        change = OverwriteRange(files, (1, 0), owned, span)
         done = target.commit(once("group/0", attempt, change), {"group/0": attempt}, FENCE)
-        assert all(sorted(names) == sorted(table.key or [SEQ]) for names in asked)
+        assert all(sorted(names) == sorted(table.key or [SEQ_COLUMN]) for names in asked)
         return done
 
     @pytest.mark.parametrize("table", [KEYED, TWO], ids=["integer", "composite"])
@@ -503,7 +510,7 @@ class SinkConformance:
         self.publish(target, 0, 1, (1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"), table=table)
         self.publish(target, 1, 1, (7, "g", 1, "r"), table=table)
         changes = rows(table, (2, "b", 5, "u"), (4, "merged", 5, "c"), (8, "other", 5, "c"))
-        target.commit(lambda _: Upserted(changes), {}, FENCE)
+        target.commit(lambda _: Upsert(changes), {}, FENCE)
         assert self.replaced(target, {1, 2, 3, 4}, 2, (1, "new", 9, "r"), (4, "d", 9, "r"), table=table)
         expected = {(1, "new", 9): 1, (4, "d", 9): 1, (7, "g", 1): 1, (8, "other", 5): 1}
         assert self.held(target) == expected and target.markers().get("group/0") == 2
@@ -546,9 +553,9 @@ class SinkConformance:
         target = sink.table(more)
         target.reset("p", Fence("generation", 2), [])
         target.create("p")
-        row = {"id": 1, "v.w": "a", "n": Decimal("1.50"), SEQ: 1, OP: "r", TS: 0}
+        row = {"id": 1, "v.w": "a", "n": Decimal("1.50"), SEQ_COLUMN: 1, OP_COLUMN: "r", TS_COLUMN: 0}
         file = target.stage("2/0/1/slice", [pa.Table.from_pylist([row], more.sink_schema)])
-        target.commit(lambda _: Published([file]), {}, FENCE)
+        target.commit(lambda _: PublishSlices([file]), {}, FENCE)
         found = self.readable(target).read()[0]
         assert found.schema.names == more.sink_schema.names and found["n"].to_pylist() == [Decimal("1.50")]
 
@@ -560,19 +567,19 @@ class SinkConformance:
         self.publish(target, 0, 1, (1, "a", 8, "r"), (2, "b", 9, "r"))
         self.publish(target, 1, 1, (3, "c", 9, "r"), (4, "d", 10, "r"), (5, "e", 11, "r"))
         for _ in range(2):
-            target.commit(once("stream", 10, Emptied(10)), {"stream": 10}, FENCE)
+            target.commit(once("stream", 10, Truncate(10)), {"stream": 10}, FENCE)
             assert self.held(target) == {(4, "d", 10): 1, (5, "e", 11): 1}
-        target.commit(lambda _: Emptied(10), {}, FENCE)
+        target.commit(lambda _: Truncate(10), {}, FENCE)
         assert self.held(target) == {(4, "d", 10): 1, (5, "e", 11): 1}
 
     def test_keys_are_exact_values(self, sink: Sink) -> None:
         target = self.made(sink, TWO)
         for n, batch in enumerate(([(1, "a", 1, "c"), (1, "ä", 1, "c")], [(1, "a", 2, "d"), (1, "A", 2, "u")]), 1):
-            target.commit(once("stream", n, Upserted(rows(TWO, *batch))), {"stream": n}, FENCE)
+            target.commit(once("stream", n, Upsert(rows(TWO, *batch))), {"stream": n}, FENCE)
         assert self.held(target) == {(1, "A", 2): 1, (1, "ä", 1): 1}
 
     def count(self, target: SinkTable, seq: int, *listed: Row, since: int = 0) -> bool:
-        change = Counted(net(rows(KEYLESS, *listed), ["id", "v.w"]), since)
+        change = MultisetChange(net_change(rows(KEYLESS, *listed), ["id", "v.w"]), since)
         return target.commit(once("stream", seq, change), {"stream": seq}, FENCE)
 
     def test_a_table_without_a_key(self, sink: Sink) -> None:
@@ -634,10 +641,14 @@ class SinkConformance:
         names = ["epoch-3/one", "epoch-3/two"]
         other = pickle.loads(pickle.dumps(sink)).staging()
         for found in (other.read(KEYED, names), other.changes(KEYED, names)):
-            assert list(zip(found["id"].to_pylist(), found[SEQ].to_pylist(), strict=True)) == [(1, 1), (1, 2), (2, 3)]
+            assert list(zip(found["id"].to_pylist(), found[SEQ_COLUMN].to_pylist(), strict=True)) == [
+                (1, 1),
+                (1, 2),
+                (2, 3),
+            ]
         assert other.read(KEYED, names)["v.w"].to_pylist() == ["a", "b", "c"]
         target = self.made(sink)
-        target.commit(lambda _: Upserted(found.slice(1)), {}, FENCE)
+        target.commit(lambda _: Upsert(found.slice(1)), {}, FENCE)
         expected = {(1, "b", 2): 1, (2, "c", 3): 1}
         assert self.held(target) == expected
         for _ in range(2):
@@ -670,9 +681,11 @@ class SinkConformance:
         self.needs(sink, Feature.FOLLOW_DDL)
         target = self.made(sink, table)
         self.publish(target, 0, 1, *((n, "a", 1, "r") for n in range(1, 7)), table=table)
-        change: Change = Upserted(rows(table, (2, "b", 2, "u"), (3, None, 2, "d")))
+        change: Change = Upsert(rows(table, (2, "b", 2, "u"), (3, None, 2, "d")))
         if not table.key:
-            change = Counted(net(rows(table, (2, "a", 2, "d"), (2, "b", 2, "c"), (3, "a", 2, "d")), ["id", "v.w"]))
+            change = MultisetChange(
+                net_change(rows(table, (2, "a", 2, "d"), (2, "b", 2, "c"), (3, "a", 2, "d")), ["id", "v.w"])
+            )
         assert target.commit(lambda _: change, {"stream": 2}, FENCE)
         return target
 
@@ -688,7 +701,7 @@ class SinkConformance:
         found, _ = self.readable(target).read()
         assert found.schema.names[:5] == [BEFORE, "id", BETWEEN, "v.w", BEHIND]
         assert found[BEFORE].equals(found[BETWEEN]) and found[BEFORE].equals(found[BEHIND])
-        return Counter((r[BEFORE], r["id"], r["v.w"], r[SEQ]) for r in found.to_pylist())
+        return Counter((r[BEFORE], r["id"], r["v.w"], r[SEQ_COLUMN]) for r in found.to_pylist())
 
     #: What the rows from before are in a table that has got columns.
     OLD: ClassVar[Rows] = {(None, 2, "b", 2): 1, **{(None, n, "a", 1): 1 for n in (1, 4, 5, 6)}}
@@ -699,11 +712,11 @@ class SinkConformance:
         assert [target.markers().get(name) for name in ("ddl", "stream", "epoch")] == [3, 2, 1]
         assert self.wide_rows(target) == self.OLD
         batch = wide(KEYED, (7, (1, "new", 5, "u")), (None, (2, None, 5, "d")), (8, (9, "i", 5, "c")))
-        assert target.commit(once("stream", 5, Upserted(batch)), {"stream": 5}, FENCE)
+        assert target.commit(once("stream", 5, Upsert(batch)), {"stream": 5}, FENCE)
         expected = {(7, 1, "new", 5): 1, (8, 9, "i", 5): 1} | {(None, n, "a", 1): 1 for n in (4, 5, 6)}
         assert self.wide_rows(target) == expected
         slices = [target.stage("1/1/1/slice", [wide(KEYED, (9, (20, "s", 6, "r")))])]
-        assert target.commit(lambda _: Published(slices), {"group/1": 1}, FENCE)
+        assert target.commit(lambda _: PublishSlices(slices), {"group/1": 1}, FENCE)
         expected[9, 20, "s", 6] = 1
         for _ in range(2):
             target.clean_up()
@@ -848,11 +861,11 @@ class SinkConformance:
         def decide(markers: Markers) -> Change:
             if markers.get("ddl") is None:
                 assert new.alter(KEYED, {"ddl": 3}, FENCE)
-            return Upserted(rows(KEYED, (1, "late", 9, "u")))
+            return Upsert(rows(KEYED, (1, "late", 9, "u")))
 
         with pytest.raises(TerminalError):
             old.commit(decide, {"stream": 9}, FENCE)
-        for change in (Upserted(rows(KEYED, (9, "late", 9, "c"))), Emptied(9), Published(slices), Published([])):
+        for change in (Upsert(rows(KEYED, (9, "late", 9, "c"))), Truncate(9), PublishSlices(slices), PublishSlices([])):
             with pytest.raises(TerminalError):
                 old.commit(lambda _: change, {"stream": 9}, FENCE)  # noqa: B023
         assert self.wide_rows(new) == self.OLD and old.markers().get("stream") == 2
@@ -869,7 +882,7 @@ class SinkConformance:
         expected = wide(KEYED, (None, (20, "s", 1, "r")))
         if Feature.RESNAPSHOT in sink.supports:
             assert pa.concat_tables(new.read_staged(slices[0])).equals(expected)
-        assert new.commit(lambda _: Published(slices), {"group/1": 1}, FENCE)
+        assert new.commit(lambda _: PublishSlices(slices), {"group/1": 1}, FENCE)
         assert self.wide_rows(new) == {**self.OLD, (None, 20, "s", 1): 1}
 
     def test_batches_of_a_table_that_has_got_columns(self, sink: Sink) -> None:
@@ -881,7 +894,7 @@ class SinkConformance:
         staging = pickle.loads(pickle.dumps(sink)).staging()
         assert staging.read(table, ["epoch-1/one"])[BETWEEN].to_pylist() == [7, 8, None, 9]
         changes = staging.changes(table, ["epoch-1/one"]).slice(1)
-        assert target.commit(lambda _: Upserted(changes), {"stream": 6}, FENCE)
+        assert target.commit(lambda _: Upsert(changes), {"stream": 6}, FENCE)
         left: Rows = {key: 1 for key in self.OLD if key[1] not in (1, 4)}
         assert self.wide_rows(target) == {**left, (8, 1, "new", 6): 1, (9, 9, "i", 6): 1}
 
@@ -892,7 +905,7 @@ class SinkConformance:
         names = [BEFORE, "id", BETWEEN, "v.w", BEHIND]
 
         def count(seq: int, *listed: tuple[int | None, Row]) -> None:
-            change = Counted(net(wide(KEYLESS, *listed), names))
+            change = MultisetChange(net_change(wide(KEYLESS, *listed), names))
             target.commit(once("stream", seq, change), {"stream": seq}, FENCE)
 
         count(5, (7, (4, "a", 5, "c")), (None, (4, "a", 5, "c")))
@@ -907,9 +920,9 @@ class SinkConformance:
 
     def test_a_table_with_new_columns_is_truncated(self, sink: Sink) -> None:
         target = self.altered(sink)
-        target.commit(lambda _: Emptied(2), {}, FENCE)
+        target.commit(lambda _: Truncate(2), {}, FENCE)
         assert self.wide_rows(target) == {(None, 2, "b", 2): 1}
-        target.commit(lambda _: Emptied(9), {}, FENCE)
+        target.commit(lambda _: Truncate(9), {}, FENCE)
         assert self.wide_rows(target) == {}
 
     @pytest.mark.parametrize("table", [KEYED, TWO, KEYLESS], ids=["integer", "composite", "none"])
@@ -918,16 +931,16 @@ class SinkConformance:
         if not table.key:
             self.needs(sink, Feature.KEYLESS)
         target = self.altered(sink, table)
-        extra = Counted(net(wide(table, (8, (8, "x", 5, "c"))), widened(table).arrow_schema.names))
-        target.commit(lambda _: extra if not table.key else Upserted(wide(table, (8, (8, "x", 5, "c")))), {}, FENCE)
+        extra = MultisetChange(net_change(wide(table, (8, (8, "x", 5, "c"))), widened(table).arrow_schema.names))
+        target.commit(lambda _: extra if not table.key else Upsert(wide(table, (8, (8, "x", 5, "c")))), {}, FENCE)
         files = [target.stage("1/0/2/slice", [wide(table, (7, (1, "new", 9, "r")), (None, (5, "a", 9, "r")))])]
 
         def owned(found: pa.Table) -> pa.Array:
             if not table.key:
-                return pc.less(found[SEQ], 5).combine_chunks()
+                return pc.less(found[SEQ_COLUMN], 5).combine_chunks()
             return pc.less_equal(found["id"], 6).combine_chunks()
 
-        change = Replaced(files, (1, 0), owned, (1, 6) if table.integer_key_column else None)
+        change = OverwriteRange(files, (1, 0), owned, (1, 6) if table.integer_key_column else None)
         assert target.commit(lambda _: change, {"group/0": 2}, FENCE)
         assert self.wide_rows(target) == {(7, 1, "new", 9): 1, (None, 5, "a", 9): 1, (8, 8, "x", 5): 1}
 
@@ -946,10 +959,12 @@ class SinkConformance:
         table = TableSchema("shop", "values", (INT,), ("id",))
         target, listed = self.made(sink, table), list[dict[str, Any]]()
         for number, (column, *values) in enumerate([*VALUES, (nullable("last", "int"), 1, 2)]):
-            row = {"id": number, SEQ: number + 1, OP: "c", TS: 2**53} | {c.name: v for c, v, _ in VALUES[:number]}
+            row = {"id": number, SEQ_COLUMN: number + 1, OP_COLUMN: "c", TS_COLUMN: 2**53} | {
+                c.name: v for c, v, _ in VALUES[:number]
+            }
             listed.append(row)
             one = pa.Table.from_pylist([row], table.sink_schema)
-            assert target.commit(lambda _: Upserted(one), {}, FENCE)  # noqa: B023
+            assert target.commit(lambda _: Upsert(one), {}, FENCE)  # noqa: B023
             more = replace(table, columns=(column, *table.columns))
             target = sink.table(more)
             assert target.alter(table, {"ddl": number + 1}, FENCE) and values
@@ -967,14 +982,14 @@ class SinkConformance:
         self.needs(sink, Feature.RESNAPSHOT)
         old = self.altered(sink)
         new = sink.table(table)
-        listed = [{"id": n, "v.w": "new", BEHIND: n, SEQ: 5, OP: "r", TS: 0} for n in (1, 2, 7)]
+        listed = [{"id": n, "v.w": "new", BEHIND: n, SEQ_COLUMN: 5, OP_COLUMN: "r", TS_COLUMN: 0} for n in (1, 2, 7)]
         parts = (listed[:2], listed[2:], listed[:0])
         found = [pa.Table.from_pylist(part, table.sink_schema) for part in parts]
         return old, new, [new.stage(f"2/{n}/1/slice", [part]) for n, part in enumerate(found)]
 
     def told(self, target: SinkTable) -> Counter[tuple[int, str, int | None, int]]:
         found, _ = self.readable(target).read()
-        return Counter((r["id"], r["v.w"], r[BEHIND], r[SEQ]) for r in found.to_pylist())
+        return Counter((r["id"], r["v.w"], r[BEHIND], r[SEQ_COLUMN]) for r in found.to_pylist())
 
     #: What it holds then.
     EXCHANGED: ClassVar[dict[tuple[int, str, int | None, int], int]] = {(n, "new", n, 5): 1 for n in (1, 2, 7)}
@@ -991,13 +1006,16 @@ class SinkConformance:
         again.create("p")
         for seq, target in ((9, new), (10, again)):
             listed = [(7, "new", 7, "d"), (2, "new", 2, "u"), (8, "new", 8, "c")]
-            values = [{"id": n, "v.w": text, BEHIND: b, SEQ: seq, OP: op, TS: 0} for n, text, b, op in listed]
-            change = Upserted(pa.Table.from_pylist(values, table.sink_schema))
+            values = [
+                {"id": n, "v.w": text, BEHIND: b, SEQ_COLUMN: seq, OP_COLUMN: op, TS_COLUMN: 0}
+                for n, text, b, op in listed
+            ]
+            change = Upsert(pa.Table.from_pylist(values, table.sink_schema))
             assert target.commit(once("stream", seq, change), {"stream": seq}, FENCE)
             expected = {(1, "new", 1, 5): 1, (2, "new", 2, seq): 1, (8, "new", 8, seq): 1}
             assert self.told(new) == self.told(again) == expected
             target.clean_up()
-        new.commit(lambda _: Emptied(9), {}, FENCE)
+        new.commit(lambda _: Truncate(9), {}, FENCE)
         assert self.told(again) == {(2, "new", 2, 10): 1, (8, "new", 8, 10): 1}
         assert not again.overwrite(slices, {"anew": 2}, FENCE)
         more = [new.stage("3/0/1/slice", [self.readable(new).read()[0].slice(0, 1)])]
@@ -1041,7 +1059,7 @@ class SinkConformance:
         """Right before it: what that has written goes as well, or it has a newer fence."""
         old, new, slices = self.exchanging(sink)
         batch = wide(KEYED, (7, (9, "other", 5, "c")))
-        with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upserted(batch), {"stream": 5}, FENCE)):
+        with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upsert(batch), {"stream": 5}, FENCE)):
             assert new.overwrite(slices, {"anew": 2}, FENCE)
         assert self.told(new) == self.EXCHANGED
         assert [new.markers().get(name) for name in ("anew", "stream")] == [2, 5]
@@ -1077,11 +1095,11 @@ class SinkConformance:
         def decide(markers: Markers) -> Change:
             if markers.get("anew") is None:
                 assert new.overwrite(slices, {"anew": 2}, FENCE)
-            return Upserted(wide(KEYED, (7, (1, "late", 9, "u"))))
+            return Upsert(wide(KEYED, (7, (1, "late", 9, "u"))))
 
         with pytest.raises(TerminalError):
             old.commit(decide, {"stream": 9}, FENCE)
-        for change in (Upserted(wide(KEYED, (7, (9, "late", 9, "c")))), Emptied(9), Published([])):
+        for change in (Upsert(wide(KEYED, (7, (9, "late", 9, "c")))), Truncate(9), PublishSlices([])):
             with pytest.raises(TerminalError):
                 old.commit(lambda _: change, {"stream": 9}, FENCE)  # noqa: B023
         assert self.told(new) == self.EXCHANGED and old.markers().get("stream") == 2
@@ -1095,15 +1113,15 @@ class SinkConformance:
         """A table whose rows 2 and 3 were deleted, the object of a definition with another column, and its slices:
         3 is there again, and 4 was deleted unseen. Row 9 is from behind the place of the slices.
         """
-        sink = self.keeping(folder, Deletes(**{how: (".*[.].*",)}))
+        sink = self.keeping(folder, DeletePolicy(**{how: (".*[.].*",)}))
         self.needs(sink, Feature.RESNAPSHOT, Feature.FOLLOW_DDL)
         old = self.made(sink)
         self.publish(old, 0, 1, *((n, "a", 1, "r") for n in range(1, 5)))
         gone = [(n, "a", 2, "d") for n in (2, 3)] if how == SOFT else []  # where they stay, deletes do not come here
-        assert old.commit(lambda _: Upserted(rows(KEYED, *gone, (9, "late", 8, "c"))), {"stream": 8}, FENCE)
+        assert old.commit(lambda _: Upsert(rows(KEYED, *gone, (9, "late", 8, "c"))), {"stream": 8}, FENCE)
         table = replace(KEYED, columns=(INT, WIDER[0], TEXT))
         new = sink.table(table)
-        listed = [{"id": n, BEFORE: n, "v.w": "new", SEQ: 5, OP: "r", TS: 0} for n in (1, 3, 7)]
+        listed = [{"id": n, BEFORE: n, "v.w": "new", SEQ_COLUMN: 5, OP_COLUMN: "r", TS_COLUMN: 0} for n in (1, 3, 7)]
         parts = [pa.Table.from_pylist(part, table.sink_schema) for part in (listed[:2], listed[2:], [])]
         return old, new, [new.stage(f"2/{n}/1/slice", [part]) for n, part in enumerate(parts)]
 
@@ -1122,13 +1140,13 @@ class SinkConformance:
         assert self.everything(new) == self.stays(how)
         assert not new.overwrite([], {"anew": 2}, FENCE, keep_deleted_to=5)
         # It goes on, and is exchanged once more.
-        listed = [{"id": n, BEFORE: n, "v.w": "on", SEQ: 8, OP: "c", TS: 0} for n in (2, 9)]
+        listed = [{"id": n, BEFORE: n, "v.w": "on", SEQ_COLUMN: 8, OP_COLUMN: "c", TS_COLUMN: 0} for n in (2, 9)]
         schema = self.readable(new).read()[0].schema
-        assert new.commit(lambda _: Upserted(pa.Table.from_pylist(listed, schema)), {}, FENCE)
+        assert new.commit(lambda _: Upsert(pa.Table.from_pylist(listed, schema)), {}, FENCE)
         here: Marked = {(2, "on", 8, False): 1, (9, "on", 8, False): 1}
         rest: Marked = {row: 1 for row in self.stays(how) if row[0] != 2}
         assert self.everything(new) == {**rest, **here}
-        again = pa.Table.from_pylist([{**row, SEQ: 12} for row in listed[1:]], schema)
+        again = pa.Table.from_pylist([{**row, SEQ_COLUMN: 12} for row in listed[1:]], schema)
         assert new.overwrite([new.stage("3/0/1/slice", [again])], {"anew": 3}, FENCE, keep_deleted_to=12)
         marked: Marked = {(n, text, seq, how == SOFT): 1 for n, text, seq, _ in ({**rest, **here}) if n != 9}
         assert self.everything(new) == {**marked, (9, "on", 12, False): 1}
@@ -1139,7 +1157,7 @@ class SinkConformance:
         """What stays is decided on what was there when the commit stands."""
         old, new, slices = self.kept(tmp_path, how)
         batch = rows(KEYED, (1, "z", 4, "d" if how == SOFT else "u"), (6, "z", 4, "d" if how == SOFT else "c"))
-        with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upserted(batch), {"stream": 4}, FENCE)):
+        with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upsert(batch), {"stream": 4}, FENCE)):
             assert new.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
         assert self.everything(new) == {**self.stays(how), (6, "z", 4, how == SOFT): 1}
 
@@ -1164,7 +1182,7 @@ class SinkConformance:
         """How many there are is said before and behind the reading."""
         _, new, slices = self.kept(tmp_path, how)
         assert new.overwrite_loss(KEYED) is None and new.overwrite_loss(KEYED, slices) is None
-        sink = self.keeping(tmp_path, Deletes(**{how: (".*[.].*",)}))
+        sink = self.keeping(tmp_path, DeletePolicy(**{how: (".*[.].*",)}))
         rekeyed, retyped = replace(KEYED, key=("v.w", "id")), replace(INT, data_type="smallint", column_type="smallint")
         before, behind = sink.table(rekeyed).overwrite_loss(KEYED), sink.table(rekeyed).overwrite_loss(KEYED, slices)
         assert before is not None and before.rows == (2 if how == SOFT else 5)
@@ -1187,7 +1205,7 @@ class SinkConformance:
         def owned(keys: pa.Table) -> pa.Array:
             return pc.less(keys["id"], 5).combine_chunks()
 
-        assert old.commit(lambda _: Replaced(files, None, owned, (1, 4)), {}, FENCE)
+        assert old.commit(lambda _: OverwriteRange(files, None, owned, (1, 4)), {}, FENCE)
         marks = how == SOFT
         expected = {(n, "new", 9, False): 1 for n in (1, 3)} | {(9, "late", 8, False): 1}
         assert self.everything(old) == {**expected, (2, "a", 2 if marks else 1, marks): 1, (4, "a", 1, marks): 1}
@@ -1195,7 +1213,7 @@ class SinkConformance:
     # ------------------------------------------------------------ the resume point
 
     def test_there_is_one_resume_point(self, sink: Sink, tmp_path: Path) -> None:
-        point, lineage = sink.resume_point(), Lineage("a", "binlog.000001")
+        point, lineage = sink.resume_point(), Timeline("a", "binlog.000001")
         assert not point.exists() and point.read_with_timeline() is None and point.read() is None
         point.create()
         point.create()
@@ -1212,7 +1230,7 @@ class SinkConformance:
         assert self.open(tmp_path).resume_point().read_with_timeline() == (moved, lineage)
 
     def test_an_older_epoch_does_not_move_the_resume_point(self, sink: Sink, tmp_path: Path) -> None:
-        old, new, lineage = sink.resume_point(), self.open(tmp_path).resume_point(), Lineage("a", "binlog.000001")
+        old, new, lineage = sink.resume_point(), self.open(tmp_path).resume_point(), Timeline("a", "binlog.000001")
         old.create()
         at = Offset("a", Position("binlog.000001", 100), "")
         old.write(at, lineage, FENCE)
@@ -1223,7 +1241,7 @@ class SinkConformance:
 
     def test_the_resume_point_of_an_older_snapshot(self, sink: Sink) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
-        point, lineage = sink.resume_point(), Lineage("a", "binlog.000001")
+        point, lineage = sink.resume_point(), Timeline("a", "binlog.000001")
         point.forget_older_generation(2)
         point.create()
         at = Offset("a", Position("binlog.000001", 100), "")

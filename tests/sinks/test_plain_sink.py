@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.config.deletes import Deletes
-from airflow_provider_cdc.model.schema import OP, SEQ
+from airflow_provider_cdc.config.deletes import DeletePolicy
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
 from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
 from tests.sinks.conformance import SinkConformance, failing, preceded
 from tests.support.plain_sink import NarrowSink, PlainSink, States, WriteOnlyTable
@@ -20,7 +20,7 @@ class TestPlainSink(SinkConformance):
     def open(self, folder: Path) -> Sink:
         return PlainSink(str(folder), "p")
 
-    def keeping(self, folder: Path, deletes: Deletes) -> Sink:
+    def keeping(self, folder: Path, deletes: DeletePolicy) -> Sink:
         if not isinstance(self.open(folder), PlainSink):
             pytest.skip("it does not keep deleted rows")
         return PlainSink(str(folder), "p", deletes)
@@ -28,7 +28,7 @@ class TestPlainSink(SinkConformance):
     def everything(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
         assert isinstance(target, WriteOnlyTable)
         found = target._rows(target.newest()[1])
-        return Counter((r["id"], r["v.w"], r[SEQ], r[OP] == "d") for r in found.to_pylist())
+        return Counter((r["id"], r["v.w"], r[SEQ_COLUMN], r[OP_COLUMN] == "d") for r in found.to_pylist())
 
     @contextmanager
     def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
@@ -52,4 +52,4 @@ class TestNarrowSink(TestPlainSink):
     def held(self, target: SinkTable) -> Counter[tuple[int, str | None, int]]:
         assert isinstance(target, WriteOnlyTable)
         found = target._rows(target.newest()[1])
-        return Counter((r["id"], r["v.w"], r[SEQ]) for r in found.to_pylist())
+        return Counter((r["id"], r["v.w"], r[SEQ_COLUMN]) for r in found.to_pylist())

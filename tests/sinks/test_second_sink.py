@@ -11,18 +11,18 @@ import yaml
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline, sink_kinds
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.observe.status import status
-from airflow_provider_cdc.preflight.run import preflight
+from airflow_provider_cdc.observe.status import read_status
+from airflow_provider_cdc.preflight.run import run_preflight
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, asked_by
 from tests.support.servers import MySQLServer
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sink_kinds.KINDS, "plain", "tests.support.plain_sink:PlainSink")
-    monkeypatch.setitem(sink_kinds.KINDS, "narrow", "tests.support.plain_sink:NarrowSink")
+    monkeypatch.setitem(sink_kinds.SINK_CLASSES, "plain", "tests.support.plain_sink:PlainSink")
+    monkeypatch.setitem(sink_kinds.SINK_CLASSES, "narrow", "tests.support.plain_sink:NarrowSink")
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
 
 
 def equal(cli: Cli) -> None:
-    found = verify(cli.context, show_values=True)
+    found = verify_tables(cli.context, show_values=True)
     assert [str(table) for table in found if not table.is_equal] == [] and len(found) == 4
 
 
 def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     """Snapshot, stream, a group that is read again beside it, verify, status."""
-    assert not [finding for finding in preflight(cli.context, spark=False) if finding.level == "error"]
+    assert not [finding for finding in run_preflight(cli.context, spark=False) if finding.level == "error"]
     cli.snapshot()
     equal(cli)
     mysql_server.session(
@@ -83,7 +83,7 @@ def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) ->
         assert again.outcome == "staged"
     cli.catch_up()
     equal(cli)
-    said = status(cli.context)
+    said = read_status(cli.context)
     assert said["snapshot"]["complete"] and said["stream"]["state"] == "caught_up"
     cli.catch_up()
     equal(cli)
@@ -105,7 +105,7 @@ def test_what_a_sink_does_not_support(cli: Cli, database: str) -> None:
     cli.value["sink"]["kind"] = "narrow"
     cli.value["stream"] = {"on_purged": "reread"}
     cli.write()
-    said = [finding.message for finding in preflight(cli.context, spark=False) if finding.level == "error"]
+    said = [finding.message for finding in run_preflight(cli.context, spark=False) if finding.level == "error"]
     assert said == [
         "stream.on_purged is reread: a sink of kind narrow does not support reading rows again",
         f"table {database}.log has no usable key: a sink of kind narrow does not support tables without a usable key",
@@ -135,7 +135,7 @@ def test_a_sink_that_cannot_be_read_back(cli: Cli, database: str) -> None:
     cli.write()
     cli.snapshot()
     with pytest.raises(NotReadyError, match="cannot be read back: a sink of kind narrow is for writing"):
-        verify(cli.context)
+        verify_tables(cli.context)
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "nothing"])

@@ -10,7 +10,7 @@ import pytest
 from deltalake import write_deltalake
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -35,10 +35,10 @@ def test_the_copy_equals_the_source(cli: Cli, mysql_server: MySQLServer, databas
     found = cli.call("check")
     assert not found.found and found.out.count("was made by something else, and is adopted") == 2
     cli.snapshot()
-    assert [c.rows for c in verify(cli.context) if c.is_equal] == [2, 0, 0]
+    assert [c.rows for c in verify_tables(cli.context) if c.is_equal] == [2, 0, 0]
     mysql_server.session(database, "UPDATE a SET v = 5 WHERE id = 2", "INSERT INTO bare VALUES (7)")
     cli.catch_up()
-    assert [c.rows for c in verify(cli.context) if c.is_equal] == [2, 1, 0]
+    assert [c.rows for c in verify_tables(cli.context) if c.is_equal] == [2, 1, 0]
     cli.snapshot()
     assert not cli.call("check").found and "adopted" not in cli.call("check").out
 

@@ -82,8 +82,8 @@ def reading(cli: Cli) -> Iterator[tuple[Heard, list[BaseException]]]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard looks often, and believes its estimate soon."""
-    monkeypatch.setattr(retention_guard, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(retention_guard, "FOUNDED_SECONDS", 0.5)
+    monkeypatch.setattr(retention_guard, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(retention_guard, "MIN_READ_SECONDS", 0.5)
 
 
 #: 8,000 rows in files of 320, at 800 rows/s.

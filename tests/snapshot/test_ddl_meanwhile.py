@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.chunk_groups import groups
 from airflow_provider_cdc.model.errors import CdcError, TableAlteredError, TerminalError
 from airflow_provider_cdc.mysql.chunks import chunk as chunk_module
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -136,7 +136,7 @@ def test_in_the_middle_of_a_snapshot(
         return
     with contextlib.closing(server.connect(database="d")) as connection:
         assert compare_all(connection, "d", cli.sink, ["t", "quiet"]) == []
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
 
 
 def test_a_part_that_is_published_stops(
@@ -198,4 +198,4 @@ def test_truncate_while_the_stream_follows(server: MySQLServer, database: str, t
         cli.catch_up()
         assert compare_all(connection, "d", cli.sink, ["t", "quiet"]) == []
         cursor.execute("TRUNCATE t")
-        assert all(v.is_equal for v in verify(cli.context))  # brings both sides behind it
+        assert all(v.is_equal for v in verify_tables(cli.context))  # brings both sides behind it

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.progress import ChunkProgress
-from airflow_provider_cdc.observe.progress_bar import Bars, Lines
-from airflow_provider_cdc.sinks.files.notes import Notes
+from airflow_provider_cdc.observe.progress_bar import BarReporter, LineReporter
+from airflow_provider_cdc.sinks.files.notes import AttemptSignals
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from airflow_provider_cdc.snapshot.progress import group_progress, snapshot_progress, table_totals
-from airflow_provider_cdc.state import Store
-from airflow_provider_cdc.state.models import GroupRow
+from airflow_provider_cdc.state import StateDatabase
+from airflow_provider_cdc.state.models import ChunkGroupRow
 from tests.mysql.client.test_throttle import busy
 from tests.snapshot.test_binlog_guard import fill, reading
 from tests.support.cli import Cli
@@ -107,9 +107,9 @@ def test_time_in_which_nobody_read_is_not_counted(mysql_server: MySQLServer, dat
         assert after.fresh_chunks == before.fresh_chunks == 20
 
 
-def _shift(store: Store, hours: int) -> None:
+def _shift(store: StateDatabase, hours: int) -> None:
     with store._write_session() as session:
-        row = session.get(GroupRow, ("p", 1, 0))
+        row = session.get(ChunkGroupRow, ("p", 1, 0))
         assert row is not None and row.started_at is not None and row.finished_at is not None
         row.started_at += timedelta(hours=hours)
         row.finished_at += timedelta(hours=hours)
@@ -119,7 +119,7 @@ def test_bars_and_lines(capsys: pytest.CaptureFixture[str]) -> None:
     half = ChunkProgress("group 0: d.t", 50, 100, 5000, 3, 50, 5000, 10)
     done = ChunkProgress("group 0: d.t", 100, 100, 10_000, 4, 100, 10_000, 20)
     screen = io.StringIO()
-    with Bars(Console(file=screen, force_terminal=True, width=160)) as bars:
+    with BarReporter(Console(file=screen, force_terminal=True, width=160)) as bars:
         bars.progress(half)
         bars._bars.refresh()
         assert "50/100 chunks, 5,000 rows, 500 rows/s, 3 corrected, 10 s left" in screen.getvalue()
@@ -127,7 +127,7 @@ def test_bars_and_lines(capsys: pytest.CaptureFixture[str]) -> None:
         bars.progress(done)
         assert not bars._bars.tasks, "a bar that is full makes room for others"
     assert screen.getvalue().count("100/100 chunks, 10,000 rows, 500 rows/s, 4 corrected") == 1
-    with Lines() as lines:
+    with LineReporter() as lines:
         for progress in (half, half, done, done):
             lines.progress(progress)
     told = capsys.readouterr().err.splitlines()
@@ -135,7 +135,7 @@ def test_bars_and_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_notes_between_driver_and_readers(tmp_path: Path) -> None:
-    driver, reader = Notes(LocalStorage(tmp_path), "n"), Notes(LocalStorage(tmp_path), "n")
+    driver, reader = AttemptSignals(LocalStorage(tmp_path), "n"), AttemptSignals(LocalStorage(tmp_path), "n")
     assert driver.pause_reason() is None
     reader.raise_if_stopped()
     reader.set_pause_reason(3, "busy")

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.snapshot.retention import ASSUMED_ROWS, Retention, estimate, kept_text, verdict
+from airflow_provider_cdc.snapshot.retention import (
+    ASSUMED_ROWS_PER_SECOND,
+    Retention,
+    assess_retention,
+    estimate_seconds,
+    retention_text,
+)
 
 SECONDS = st.floats(0, 1e9)
 
@@ -25,7 +31,7 @@ SECONDS = st.floats(0, 1e9)
     ],
 )
 def test_verdict(purge_in: float | None, needed: float | None, expected: str) -> None:
-    assert verdict(purge_in, needed) == expected
+    assert assess_retention(purge_in, needed) == expected
 
 
 def test_a_file_is_kept_from_its_end_on() -> None:
@@ -50,15 +56,15 @@ def test_files_that_go_before_their_time(now: float, began: float, expire: float
 
 
 def test_an_estimate_keeps_to_the_limits() -> None:
-    assert estimate(10 * ASSUMED_ROWS, 0, 2) == 5
-    assert estimate(10 * ASSUMED_ROWS, 0, 2, rows_per_second=ASSUMED_ROWS) == 10
-    assert estimate(0, 1000, 2, bytes_per_second=10) == 100
-    assert estimate(10 * ASSUMED_ROWS, 1000, 2, rows_per_second=1e12, bytes_per_second=10) == 100
-    assert estimate(0, 0, 1) == 0
+    assert estimate_seconds(10 * ASSUMED_ROWS_PER_SECOND, 0, 2) == 5
+    assert estimate_seconds(10 * ASSUMED_ROWS_PER_SECOND, 0, 2, rows_per_second=ASSUMED_ROWS_PER_SECOND) == 10
+    assert estimate_seconds(0, 1000, 2, bytes_per_second=10) == 100
+    assert estimate_seconds(10 * ASSUMED_ROWS_PER_SECOND, 1000, 2, rows_per_second=1e12, bytes_per_second=10) == 100
+    assert estimate_seconds(0, 0, 1) == 0
 
 
 def test_for_people() -> None:
-    assert [kept_text(s) for s in (None, 30, 600, 36_000, 30 * 86_400)] == [
+    assert [retention_text(s) for s in (None, 30, 600, 36_000, 30 * 86_400)] == [
         "for ever",
         "for 30 s",
         "for 10 min",

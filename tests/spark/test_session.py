@@ -15,10 +15,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.config.spark_conf import DECIDED, is_local, is_loopback
-from airflow_provider_cdc.model.errors import FencedError, NotReadyError, SlowWorkerError, UnexpectedError, pack
-from airflow_provider_cdc.spark.session import DEFAULTS, ENCRYPTION, _settings, of_spark, start
-from airflow_provider_cdc.system.temp_dirs import scratch
+from airflow_provider_cdc.config.spark_conf import MANAGED_SETTINGS, is_local_master, is_loopback_master
+from airflow_provider_cdc.model.errors import FencedError, NotReadyError, SlowWorkerError, UnexpectedError, embed_error
+from airflow_provider_cdc.spark.session import (
+    DEFAULT_SETTINGS,
+    ENCRYPTION_SETTINGS,
+    _session_settings,
+    start_session,
+    to_cdc_error,
+)
+from airflow_provider_cdc.system.temp_dirs import temporary_folder
 from tests import ROOT
 from tests.support.spark_cluster import SparkCluster
 
@@ -41,39 +47,40 @@ from tests.support.spark_cluster import SparkCluster
     ],
 )
 def test_what_stays_on_the_host(master: str, local: bool, loopback: bool) -> None:
-    assert (is_local(master), is_loopback(master)) == (local, loopback)
+    assert (is_local_master(master), is_loopback_master(master)) == (local, loopback)
 
 
 def test_what_the_project_decides_cannot_be_set() -> None:
     """Each setting of the session is one that a pipeline is refused; those of the address depend on the master."""
-    decided = set(_settings("p", "yarn", {}, False)) - set(DEFAULTS)
-    assert decided <= set(DECIDED)
-    assert set(_settings("p", "local", {}, False)) - decided - set(DEFAULTS) == {
+    decided = set(_session_settings("p", "yarn", {}, False)) - set(DEFAULT_SETTINGS)
+    assert decided <= set(MANAGED_SETTINGS)
+    assert set(_session_settings("p", "local", {}, False)) - decided - set(DEFAULT_SETTINGS) == {
         "spark.driver.host",
         "spark.driver.bindAddress",
     }
     assert (
-        _settings("p", "yarn", dict.fromkeys(DEFAULTS, "own"), True).items() >= dict.fromkeys(DEFAULTS, "own").items()
+        _session_settings("p", "yarn", dict.fromkeys(DEFAULT_SETTINGS, "own"), True).items()
+        >= dict.fromkeys(DEFAULT_SETTINGS, "own").items()
     )
-    assert _settings("p", "yarn", {"spark.executor.memory": "4g"}, True)["spark.executor.memory"] == "4g"
+    assert _session_settings("p", "yarn", {"spark.executor.memory": "4g"}, True)["spark.executor.memory"] == "4g"
 
 
 def test_a_failure_that_nobody_knows_is_worth_another_try() -> None:
     """A worker that a busy host was too slow to start is known; the project's own errors stay what they are."""
-    unknown = of_spark(RuntimeError("Executor heartbeat timed out"))
+    unknown = to_cdc_error(RuntimeError("Executor heartbeat timed out"))
     assert type(unknown) is UnexpectedError and "heartbeat timed out" in unknown.message
-    slow = of_spark(RuntimeError("Python worker failed to connect back."))
+    slow = to_cdc_error(RuntimeError("Python worker failed to connect back."))
     assert type(slow) is SlowWorkerError and "10 s" in slow.message
-    own = of_spark(RuntimeError(f"Job aborted: {pack(FencedError('epoch 2 has begun'))}"))
+    own = to_cdc_error(RuntimeError(f"Job aborted: {embed_error(FencedError('epoch 2 has begun'))}"))
     assert type(own) is FencedError and own.message == "epoch 2 has begun"
 
 
 def test_the_driver_of_a_loopback_master_listens_on_loopback_only() -> None:
     elsewhere = {"spark.driver.bindAddress": "0.0.0.0"}
     with pytest.raises(NotReadyError, match=r"spark.conf: spark.driver.bindAddress is '0.0.0.0'. Leave it out"):
-        start("p", "spark://127.0.0.1:7077", elsewhere)
-    assert _settings("p", "spark://db.example:7077", elsewhere, False)["spark.driver.bindAddress"] == "0.0.0.0"
-    assert "spark.driver.host" not in _settings("p", "spark://db.example:7077", {}, False)
+        start_session("p", "spark://127.0.0.1:7077", elsewhere)
+    assert _session_settings("p", "spark://db.example:7077", elsewhere, False)["spark.driver.bindAddress"] == "0.0.0.0"
+    assert "spark.driver.host" not in _session_settings("p", "spark://db.example:7077", {}, False)
 
 
 # ---------------------------------------------------------------- one real session
@@ -136,7 +143,7 @@ print(json.dumps([page, pages, listening, conf, left, environment, command, loca
 @pytest.mark.parametrize("public", [None, "cdc.example"])
 def test_a_session_with_its_page(tmp_path: Path, public: str | None) -> None:
     (tmp_path / "disk1").mkdir()
-    with scratch(tmp_path / "disk1") as left_by_another:
+    with temporary_folder(tmp_path / "disk1") as left_by_another:
         shutil.copytree(left_by_another, left_by_another.with_name("airflow-cdc-left"))
     (tmp_path / "numbers.py").write_text("open('planted', 'w')")
     secret = f"C4n4ry-{secrets.token_hex(16)}"
@@ -208,7 +215,7 @@ def test_a_session_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     assert run.returncode == -signal.SIGKILL, run.stderr[-3000:]
     left = [path.relative_to(tmp_path).parts for path in tmp_path.rglob("*")]
     assert {"blockmgr", "artifacts"} <= {parts[1].partition("-")[0] for parts in left if len(parts) == 2}
-    with scratch(tmp_path) as own:
+    with temporary_folder(tmp_path) as own:
         assert [*tmp_path.iterdir()] == [own]
 
 
@@ -241,11 +248,11 @@ def test_secrets_go_to_other_hosts_encrypted_only(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    both = " and ".join(ENCRYPTION)
+    both = " and ".join(ENCRYPTION_SETTINGS)
     assert run.stdout.splitlines() == [
         f"NotReadyError passwords would travel to the executors of local[1] in clear text: not enabled: {name}. "
         f"Set {both} to true, in spark.conf and at the cluster"
-        for name in (", ".join(ENCRYPTION), ENCRYPTION[1])
+        for name in (", ".join(ENCRYPTION_SETTINGS), ENCRYPTION_SETTINGS[1])
     ] + ["started None"], run.stderr[-3000:]
 
 

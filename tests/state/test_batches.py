@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import URL, create_engine, event, insert, text, update
 
-from airflow_provider_cdc.state import BatchTotals, EpochTotals, Store, now, pruning, streams
-from airflow_provider_cdc.state.migrate import upgrade
-from airflow_provider_cdc.state.models import BatchRow, StreamRow
+from airflow_provider_cdc.state import BatchTotals, EpochTotals, StateDatabase, pruning, streams, utc_now
+from airflow_provider_cdc.state.migrate import upgrade_schema
+from airflow_provider_cdc.state.models import BatchRow, EpochRow
 from tests.state.conftest import server_url
 
 P = "shop"
@@ -31,7 +31,7 @@ def books(request: pytest.FixtureRequest, tmp_path: Path) -> URL:
     return server_url(request, request.param)
 
 
-def batch(store: Store, epoch: int, number: int, changes: int = 2) -> None:
+def batch(store: StateDatabase, epoch: int, number: int, changes: int = 2) -> None:
     at = {"file": "f", "position": number}
     store.record_batch(
         P,
@@ -49,7 +49,7 @@ def batch(store: Store, epoch: int, number: int, changes: int = 2) -> None:
 def test_old_batches_go_and_the_totals_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "KEPT_BATCHES", 30)
     monkeypatch.setattr(streams, "_PRUNE_EVERY", 10)
-    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         for name in (P, "other"):
             store.register_pipeline(name, "server")
         for epoch, count in ((1, 45), (2, 3), (3, 101)):
@@ -65,7 +65,7 @@ def test_old_batches_go_and_the_totals_stay(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_no_more_is_looked_at_than_the_index_says(tmp_path: Path) -> None:
-    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline(P, "server")
         store.begin_epoch(P, 0, "host", 1, 1.0)
         with asked(store) as statements:
@@ -81,7 +81,7 @@ def test_no_more_is_looked_at_than_the_index_says(tmp_path: Path) -> None:
 
 
 @contextmanager
-def asked(store: Store) -> Iterator[list[tuple[str, Any]]]:
+def asked(store: StateDatabase) -> Iterator[list[tuple[str, Any]]]:
     found: list[tuple[str, Any]] = []
 
     def note(_c: object, _u: object, statement: str, values: Any, *_: object) -> None:
@@ -97,7 +97,7 @@ def test_what_an_older_version_has_written(books: URL) -> None:
     """Its batches are counted once, and tasks may have long names from then on."""
     engine = create_engine(books)
     with engine.begin() as connection:
-        upgrade(connection, "0002")
+        upgrade_schema(connection, "0002")
         moment = "'2026-01-01 00:00:00'"
         connection.execute(text(f"INSERT INTO pipelines VALUES ('{P}', 'server', {moment}, 2)"))
         for epoch in (1, 2):
@@ -109,12 +109,12 @@ def test_what_an_older_version_has_written(books: URL) -> None:
             )
         rows = [
             {"pipeline": P, "epoch": 1, "batch_id": n, "start_offset": [n], "end_offset": [n, n], "changes": 5}
-            | {"bytes": 7, "seconds": 0.5, "lag_max_ms": float(n), "committed_at": now()}
+            | {"bytes": 7, "seconds": 0.5, "lag_max_ms": float(n), "committed_at": utc_now()}
             for n in (3, 4, 11)
         ]
         connection.execute(insert(BatchRow), rows)
     engine.dispose()
-    with closing(Store.open(books, migrate=True)) as store:
+    with closing(StateDatabase.open(books, migrate=True)) as store:
         assert store.batch_totals(P) == BatchTotals(3, 15, 21, 1.5, 11.0)
         assert store.epoch_totals(P, 1) == EpochTotals(3, 15, [3], [11, 11])
         assert store.epoch_totals(P, 2) == EpochTotals(0, 0, None, None)
@@ -136,10 +136,10 @@ def test_what_an_older_version_has_written(books: URL) -> None:
 @pytest.mark.long
 def test_a_million_batches(books: URL) -> None:
     """What an older version has left: it goes by and by, and is in nobody's way."""
-    with closing(Store.open(books, migrate=True)) as store:
+    with closing(StateDatabase.open(books, migrate=True)) as store:
         store.register_pipeline(P, "server")
         store.begin_epoch(P, 0, "host", 1, 1.0)
-        row = {"pipeline": P, "epoch": 1, "changes": 5, "bytes": 7, "seconds": 0.5, "committed_at": now()}
+        row = {"pipeline": P, "epoch": 1, "changes": 5, "bytes": 7, "seconds": 0.5, "committed_at": utc_now()}
         with store._write_engine.begin() as connection:
             for start in range(0, 1_000_000, 20_000):
                 connection.execute(insert(BatchRow), [row | {"batch_id": start + n} for n in range(20_000)])
@@ -156,14 +156,14 @@ def test_a_million_batches(books: URL) -> None:
 def test_an_earlier_try_waits_for_the_later_one(url: URL) -> None:
     """Two triggers look at the same moment: the one of the earlier try does not overwrite the other by what it read."""
     with (
-        closing(Store.open(url, migrate=True)) as store,
+        closing(StateDatabase.open(url, migrate=True)) as store,
         ThreadPoolExecutor(1) as pool,
         create_engine(url).connect() as later,
     ):
         store.register_pipeline(P, "server")
         store.begin_epoch(P, 0, "host", 1, 1.0)
         store.record_supervision(P, 1, f"{TASK} 1")
-        later.execute(update(StreamRow).values(supervisor=f"{TASK} 2"))
+        later.execute(update(EpochRow).values(supervisor=f"{TASK} 2"))
         earlier = pool.submit(store.record_supervision, P, 1, f"{TASK} 1")
         with pytest.raises(TimeoutError):
             earlier.result(timeout=1)
@@ -176,7 +176,7 @@ def test_old_runs_and_events_go_and_the_totals_stay(tmp_path: Path, monkeypatch:
     """A portion of them with each run. Those of another pipeline do not count."""
     for name, kept in (("KEPT_RUNS", 5), ("KEPT_EVENTS", 8), ("KEPT_BATCHES", 10)):
         monkeypatch.setattr(pruning, name, kept)
-    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         for name in (P, "other"):
             store.register_pipeline(name, "server")
         for epoch in range(1, 31):
@@ -198,21 +198,21 @@ def test_old_runs_and_events_go_and_the_totals_stay(tmp_path: Path, monkeypatch:
 
 def test_what_an_older_version_has_let_grow_gets_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "KEPT_RUNS", 1000)
-    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline(P, "server")
         for epoch in range(40):
             store.begin_epoch(P, 0, "host", 1, 1.0)
             batch(store, epoch + 1, 0)
         for kept, most, expected in ((10, 12, 29), (10, 12, 18), (10, 12, 10), (10, 12, 10)):
             monkeypatch.setattr(pruning, "KEPT_RUNS", kept)
-            monkeypatch.setattr(pruning, "MOST", most)
+            monkeypatch.setattr(pruning, "MAX_DELETED_ROWS", most)
             store.begin_epoch(P, 0, "host", 1, 1.0)
             assert store.count_rows_by_table(P)["streams"] == expected
         assert store.batch_totals(P).batches == 40
 
 
 def test_old_snapshots_go(tmp_path: Path) -> None:
-    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline(P, "server")
         table = {"database": "d", "name": "t", "schema": {}, "fingerprint": "", "rows_estimate": 1}
         chunk = {"chunk_no": 0, "group_no": 0, "database": "d", "table_name": "t", "lower": None, "upper": None}

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import URL, event, make_url, text
 
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.state import Store, engine
+from airflow_provider_cdc.state import StateDatabase, engine
 from tests.support.postgres import Postgres
 from tests.support.proxy import Proxy
 
@@ -16,11 +16,11 @@ from tests.support.proxy import Proxy
 @pytest.mark.timeout(60)
 def test_a_connection_that_falls_silent(url: URL, monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall that has forgotten it, for one: the next question takes a new one, and does not wait for ever."""
-    monkeypatch.setattr(engine, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(engine, "SILENCE_SECONDS", 1.0)
     assert url.port
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(url.port))
-        store = stack.enter_context(closing(Store.open(url.set(port=proxy.port), migrate=True)))
+        store = stack.enter_context(closing(StateDatabase.open(url.set(port=proxy.port), migrate=True)))
         store.register_pipeline("p", "server")
         proxy.silence()
         assert store.server_uuid("p") == "server"
@@ -33,9 +33,9 @@ def test_a_connection_that_falls_silent(url: URL, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.timeout(60)
 def test_a_statement_of_a_migration_may_take_its_time(url: URL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(engine, "SILENCE_SECONDS", 0.5)
     sleep = text("SELECT pg_sleep(1.5)" if url.get_backend_name() == "postgresql" else "SELECT SLEEP(1.5)")
-    with closing(Store.open(url, migrate=True)) as store, pytest.raises(TransientError):
+    with closing(StateDatabase.open(url, migrate=True)) as store, pytest.raises(TransientError):
         with store._write_session() as session:
             session.execute(sleep)
     patient = engine.make_engine(url, for_migration=True)
@@ -47,9 +47,9 @@ def test_a_statement_of_a_migration_may_take_its_time(url: URL, monkeypatch: pyt
 def test_a_server_that_takes_no_writes(postgres: Postgres) -> None:
     """PostgreSQL calls that an internal error."""
     address = make_url(postgres.sqlalchemy_url("bookkeeping"))
-    Store.open(address, migrate=True).close()
+    StateDatabase.open(address, migrate=True).close()
     standby = address.update_query_dict({"options": "-c default_transaction_read_only=on"})
-    with closing(Store.open(standby, migrate=True)) as store:
+    with closing(StateDatabase.open(standby, migrate=True)) as store:
         assert store.server_uuid("nobody") is None
         with pytest.raises(TransientError, match="read-only transaction. Try again when it can be .* written to"):
             store.register_pipeline("r", "server")

@@ -9,54 +9,54 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import URL, event
 
-from airflow_provider_cdc.state import Store, TableStanding, now
-from airflow_provider_cdc.state.models import SampleRow
+from airflow_provider_cdc.state import StateDatabase, TableStatus, utc_now
+from airflow_provider_cdc.state.models import LagSampleRow
 from airflow_provider_cdc.state.pruning import KEPT_SAMPLES
-from airflow_provider_cdc.state.values import Compacted
+from airflow_provider_cdc.state.values import LastCompaction
 
 P = "shop"
 SIZE = {"files": 3, "bytes": 900, "rows": 7, "dead_rows": 1, "compactions": 6}
-STATE = TableStanding("d", "T", "streaming", "binlog.000001:4", definitions=[{"since": None, "columns": {"id": "int"}}])
+STATE = TableStatus("d", "T", "streaming", "binlog.000001:4", definitions=[{"since": None, "columns": {"id": "int"}}])
 
 
 @pytest.fixture
-def store(url: URL) -> Iterator[Store]:
-    with closing(Store.open(url, migrate=True)) as opened:
+def store(url: URL) -> Iterator[StateDatabase]:
+    with closing(StateDatabase.open(url, migrate=True)) as opened:
         yield opened
 
 
-def test_samples_go_after_a_week(store: Store) -> None:
+def test_samples_go_after_a_week(store: StateDatabase) -> None:
     def sample(lag: float | None) -> None:
         store.record_sample(P, 1, lag_seconds=lag, lag_bytes=10, purge_hours=None, changes=5, batches=2, unknown="a\0b")
 
     assert store.last_sample(P) is None
     sample(1.5)
     sample(None)
-    old = now() - KEPT_SAMPLES
+    old = utc_now() - KEPT_SAMPLES
     with store._write_session() as session:
         session.add_all(
             [
-                SampleRow(pipeline=P, at=old - timedelta(seconds=1), lag_seconds=9.0),
-                SampleRow(pipeline=P, at=old + timedelta(hours=1), lag_seconds=8.0),
-                SampleRow(pipeline="other", at=old - timedelta(days=1), lag_seconds=7.0),
+                LagSampleRow(pipeline=P, at=old - timedelta(seconds=1), lag_seconds=9.0),
+                LagSampleRow(pipeline=P, at=old + timedelta(hours=1), lag_seconds=8.0),
+                LagSampleRow(pipeline="other", at=old - timedelta(days=1), lag_seconds=7.0),
             ]
         )
     sample(2.5)
     found = store.samples_since(P, datetime(2000, 1, 1, tzinfo=UTC))
     assert [row.lag_seconds for row in found] == [8.0, 1.5, None, 2.5]
-    assert [row.lag_seconds for row in store.samples_since(P, now() - timedelta(hours=1))] == [1.5, None, 2.5]
+    assert [row.lag_seconds for row in store.samples_since(P, utc_now() - timedelta(hours=1))] == [1.5, None, 2.5]
     assert len(store.samples_since("other", datetime(2000, 1, 1, tzinfo=UTC))) == 1
     last = store.last_sample(P)
     assert last is not None and (last.changes, last.batches, last.unknown) == (5, 2, "ab")
 
 
-def test_states_of_tables(store: Store) -> None:
+def test_states_of_tables(store: StateDatabase) -> None:
     store.write_table_states(P, [STATE, STATE._replace(name="t")], sizes={("d", "T"): SIZE}, delete_others=True)
     first, second = store.table_states(P)
     assert (first.name, second.name) == ("T", "t"), "case counts"
     assert (first.rows, first.dead_rows, second.rows) == (7, 1, None)
     moment = datetime(2026, 2, 28, tzinfo=UTC)
-    store.write_table_states(P, [STATE], last_compactions={("d", "T"): Compacted(moment, 2.5)})
+    store.write_table_states(P, [STATE], last_compactions={("d", "T"): LastCompaction(moment, 2.5)})
     writes: list[str] = []
     event.listen(store._engine, "before_cursor_execute", lambda *args: writes.append(args[2]))
     # A place alone is no change.
@@ -87,7 +87,7 @@ def test_states_of_tables(store: Store) -> None:
     assert store.table_states("other") == []
 
 
-def test_who_has_taken_care(store: Store) -> None:
+def test_who_has_taken_care(store: StateDatabase) -> None:
     store.add_event(P, "kind", "what", table="d.t", remedy="do it", by="somebody")
     store.add_event(P, "kind", "more")
     more, found = store.last_events(P, 2)
@@ -100,7 +100,7 @@ def test_who_has_taken_care(store: Store) -> None:
     assert found.acknowledged_by == "ann" and found.acknowledged_at is not None
 
 
-def test_names_of_pipelines(store: Store) -> None:
+def test_names_of_pipelines(store: StateDatabase) -> None:
     for name in ("b", "a"):
         store.register_pipeline(name, "server")
     assert store.pipeline_names() == ["a", "b"]

@@ -10,28 +10,28 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, event
 
-from airflow_provider_cdc.state import TableStanding, now
-from airflow_provider_cdc.state.reading import CHUNK_STATES, Held, Reader
+from airflow_provider_cdc.state import TableStatus, utc_now
+from airflow_provider_cdc.state.reading import CHUNK_STATES, StateDatabaseReader, UnfinishedGroup
 from tests.ui import books
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
-def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reader]:
+def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateDatabaseReader]:
     from tests.state.conftest import server_url
 
     url: URL | str = f"sqlite:///{tmp_path}/b.db"
     if request.param != "sqlite":
         url = server_url(request, request.param)
-    with closing(Reader.open(url, migrate=True)) as reader:
+    with closing(StateDatabaseReader.open(url, migrate=True)) as reader:
         yield reader
 
 
-def states(reader: Reader, *groups: int, lost: tuple[int, ...] = ()) -> list[tuple[int, int, str]]:
+def states(reader: StateDatabaseReader, *groups: int, lost: tuple[int, ...] = ()) -> list[tuple[int, int, str]]:
     runs = reader.chunk_state_runs("p", 1, groups or None, lost)
     return [(first, count, CHUNK_STATES[code]) for first, count, code in runs]
 
 
-def test_runs_of_chunks(reader: Reader) -> None:
+def test_runs_of_chunks(reader: StateDatabaseReader) -> None:
     books.plan(reader, "p", tables={"a": 10, "b": 5}, per_group=5)
     assert states(reader) == [(0, 15, "waiting")]
     assert reader.chunk_ranges_by_table("p", 1) == [("shop", "a", 0, 10), ("shop", "b", 10, 5)]
@@ -55,7 +55,7 @@ def test_runs_of_chunks(reader: Reader) -> None:
     assert states(reader, 1) == [(5, 5, "retried")]
 
 
-def test_overview(reader: Reader) -> None:
+def test_overview(reader: StateDatabaseReader) -> None:
     reader.register_pipeline("a", "server")
     for name in ("b", "c"):
         books.plan(reader, name, tables={"t": 4}, per_group=2)
@@ -71,7 +71,7 @@ def test_overview(reader: Reader) -> None:
     for lag in (3.0, 1.5):
         reader.record_sample("c", first, lag_seconds=lag, lag_bytes=7, purge_hours=None)
     tables = [
-        TableStanding("d", name, state) for name, state in (("x", "streaming"), ("y", "suspended"), ("z", "streaming"))
+        TableStatus("d", name, state) for name, state in (("x", "streaming"), ("y", "suspended"), ("z", "streaming"))
     ]
     reader.write_table_states("c", tables)
 
@@ -86,7 +86,7 @@ def test_overview(reader: Reader) -> None:
     )
     assert b.snapshot is not None
     assert b.snapshot[:2] == (1, "running")
-    assert b.chunk_groups == (2, 1, (Held(1, "running", 1, None),))
+    assert b.chunk_groups == (2, 1, (UnfinishedGroup(1, "running", 1, None),))
     assert c.snapshot is not None
     assert c.snapshot[1] == "done"
     assert c.tables == 1
@@ -107,10 +107,10 @@ def test_overview(reader: Reader) -> None:
     assert newest.epoch == second
 
 
-def test_batches_of_a_time(reader: Reader) -> None:
+def test_batches_of_a_time(reader: StateDatabaseReader) -> None:
     reader.register_pipeline("p", "s")
     books.stream(reader, "p", batches=30)
-    since = now() - timedelta(seconds=10)
+    since = utc_now() - timedelta(seconds=10)
     found = reader.batches_since("p", since, 100)
     assert 5 <= len(found) <= 11
     assert [row.batch_id for row in found] == sorted(row.batch_id for row in found)
@@ -120,7 +120,7 @@ def test_batches_of_a_time(reader: Reader) -> None:
 def test_many_pipelines_cost_no_more_queries(tmp_path: Path) -> None:
     counts = []
     for number in (2, 40):
-        with closing(Reader.open(f"sqlite:///{tmp_path}/{number}.db", migrate=True)) as reader:
+        with closing(StateDatabaseReader.open(f"sqlite:///{tmp_path}/{number}.db", migrate=True)) as reader:
             for one in range(number):
                 books.plan(reader, f"p{one}", tables={"t": 2}, per_group=1)
                 books.stream(reader, f"p{one}", batches=2)

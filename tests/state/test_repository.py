@@ -17,9 +17,16 @@ from alembic.migration import MigrationContext
 from sqlalchemy import URL, create_engine
 
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
-from airflow_provider_cdc.state import BatchTotals, EpochTotals, GroupProgress, Segment, Store, TableProgress
-from airflow_provider_cdc.state.database import HEAD, VERSION_TABLE
-from airflow_provider_cdc.state.migrate import revisions
+from airflow_provider_cdc.state import (
+    BatchTotals,
+    EpochTotals,
+    GroupProgress,
+    StateDatabase,
+    TableProgress,
+    TimelineSegment,
+)
+from airflow_provider_cdc.state.database import NEWEST_REVISION, VERSION_TABLE
+from airflow_provider_cdc.state.migrate import list_revisions
 from airflow_provider_cdc.state.models import Base
 from tests.support.postgres import Postgres
 
@@ -39,8 +46,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Store:
-    return Store.open(url(path), migrate=True)
+def store(path: Path) -> StateDatabase:
+    return StateDatabase.open(url(path), migrate=True)
 
 
 def plan(groups: int = 2, chunks: int = 3, tag: str = "first") -> dict[str, Any]:
@@ -67,19 +74,19 @@ def plan(groups: int = 2, chunks: int = 3, tag: str = "first") -> dict[str, Any]
     }
 
 
-def test_migrations_build_what_the_models_describe(store: Store, path: Path) -> None:
+def test_migrations_build_what_the_models_describe(store: StateDatabase, path: Path) -> None:
     with create_engine(url(path)).connect() as connection:
         context = MigrationContext.configure(
             connection, opts={"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
         )
         assert compare_metadata(context, Base.metadata) == []
-        assert context.get_current_revision() == HEAD == revisions()[0]
+        assert context.get_current_revision() == NEWEST_REVISION == list_revisions()[0]
 
 
-def test_opening_again_changes_nothing(store: Store, path: Path) -> None:
+def test_opening_again_changes_nothing(store: StateDatabase, path: Path) -> None:
     store.register_pipeline(P, "uuid")
     for migrate in (True, False):
-        again = Store.open(url(path), migrate=migrate)
+        again = StateDatabase.open(url(path), migrate=migrate)
         assert again.server_uuid(P) == "uuid"
         again.close()
     assert sqlite3.connect(path).execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -87,31 +94,31 @@ def test_opening_again_changes_nothing(store: Store, path: Path) -> None:
 
 def test_nothing_is_created_without_migrate(path: Path) -> None:
     with pytest.raises(NotReadyError, match="no bookkeeping file"):
-        Store.open(url(path), migrate=False)
+        StateDatabase.open(url(path), migrate=False)
     assert not path.parent.exists()
     path.parent.mkdir()
     sqlite3.connect(path).execute("CREATE TABLE other (x)")
     with pytest.raises(NotReadyError, match="not set up"):
-        Store.open(url(path), migrate=False)
+        StateDatabase.open(url(path), migrate=False)
 
 
-def test_unusable_files_are_refused_by_name(store: Store, path: Path, tmp_path: Path) -> None:
+def test_unusable_files_are_refused_by_name(store: StateDatabase, path: Path, tmp_path: Path) -> None:
     other = tmp_path / "text.db"
     other.write_text("this is not a database " * 100)
     with pytest.raises(NotReadyError, match=r"text\.db is not usable: file is not a database"):
-        Store.open(url(other), migrate=True)
+        StateDatabase.open(url(other), migrate=True)
     with pytest.raises(NotReadyError, match=r"folder of the bookkeeping file .*x\.db"):
-        Store.open(url(other / "x.db"), migrate=True)
+        StateDatabase.open(url(other / "x.db"), migrate=True)
     with pytest.raises(NotReadyError, match="not an absolute path"):
-        Store.open("sqlite:///state.db", migrate=True)
+        StateDatabase.open("sqlite:///state.db", migrate=True)
     with sqlite3.connect(path) as connection:
         connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     with pytest.raises(NotReadyError, match=r"newer version \(9999\)"):
-        Store.open(url(path), migrate=True)
+        StateDatabase.open(url(path), migrate=True)
 
 
 def test_a_folder_may_have_a_percent_sign_and_a_query_in_its_name(tmp_path: Path) -> None:
-    store = Store.open(url(tmp_path / "50%20 off?x=1" / "state.db"), migrate=True)
+    store = StateDatabase.open(url(tmp_path / "50%20 off?x=1" / "state.db"), migrate=True)
     assert store.register_pipeline(P, "uuid") == "uuid"
     assert (tmp_path / "50%20 off?x=1" / "state.db").exists()
 
@@ -119,20 +126,20 @@ def test_a_folder_may_have_a_percent_sign_and_a_query_in_its_name(tmp_path: Path
 def test_a_server_that_is_away_is_transient_and_its_password_unseen() -> None:
     address = URL.create("mysql+pymysql", "user", "s3cret/%pass", "127.0.0.1", 1, "state")
     with pytest.raises(TransientError) as error:
-        Store.open(address, migrate=True)
+        StateDatabase.open(address, migrate=True)
     assert "user:***@127.0.0.1:1/state" in str(error.value)
     assert "s3cret" not in str(error.value)
     assert error.value.__suppress_context__
 
 
-def test_errors_of_a_running_database_are_transient(store: Store, path: Path) -> None:
+def test_errors_of_a_running_database_are_transient(store: StateDatabase, path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("DROP TABLE events")
     with pytest.raises(TransientError, match="no such table"):
         store.add_event(P, "kind", "detail")
 
 
-def test_a_pipeline_keeps_the_server_it_was_registered_with(store: Store) -> None:
+def test_a_pipeline_keeps_the_server_it_was_registered_with(store: StateDatabase) -> None:
     assert store.server_uuid(P) is None
     assert store.register_pipeline(P, "one") == "one"
     assert store.register_pipeline(P, "two") == "one"
@@ -140,7 +147,7 @@ def test_a_pipeline_keeps_the_server_it_was_registered_with(store: Store) -> Non
     assert store.register_pipeline("Shop", "three") == "three"
 
 
-def test_a_plan_is_written_once(store: Store) -> None:
+def test_a_plan_is_written_once(store: StateDatabase) -> None:
     assert store.plan(P, G) is None
     assert store.snapshot(P) is None
     assert store.write_plan(P, G, **plan())
@@ -162,7 +169,7 @@ def test_a_plan_is_written_once(store: Store) -> None:
     assert store.write_plan("other", G, **plan())
 
 
-def test_a_plan_that_is_at_odds_leaves_nothing(store: Store) -> None:
+def test_a_plan_that_is_at_odds_leaves_nothing(store: StateDatabase) -> None:
     bad = plan()
     bad["groups"] = bad["groups"][:1]
     with pytest.raises(ValueError, match=r"not planned: \[1\]"):
@@ -175,7 +182,7 @@ def test_a_plan_that_is_at_odds_leaves_nothing(store: Store) -> None:
     assert store.groups(P, G) == []
 
 
-def test_the_life_of_a_group(store: Store) -> None:
+def test_the_life_of_a_group(store: StateDatabase) -> None:
     store.write_plan(P, G, **plan())
     assert store.claim_group(P, G, 0) == 1
     assert store.claim_group(P, G, 0) == 2  # the first one was killed, or seems to have been
@@ -201,7 +208,7 @@ def test_the_life_of_a_group(store: Store) -> None:
     assert not store.finish_snapshot(P, 9)
 
 
-def test_the_claim_of_a_group_shows_who_holds_it(store: Store) -> None:
+def test_the_claim_of_a_group_shows_who_holds_it(store: StateDatabase) -> None:
     store.write_plan(P, G, **plan())
     assert store.claim_group(P, G, 0, holder="one") == 1
     first = store.group(P, G, 0)
@@ -226,7 +233,7 @@ def test_the_claim_of_a_group_shows_who_holds_it(store: Store) -> None:
         store.group(P, G, 9)
 
 
-def test_a_group_that_is_read_again_stays_published(store: Store) -> None:
+def test_a_group_that_is_read_again_stays_published(store: StateDatabase) -> None:
     store.write_plan(P, G, **plan())
     for number in (0, 1):
         store.claim_group(P, G, number)
@@ -242,7 +249,7 @@ def test_a_group_that_is_read_again_stays_published(store: Store) -> None:
     assert store.group(P, G, 0).state == "done"
 
 
-def test_a_group_that_was_found_in_the_sink(store: Store) -> None:
+def test_a_group_that_was_found_in_the_sink(store: StateDatabase) -> None:
     store.write_plan(P, G, **plan())
     assert store.record_published_group(P, G, 0, 0, 3, 30, LW, HW)
     row = store.group(P, G, 0)
@@ -251,7 +258,7 @@ def test_a_group_that_was_found_in_the_sink(store: Store) -> None:
     assert store.claim_group(P, G, 0) == 0
 
 
-def test_progress_counts_chunks_and_the_newer_attempt_stays(store: Store) -> None:
+def test_progress_counts_chunks_and_the_newer_attempt_stays(store: StateDatabase) -> None:
     store.write_plan(P, G, **plan())
     store.record_published_chunks(P, G, [(0, 2, LW, HW, 10, 100, 1, 0.5), (1, 2, LW, LW, 5, 50, 0, 0.25)])
     store.record_published_chunks(P, G, [(0, 1, HW, HW, 99, 999, 9, 9.0)])  # from an attempt that was given up
@@ -265,7 +272,7 @@ def test_progress_counts_chunks_and_the_newer_attempt_stays(store: Store) -> Non
     assert store.table_progress(P, 9) == []
 
 
-def test_progress_of_groups_tells_what_the_newest_attempt_has_read(store: Store) -> None:
+def test_progress_of_groups_tells_what_the_newest_attempt_has_read(store: StateDatabase) -> None:
     """Files that are finished count before they are published: a guard has to know the rate while a group is read."""
     store.write_plan(P, G, **plan())
     assert (store.claim_group(P, G, 0), store.claim_group(P, G, 0)) == (1, 2)
@@ -276,12 +283,12 @@ def test_progress_of_groups_tells_what_the_newest_attempt_has_read(store: Store)
     assert store.group_progress(P, 9) == []
 
 
-def desired(store: Store, epoch: int, progress: bool = True) -> str | None:
+def desired(store: StateDatabase, epoch: int, progress: bool = True) -> str | None:
     beat = store.record_heartbeat(P, epoch, progress)
     return beat.epoch_row.desired_state if beat else None
 
 
-def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
+def test_epochs_only_rise_and_end_older_runs(store: StateDatabase) -> None:
     with pytest.raises(NotReadyError, match="not in the bookkeeping"):
         store.begin_epoch(P, 0, "host", 1, 1.5)
     store.register_pipeline(P, "uuid")
@@ -307,7 +314,7 @@ def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
     assert store.record_heartbeat("lost", 1, progress=True) is None
 
 
-def test_a_later_try_stays_the_supervisor(store: Store) -> None:
+def test_a_later_try_stays_the_supervisor(store: StateDatabase) -> None:
     """The trigger of a task that was cleared goes on for moments beside the next try, and has to find it then."""
     store.register_pipeline(P, "server")
     store.begin_epoch(P, 0, "host", 1, 1.0)
@@ -319,7 +326,7 @@ def test_a_later_try_stays_the_supervisor(store: Store) -> None:
     assert run is not None and run.supervisor == "shop.stream, run other, try 1"
 
 
-def test_batches(store: Store) -> None:
+def test_batches(store: StateDatabase) -> None:
     assert store.batch_totals(P) == BatchTotals(0, 0, 0, 0.0, None)
     store.register_pipeline(P, "uuid")
     assert [store.begin_epoch(P, 0, "host", 1, 1.0) for _ in range(2)] == [1, 2]
@@ -347,11 +354,11 @@ def test_batches(store: Store) -> None:
 
 def test_lineage_by_many_at_once() -> None:
     """Runs of a DAG that begin at the same time, on a server that locks rows and not the whole database."""
-    segments = [Segment("a", "binlog.000007", 4, 0), Segment("b", "binlog.000001", 157, 9)]
+    segments = [TimelineSegment("a", "binlog.000007", 4, 0), TimelineSegment("b", "binlog.000001", 157, 9)]
     with Postgres(["bookkeeping"]) as postgres, ThreadPoolExecutor(8) as pool:
         address = postgres.sqlalchemy_url("bookkeeping")
-        Store.open(address, migrate=True).register_pipeline(P, "a")
-        stores = [Store.open(address, migrate=False) for _ in range(8)]
+        StateDatabase.open(address, migrate=True).register_pipeline(P, "a")
+        stores = [StateDatabase.open(address, migrate=False) for _ in range(8)]
         for done in [pool.submit(store.set_timeline, P, segments) for store in stores * 10]:
             done.result()
         assert stores[0].timeline(P) == segments
@@ -359,9 +366,9 @@ def test_lineage_by_many_at_once() -> None:
             store.close()
 
 
-def test_lineage_and_events(store: Store) -> None:
+def test_lineage_and_events(store: StateDatabase) -> None:
     assert store.timeline(P) == []
-    first, second = Segment("a", "binlog.000007", 4, 0), Segment("b", "binlog.000001", 157, 9)
+    first, second = TimelineSegment("a", "binlog.000007", 4, 0), TimelineSegment("b", "binlog.000001", 157, 9)
     store.set_timeline(P, [first])
     store.set_timeline(P, [first, second, first._replace(base_ordinal=20)])
     assert store.timeline(P) == [first, second, first._replace(base_ordinal=20)]
@@ -371,7 +378,7 @@ def test_lineage_and_events(store: Store) -> None:
 
 
 def _claim(path: Path, start: Barrier, groups: int) -> list[int]:
-    store = Store.open(url(path), migrate=False)
+    store = StateDatabase.open(url(path), migrate=False)
     won = []
     for group in range(groups):
         start.wait()
@@ -382,14 +389,14 @@ def _claim(path: Path, start: Barrier, groups: int) -> list[int]:
 
 def _open_and_plan(path: Path, start: Barrier, tag: int) -> list[bool]:
     start.wait()
-    store = Store.open(url(path), migrate=True)
+    store = StateDatabase.open(url(path), migrate=True)
     store.register_pipeline(P, f"uuid {tag}")
     start.wait()
     return [store.write_plan(P, G, **plan(groups=20, chunks=20, tag=f"of {tag}"))]
 
 
 def _count_epochs(path: Path, start: Barrier, times: int) -> list[int]:
-    store = Store.open(url(path), migrate=False)
+    store = StateDatabase.open(url(path), migrate=False)
     start.wait()
     return [store.begin_epoch(P, 0, "host", 1, 1.0) for _ in range(times)]
 
@@ -415,7 +422,7 @@ def together(work: Any, *arguments: tuple[Any, ...]) -> list[Any]:
     return results
 
 
-def test_of_two_processes_that_claim_the_same_group_exactly_one_wins(store: Store, path: Path) -> None:
+def test_of_two_processes_that_claim_the_same_group_exactly_one_wins(store: StateDatabase, path: Path) -> None:
     groups = 40
     store.write_plan(P, G, **plan(groups=groups))
     start = _spawn.Barrier(2)
@@ -428,19 +435,19 @@ def test_processes_may_set_up_and_plan_at_the_same_time(path: Path) -> None:
     start = _spawn.Barrier(4)
     wrote = together(_open_and_plan, *((path, start, tag) for tag in range(4)))
     assert sorted(wrote) == [[False], [False], [False], [True]]
-    store = Store.open(url(path), migrate=False)
+    store = StateDatabase.open(url(path), migrate=False)
     assert len(store.groups(P, G)) == 20
     assert [p.chunks for p in store.table_progress(P, G)] == [20] * 20
 
 
-def test_no_epoch_is_given_out_twice(store: Store, path: Path) -> None:
+def test_no_epoch_is_given_out_twice(store: StateDatabase, path: Path) -> None:
     store.register_pipeline(P, "uuid")
     start = _spawn.Barrier(2)
     one, two = together(_count_epochs, (path, start, 25), (path, start, 25))
     assert sorted(one + two) == list(range(1, 51))
 
 
-def test_a_hundred_thousand_chunks_cost_what_ten_times_fewer_cost_each(store: Store) -> None:
+def test_a_hundred_thousand_chunks_cost_what_ten_times_fewer_cost_each(store: StateDatabase) -> None:
     def cost(generation: int, groups: int) -> float:
         begin = time.monotonic()
         store.write_plan(P, generation, **plan(groups=groups, chunks=500))

@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import URL, create_engine, event, text
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.state import StreamRow, now
-from airflow_provider_cdc.state.migrate import upgrade
+from airflow_provider_cdc.state import EpochRow, utc_now
+from airflow_provider_cdc.state.migrate import upgrade_schema
 from airflow_provider_cdc.state.pruning import KEPT_SAMPLES
-from airflow_provider_cdc.state.reading import Reader
+from airflow_provider_cdc.state.reading import StateDatabaseReader
 
 P = "shop"
 
@@ -29,33 +29,33 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> URL | str:
 
 
 @pytest.fixture
-def reader(address: URL | str) -> Iterator[Reader]:
-    with closing(Reader.open(address, migrate=True)) as reader:
+def reader(address: URL | str) -> Iterator[StateDatabaseReader]:
+    with closing(StateDatabaseReader.open(address, migrate=True)) as reader:
         reader.register_pipeline(P, "server")
         yield reader
 
 
-def begin(reader: Reader) -> int:
+def begin(reader: StateDatabaseReader) -> int:
     return reader.begin_epoch(P, 0, "host", 1, 1.0)
 
 
-def run(reader: Reader) -> tuple[str, str | None]:
+def run(reader: StateDatabaseReader) -> tuple[str, str | None]:
     row = reader.newest_epoch(P)
     assert row is not None
     return row.desired_state, row.paused_by
 
 
-def heard(reader: Reader, epoch: int) -> list[tuple[int, str]]:
+def heard(reader: StateDatabaseReader, epoch: int) -> list[tuple[int, str]]:
     beat = reader.record_heartbeat(P, epoch, progress=False)
     assert beat is not None and beat.epoch_row.epoch == epoch
     return [(request.id, request.state) for request in beat.requests]
 
 
-def told(reader: Reader, *kinds: str) -> list[tuple[str, str | None]]:
+def told(reader: StateDatabaseReader, *kinds: str) -> list[tuple[str, str | None]]:
     return [(event.kind, event.by) for event in reversed(reader.last_events(P, 100, kinds))]
 
 
-def test_the_life_of_a_request(reader: Reader) -> None:
+def test_the_life_of_a_request(reader: StateDatabaseReader) -> None:
     with pytest.raises(NotReadyError, match="not in the bookkeeping"):
         reader.add_request("nobody", "suspend", "d.t", "ann")
     first = reader.add_request(P, "suspend", "d.t", "ann\0")
@@ -102,7 +102,7 @@ def test_the_life_of_a_request(reader: Reader) -> None:
     assert reader.add_request(P, "suspend", "d.t", "bob") != first, "what is done may be wanted again"
 
 
-def test_what_is_taken_up_may_be_wanted_again(reader: Reader) -> None:
+def test_what_is_taken_up_may_be_wanted_again(reader: StateDatabaseReader) -> None:
     """The stream may have read the rows before somebody has seen that they are wrong."""
     first = reader.add_request(P, "reread", "d.t", "ann")
     assert reader.add_request(P, "reread", "d.t", "bob") == first
@@ -110,12 +110,12 @@ def test_what_is_taken_up_may_be_wanted_again(reader: Reader) -> None:
     assert reader.add_request(P, "reread", "d.t", "bob") != first
 
 
-def test_old_requests_go(reader: Reader) -> None:
+def test_old_requests_go(reader: StateDatabaseReader) -> None:
     """With old samples; what is not over stays, and so does what is of others."""
     reader.register_pipeline("other", "server")
     strange = reader.add_request("other", "suspend", "d.t", "ann")
     ids = [reader.add_request(P, "suspend", f"d.{name}", "ann") for name in "abcde"]
-    with patch("airflow_provider_cdc.state.requests.now", lambda: now() - KEPT_SAMPLES - timedelta(minutes=1)):
+    with patch("airflow_provider_cdc.state.requests.now", lambda: utc_now() - KEPT_SAMPLES - timedelta(minutes=1)):
         for id in (*ids[:3], strange):
             assert reader.take_request(id)
         reader.end_request(ids[0], "done", "d.a is suspended")
@@ -127,7 +127,7 @@ def test_old_requests_go(reader: Reader) -> None:
     assert reader.request("other", strange) is not None
 
 
-def test_what_cannot_be_wanted(reader: Reader) -> None:
+def test_what_cannot_be_wanted(reader: StateDatabaseReader) -> None:
     with pytest.raises(ValueError, match="no request 'drop'"):
         reader.add_request(P, "drop", "d.t", "ann")
     with pytest.raises(ValueError, match="with a condition"):
@@ -135,13 +135,13 @@ def test_what_cannot_be_wanted(reader: Reader) -> None:
     assert reader.last_requests(P) == []
 
 
-def test_many_want_the_same(reader: Reader) -> None:
+def test_many_want_the_same(reader: StateDatabaseReader) -> None:
     with ThreadPoolExecutor(4) as pool:
         ids = set(pool.map(lambda n: reader.add_request(P, "reread", "d.t", f"user {n}"), range(8)))
     assert len(ids) == 1
 
 
-def test_a_pause_lasts_until_somebody_ends_it(reader: Reader) -> None:
+def test_a_pause_lasts_until_somebody_ends_it(reader: StateDatabaseReader) -> None:
     assert not reader.pause_stream(P, "ann") and not reader.resume_stream(P, "ann") and not reader.stop_stream(P, "ann")
     begin(reader)
     assert reader.pause_stream(P, "ann") and reader.pause_stream(P, "bob")
@@ -187,7 +187,7 @@ def test_a_pause_lasts_until_somebody_ends_it(reader: Reader) -> None:
 def test_streams_of_the_version_before(address: URL | str) -> None:
     engine = create_engine(address)
     with engine.begin() as connection:
-        upgrade(connection, "0006")
+        upgrade_schema(connection, "0006")
         moment = "'2026-01-01 00:00:00'"
         connection.execute(text(f"INSERT INTO pipelines VALUES ('{P}', 'server', {moment}, 1)"))
         connection.execute(
@@ -196,10 +196,10 @@ def test_streams_of_the_version_before(address: URL | str) -> None:
                 f"heartbeat_at) VALUES ('{P}', 1, 'host', 1, 1, 'running', 'run', {moment}, {moment})"
             )
         )
-    with closing(Reader.open(address, migrate=True)) as reader:
+    with closing(StateDatabaseReader.open(address, migrate=True)) as reader:
         assert run(reader) == ("run", None)
         assert reader.add_request(P, "suspend", "d.t", "ann") == 1 and heard(reader, 1) == [(1, "open")]
         assert reader.pause_stream(P, "ann") and run(reader) == ("pause", "ann")
         row = reader.read_overview()[0].newest_epoch
-        assert isinstance(row, StreamRow) and row.paused_by == "ann"
+        assert isinstance(row, EpochRow) and row.paused_by == "ann"
     engine.dispose()

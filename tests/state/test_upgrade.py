@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, MetaData, create_engine, insert, make_url, select, update
 
-from airflow_provider_cdc.airflow.triggers.bookkeeping import Bookkeeping
+from airflow_provider_cdc.airflow.triggers.bookkeeping import SharedStateDatabase
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.state.engine import make_engine
-from airflow_provider_cdc.state.migrate import revisions, upgrade
+from airflow_provider_cdc.state.migrate import list_revisions, upgrade_schema
 from tests.state.conftest import server_url
 
 OLDEST_WITH_STREAMS = "0006"
@@ -31,7 +31,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> URL:
     )
     engine = make_engine(made)
     with engine.execution_options(cdc_write=True).begin() as connection:
-        upgrade(connection, OLDEST_WITH_STREAMS)
+        upgrade_schema(connection, OLDEST_WITH_STREAMS)
     engine.dispose()
     return made
 
@@ -81,20 +81,20 @@ def older_driver(url: URL) -> Iterator[Callable[[], int]]:
 def test_a_migration_beside_a_stream_of_an_older_version(url: URL) -> None:
     with older_driver(url) as written:
         _until(lambda: written() > 20)
-        with closing(Store.open(url, migrate=True)) as store:
+        with closing(StateDatabase.open(url, migrate=True)) as store:
             before = written()
             _until(lambda: written() > before + 20)  # it goes on behind the migration
             run = store.record_supervision("p", 1, "a task")
             assert run is not None and (run.state, run.settings) == ("running", None)
             assert store.last_batches("p", 1)[0].batch_id >= before
-    with closing(Store.open(url, migrate=False)) as store:
+    with closing(StateDatabase.open(url, migrate=False)) as store:
         assert len(store.last_batches("p", 10_000)) == written()  # none was lost
 
 
 def test_a_triggerer_that_is_the_first_to_look(tmp_path: Path) -> None:
     """It brings the bookkeeping up to date, and makes none that is not there."""
     url = f"sqlite:///{tmp_path}/books.db"
-    books = Bookkeeping(None, f"{tmp_path}/books.db")
+    books = SharedStateDatabase(None, f"{tmp_path}/books.db")
     with pytest.raises(NotReadyError, match="there is no bookkeeping file"):
         books._run_query(lambda store: store.pipeline_names())
     create_engine(url).connect().close()  # an empty one
@@ -102,12 +102,12 @@ def test_a_triggerer_that_is_the_first_to_look(tmp_path: Path) -> None:
         books._run_query(lambda store: store.pipeline_names())
     engine = make_engine(make_url(url))
     with engine.execution_options(cdc_write=True).begin() as connection:
-        upgrade(connection, OLDEST_WITH_STREAMS)
+        upgrade_schema(connection, OLDEST_WITH_STREAMS)
     with pytest.raises(NotReadyError, match=rf"is of an older version \({OLDEST_WITH_STREAMS}\)"):
-        Store.open(url, migrate=False)
+        StateDatabase.open(url, migrate=False)
     assert books._run_query(lambda store: store.pipeline_names()) == []
-    Store.open(url, migrate=False).close()
-    assert revisions()[0] != OLDEST_WITH_STREAMS
+    StateDatabase.open(url, migrate=False).close()
+    assert list_revisions()[0] != OLDEST_WITH_STREAMS
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -16,19 +16,19 @@ from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.apply.applier import stream_marker
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.explain.explanation import Explanation
-from airflow_provider_cdc.explain.run import explain
+from airflow_provider_cdc.explain.run import explain_row
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.gtid import GtidSet
-from airflow_provider_cdc.model.schema import SEQ
+from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.mysql.chunks import chunk
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.protocol import Published
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.protocol import PublishSlices
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin, run_in_process
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, asked_by
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -100,7 +100,7 @@ class Pair:
         progress = DeltaResumePoint(LocalStorage(self.cli.sink / "_cdc_progress" / self.database), self.database)
         before = progress.read()
         with self.cli.opened() as (context, store), pytest.raises(kind, match=text):
-            begin(context, store, catch_up=True)
+            begin_epoch(context, store, catch_up=True)
         assert progress.read() == before
 
 
@@ -155,7 +155,7 @@ def test_there_and_back(pair: Pair) -> None:
         else:
             pair.copy(server)
         assert pair.differences(server) == []
-        highest.append(max(pair.cli.rows(d, "keyed")[SEQ].to_pylist()))
+        highest.append(max(pair.cli.rows(d, "keyed")[SEQ_COLUMN].to_pylist()))
         assert pair.cli.call("verify").code == 0
         status = pair.cli.call("status", "--json")
         assert status.code == 0 and server.execute("SELECT @@server_uuid")[0][0] in status.out
@@ -175,7 +175,7 @@ def test_why_a_row_is_as_it_is(pair: Pair) -> None:
     """Before the stream goes on at the new server, and afterwards: it says what it cannot know there."""
 
     def why(key: str) -> Explanation:
-        found = explain(pair.cli.context, f"{pair.database}.keyed", [key])
+        found = explain_row(pair.cli.context, f"{pair.database}.keyed", [key])
         assert all(line.strip() for line in found.lines())
         return found
 
@@ -267,7 +267,7 @@ def test_another_order(pair: Pair, seed: int) -> None:
         assert not found.section_start.already_applied or (verified.code == 4 and "Let it catch up" in verified.err), (
             verified
         )
-        run_in_process(found)
+        run_epoch_in_process(found)
         assert not found.applier.offset.already_applied
     assert pair.differences(pair.new) == []
     pair.run(f"UPDATE {d}.keyed SET v = -1", gtid=f"{ELSEWHERE}:{seed + 1000}")
@@ -344,7 +344,7 @@ def test_an_open_xa_transaction(pair: Pair) -> None:
 
 
 def test_a_server_that_is_behind(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
     d = pair.database
     pair.cli.snapshot()
     late = pair.run(f"INSERT INTO {d}.keyed VALUES (9, 9)", on=[pair.old])
@@ -367,7 +367,7 @@ def test_a_server_that_has_purged_what_comes_next(pair: Pair) -> None:
 
 
 def test_another_server_altogether(pair: Pair, mysql_server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
     pair.cli.snapshot()
     pair.run(f"INSERT INTO {pair.database}.keyed VALUES (9, 9)")
     pair.copy(pair.old)
@@ -547,7 +547,7 @@ def test_a_replica_that_was_promoted(pair: Pair, name: str) -> None:
         result = pair.cli.call("check")
         assert "a stream cannot go on at another server" in result.out and grant in result.out
         with pair.cli.opened() as (context, store), pytest.raises(NotReadyError, match="may not see") as denied:
-            begin(context, store, catch_up=True)
+            begin_epoch(context, store, catch_up=True)
         assert grant in denied.value.remedy
     finally:
         pair.new.execute("CHANGE REPLICATION FILTER " + FILTERS[name][1])
@@ -564,10 +564,10 @@ def test_a_table_without_a_key_that_is_further_than_the_resume_point(pair: Pair)
     progress = DeltaResumePoint(LocalStorage(pair.cli.sink / "_cdc_progress" / d), d)
     stand = progress.read_with_timeline()
     assert stand is not None
-    table = DeltaTarget(LocalStorage(pair.cli.sink / d / "plain"), pair.cli.rows(d, "plain").schema)
+    table = DeltaSinkTable(LocalStorage(pair.cli.sink / d / "plain"), pair.cli.rows(d, "plain").schema)
     marker = stream_marker(d)
     with epoch(pair, pair.old) as found:
-        table.commit(lambda _: Published([]), {marker: stand[1].seq(stand[0].at) + 1}, found.applier.fence)
+        table.commit(lambda _: PublishSlices([]), {marker: stand[1].seq(stand[0].at) + 1}, found.applier.fence)
     pair.refused(TerminalError, rf"{d}.plain has no usable key, and is ahead of the resume point")
 
 
@@ -583,7 +583,7 @@ def test_in_the_middle_of_an_epoch(pair: Pair) -> None:
         found.job.connect_args["password"] = pair.new.password
         said = "the connection reaches server .*, but this pipeline began on"
         with pytest.raises(TransientError, match=said):
-            run_in_process(found)
+            run_epoch_in_process(found)
         with pytest.raises(TransientError, match=said):
             found.job.stage_range(
                 found.section_start,
@@ -616,4 +616,4 @@ def test_ddl_at_both_servers_there_and_back(pair: Pair) -> None:
         pair.run(f"INSERT INTO {d}.plain (c{number}) VALUES ({number}), ({number})")
         pair.copy(server)
         assert pair.differences(server) == []
-    assert all(v.is_equal for v in verify(pair.cli.context))
+    assert all(v.is_equal for v in verify_tables(pair.cli.context))

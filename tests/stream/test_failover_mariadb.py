@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.model.schema import SEQ
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.model.schema import SEQ_COLUMN
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from tests.stream.test_failover import Pair, epoch
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
@@ -83,7 +83,7 @@ def test_there_and_back(pair: Domains) -> None:
         pair.run(*sql, gtid=pair.next(server=source))
         pair.copy(server)
         assert pair.differences(server) == []
-        highest.append(max(pair.cli.rows("d", "keyed")[SEQ].to_pylist()))
+        highest.append(max(pair.cli.rows("d", "keyed")[SEQ_COLUMN].to_pylist()))
         assert pair.cli.call("verify").code == 0
     assert highest == sorted(set(highest))
 
@@ -128,7 +128,7 @@ def test_domains_in_another_order(pair: Domains, seed: int) -> None:
     pair.run("INSERT INTO d.keyed VALUES (101, 1)", on=[pair.new])
     with epoch(pair, pair.new, batch_bytes=draw.choice((1, 2000, 1 << 28))) as found:
         assert found.section_start.already_applied or seed > 2  # else the orders agree up to there, by chance
-        run_in_process(found)
+        run_epoch_in_process(found)
         assert not found.applier.offset.already_applied
     assert pair.differences(pair.new) == []
     pair.run("UPDATE d.keyed SET v = -1", gtid=pair.next(2, server=2), on=[pair.new])
@@ -137,7 +137,7 @@ def test_domains_in_another_order(pair: Domains, seed: int) -> None:
 
 
 def test_a_server_that_is_behind(pair: Domains, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
     pair.cli.snapshot()
     late = pair.run("INSERT INTO d.keyed VALUES (9, 9)", on=[pair.old])
     pair.copy(pair.old)
@@ -229,7 +229,7 @@ def test_a_replica_that_was_promoted(pair: Domains) -> None:
         assert "a stream cannot go on at another server" in result.out
         assert "GRANT REPLICA MONITOR ON *.*" in result.out
         with pair.cli.opened() as (context, store), pytest.raises(NotReadyError, match="may not see") as denied:
-            begin(context, store, catch_up=True)
+            begin_epoch(context, store, catch_up=True)
         assert "GRANT REPLICA MONITOR ON *.*" in denied.value.remedy
     finally:
         pair.new.execute("SET GLOBAL replicate_ignore_table = ''")

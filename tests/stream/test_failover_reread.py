@@ -19,18 +19,18 @@ import pytest
 from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import task as batches
 from airflow_provider_cdc.chunk_groups import task as slices
-from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import staged_reads as reread
-from airflow_provider_cdc.resnapshot.staged_files import forget, waiting
-from airflow_provider_cdc.resnapshot.staged_reads import settle
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, remove_request
+from airflow_provider_cdc.resnapshot.staged_reads import publish_or_wait
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
-from airflow_provider_cdc.stream.run import run_in_process
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.stream.run import run_epoch_in_process
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_staged_reads import Lost
 from tests.stream import test_failover, test_failover_mariadb
 from tests.stream.test_failover import Pair, epoch
@@ -116,9 +116,9 @@ class Counted:
         return run_in_threads(job)
 
 
-def group(pair: Pair) -> Group:
+def group(pair: Pair) -> ChunkGroup:
     context = pair.cli.context
-    return Group(context, context.require_plan(), 0)
+    return ChunkGroup(context, context.require_plan(), 0)
 
 
 def break_copy(pair: Pair) -> None:
@@ -137,7 +137,7 @@ def exact(pair: Pair, server: MySQLServer) -> None:
     pair.copy(server)
     assert pair.differences(server) == []
     change(pair)
-    assert all(verdict.is_equal for verdict in verify(pair.cli.context))
+    assert all(verdict.is_equal for verdict in verify_tables(pair.cli.context))
     pair.copy(server)
     assert pair.differences(server) == []
 
@@ -180,7 +180,7 @@ def test_a_table_that_holds_what_the_new_server_never_got(
     pair: Pair, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resume point says nothing of it: the run died between the two commits, and the server with it."""
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
     lost = pair.run(statement, on=[pair.old])
     die_in_a_batch(pair, pair.old)
     pair.refused(TransientError, "has not executed|whose binlog ends at")
@@ -194,14 +194,14 @@ def test_what_was_read_at_another_server_says_nothing_of_the_tables_now(
     """A run wrote down the end of its batch, far ahead, and died before any table had it. The numbers of the next
     server must not be taken for those: what a table holds of it may be what no other server ever got.
     """
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
     for _ in range(3):
         pair.old.execute("FLUSH BINARY LOGS")
     pair.run("INSERT INTO d.keyed VALUES (9, 9)")
     with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_planner()) as planner:
         manifest = found.job.stage_range(found.section_start, planner.find_batch_end(found.section_start, 1 << 40), "0")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(DeltaTarget, "commit", _die)
+            patch.setattr(DeltaSinkTable, "commit", _die)
             found.applier.apply(manifest)
     pair.copy(pair.new)
     lost = pair.run("INSERT INTO d.keyed VALUES (10, 10)", on=[pair.new])
@@ -266,13 +266,13 @@ def test_a_request_of_an_earlier_segment(pair: Pair) -> None:
     assert read_again(pair, pair.old).outcome == "staged"
     change(pair)
     with epoch(pair, pair.new) as found:
-        assert len(waiting(found.context, found.plan)) == 1
+        assert len(list_pending_reads(found.context, found.plan)) == 1
     for _ in range(3):
         pair.old.execute("FLUSH BINARY LOGS")
     change(pair)
     pair.copy(pair.old)
     with pair.cli.opened() as (context, _):
-        assert not waiting(context, context.require_plan())
+        assert not list_pending_reads(context, context.require_plan())
     assert set(group(pair).published_by_table().values()) == {1}
     (told,) = events(pair, "reread_dropped")
     assert told.startswith("group 0 was read again (attempt 2), and cannot be published: it was read at server ")
@@ -316,11 +316,11 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
         read_again(pair, pair.old)
     assert read_again(pair, pair.new).outcome == "staged"
     with pair.cli.opened() as (context, store):
-        (staged,) = waiting(context, context.require_plan())
-        assert not settle(group(pair), store, staged)
-        forget(context, context.require_plan(), staged.group, staged.attempt)
+        (staged,) = list_pending_reads(context, context.require_plan())
+        assert not publish_or_wait(group(pair), store, staged)
+        remove_request(context, context.require_plan(), staged.group, staged.attempt)
         with pytest.raises(TransientError, match="and cannot be published"):
-            settle(group(pair), store, staged)
+            publish_or_wait(group(pair), store, staged)
     break_copy(pair)
     assert read_again(pair, pair.new).outcome == "staged"
     exact(pair, pair.new)
@@ -429,23 +429,23 @@ def test_nothing_is_published_before_its_high_watermark_is_reached(pair: Pair) -
     with epoch(pair, pair.old) as found:
         found.publish_pending()
         assert set(group(pair).published_by_table().values()) == {1}
-        run_in_process(found)
+        run_epoch_in_process(found)
     assert set(group(pair).published_by_table().values()) == {2}
     exact(pair, pair.new)
 
 
 def test_a_group_that_is_read_again_before_the_fence(fresh: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its job publishes it by itself, after the stream has looked for the first time what the tables hold."""
-    raise_fence, done = DeltaTarget.raise_fence, list[str]()
+    raise_fence, done = DeltaSinkTable.raise_fence, list[str]()
 
-    def first(target: DeltaTarget, fence: Fence) -> bool:
+    def first(target: DeltaSinkTable, fence: Fence) -> bool:
         if fence.name.endswith("/epoch") and not done:
             done.append(fence.name)
             change(fresh)
             assert read_again(fresh, fresh.old).outcome == "replaced"
         return raise_fence(target, fence)
 
-    monkeypatch.setattr(DeltaTarget, "raise_fence", first)
+    monkeypatch.setattr(DeltaSinkTable, "raise_fence", first)
     exact(fresh, fresh.old)
     assert done
 
@@ -511,7 +511,7 @@ def test_whatever_happens(pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch
                 twisted(pair, draw)
             elif what == "stream":
                 with epoch(pair, server, draw.choice((1, 2000, 1 << 28))) as found:
-                    run_in_process(found)
+                    run_epoch_in_process(found)
             elif what == "read":
                 seen[read_again(pair, server).outcome] += 1
             elif what == "move":

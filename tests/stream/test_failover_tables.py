@@ -20,10 +20,10 @@ from airflow_provider_cdc.resnapshot import dropped_tables as dropping
 from airflow_provider_cdc.resnapshot import exchange as exchanging
 from airflow_provider_cdc.resnapshot import membership, suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.resnapshot.staged_files import waiting
-from airflow_provider_cdc.system.failpoints import ADDITION, SCHEMA_CHANGES
-from airflow_provider_cdc.system.failpoints import TABLES as SUSPENSION
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
+from airflow_provider_cdc.system.failpoints import ADDED_TABLE, SCHEMA_CHANGES
+from airflow_provider_cdc.system.failpoints import SUSPENSION as SUSPENSION
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.stream.test_failover import Pair
 from tests.stream.test_failover_reread import change, events, fresh, pair, servers
 from tests.support.chance import Killed, killed
@@ -41,16 +41,16 @@ _MODULES = (apply, dropping, membership, exchanging, schema_changes, suspension)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is waited for. A process that died is no more: neither is the thread that reads for it."""
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._SECONDS", 0.5)
-    monkeypatch.setattr(rereading, "_PAUSE_SECONDS", 0.2)
-    monkeypatch.setattr(rereading, "_GONE_SECONDS", 0.1)
-    go = rereading.Rereading._loop
+    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(rereading, "_MISSING_SECONDS", 0.1)
+    go = rereading.ResnapshotWorker._loop
 
-    def ends(self: rereading.Rereading) -> None:
+    def ends(self: rereading.ResnapshotWorker) -> None:
         with contextlib.suppress(Killed):
             go(self)
 
-    monkeypatch.setattr(rereading.Rereading, "_go", ends)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_go", ends)
     yield
 
 
@@ -103,7 +103,7 @@ def exact(pair: Pair, server: MySQLServer, *tables: str) -> None:
     tables = tables or ("keyed", "other", "plain")
     pair.copy(server)
     change(pair)
-    assert {v.table for v in verify(pair.cli.context) if v.is_equal} == {f"d.{name}" for name in tables}
+    assert {v.table for v in verify_tables(pair.cli.context) if v.is_equal} == {f"d.{name}" for name in tables}
     pair.copy(server)
     assert [text for text in pair.differences(server) if any(f"d.{name}" in text for name in tables)] == []
 
@@ -167,7 +167,7 @@ def test_rows_that_were_read_at_the_old_server(pair: Pair) -> None:
     assert stream(pair, pair.new) and suspended(pair) == ["keyed"]
     assert len([text for text in events(pair, "reread_dropped") if "before the stream went on at another" in text]) == 2
     context = pair.cli.context
-    assert waiting(context, context.require_plan()) == []
+    assert list_pending_reads(context, context.require_plan()) == []
     assert pair.cli.resnapshot("d.keyed") == "staged"
     exact(pair, pair.new)
 
@@ -188,7 +188,7 @@ def test_a_table_that_was_added(pair: Pair) -> None:
     exact(pair, pair.old, *tables)
 
 
-@pytest.mark.parametrize("point", mostly_long([*ADDITION, *SUSPENSION[2:4]], "add.after_write"))
+@pytest.mark.parametrize("point", mostly_long([*ADDED_TABLE, *SUSPENSION[2:4]], "add.after_write"))
 def test_a_table_that_was_being_added(pair: Pair, point: str) -> None:
     """The run died before the table was part of the stream."""
     sets(pair)
@@ -230,7 +230,7 @@ def test_ddl_that_was_followed_and_that_only_the_old_server_ran(pair: Pair) -> N
     pair.run(ADDS, gtid=lost, on=[pair.new])
     pair.run("UPDATE d.keyed SET w = 7 WHERE id = 1")
     pair.copy(pair.new)
-    assert pair.differences(pair.new) == [] and all(v.is_equal for v in verify(pair.cli.context))
+    assert pair.differences(pair.new) == [] and all(v.is_equal for v in verify_tables(pair.cli.context))
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["both ran it", "the old server ran it"])
@@ -249,7 +249,7 @@ def test_a_run_that_died_at_a_ddl(pair: Pair, point: str, there: bool) -> None:
     assert len(again) == (point != "definition.before_write")
     pair.run("UPDATE d.keyed SET v = 8 WHERE id = 2", on=[] if there else [pair.new])
     pair.copy(pair.new)
-    assert pair.differences(pair.new) == [] and all(v.is_equal for v in verify(pair.cli.context))
+    assert pair.differences(pair.new) == [] and all(v.is_equal for v in verify_tables(pair.cli.context))
 
 
 def test_a_table_without_a_key_that_is_further_than_the_resume_point(pair: Pair) -> None:

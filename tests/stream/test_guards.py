@@ -11,10 +11,10 @@ import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.client.session import connect, rows
-from airflow_provider_cdc.mysql.positions.watermark import low_watermark
+from airflow_provider_cdc.mysql.client.session import connect, query_rows
+from airflow_provider_cdc.mysql.positions.watermark import take_low_watermark
 from airflow_provider_cdc.preflight import run as preflight
-from airflow_provider_cdc.preflight.check_result import Finding
+from airflow_provider_cdc.preflight.check_result import CheckResult
 from airflow_provider_cdc.preflight.server import check_server
 from tests.support.cli import Cli, tree
 from tests.support.servers import MySQLServer
@@ -43,12 +43,12 @@ def test_a_disk_with_hardly_any_room(
 ) -> None:
     cli = Cli(tmp_path, mysql_server, table)
 
-    def warned() -> list[Finding]:
-        return [one for one in preflight.preflight(cli.context, spark=False) if " bytes left" in one.message]
+    def warned() -> list[CheckResult]:
+        return [one for one in preflight.run_preflight(cli.context, spark=False) if " bytes left" in one.message]
 
-    monkeypatch.setattr(preflight, "_ROOM", 0)
+    monkeypatch.setattr(preflight, "_MIN_FREE_BYTES", 0)
     assert warned() == []
-    monkeypatch.setattr(preflight, "_ROOM", 1 << 62)
+    monkeypatch.setattr(preflight, "_MIN_FREE_BYTES", 1 << 62)
     (found,) = warned()
     assert found.level == "warning" and found.message.startswith(f"the disk of sink {cli.sink} has only ")
     assert found.message.endswith(f"(at {tmp_path})") and found.remedy.startswith("Make room on that disk")
@@ -99,7 +99,7 @@ def test_uncommitted_rows_are_never_read(mysql_server: MySQLServer, table: str) 
         with closing(mysql_server.connect()) as writer, closing(connect(mysql_server.connect_args())) as reader:
             writer.begin()
             writer.cursor().execute(f"UPDATE {table} SET v = 'not committed'")
-            assert rows(reader, f"SELECT v FROM {table} ORDER BY id") == [("a",), ("b",), ("c",)]
+            assert query_rows(reader, f"SELECT v FROM {table} ORDER BY id") == [("a",), ("b",), ("c",)]
             writer.rollback()
     finally:
         mysql_server.execute("SET GLOBAL transaction_isolation = %s", [default])
@@ -114,14 +114,14 @@ def test_a_transaction_that_every_session_begins_with(mysql_server: MySQLServer,
         with closing(connect(mysql_server.connect_args(**user))) as reader:
             for v in ("new", "newer"):
                 mysql_server.execute(f"UPDATE {table} SET v = '{v}'")
-                assert rows(reader, f"SELECT DISTINCT v FROM {table}") == [(v,)]
+                assert query_rows(reader, f"SELECT DISTINCT v FROM {table}") == [(v,)]
     finally:
         mysql_server.execute("SET GLOBAL init_connect = ''")
 
 
 def test_the_binlog_of_another_server_is_not_read(mysql_server: MySQLServer) -> None:
     with closing(connect(mysql_server.connect_args())) as connection:
-        low = low_watermark(connection)
+        low = take_low_watermark(connection)
     options: dict[str, Any] = {
         "server_id": 77_001,
         "replica_uuid": str(uuid4()),

@@ -21,12 +21,12 @@ from airflow_provider_cdc.model.errors import DamageError, OtherHistoryError, Pu
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
 from airflow_provider_cdc.mysql.chunks import chunk
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.resume import resume
-from airflow_provider_cdc.stream.run import begin
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
+from airflow_provider_cdc.stream.run import begin_epoch
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -84,7 +84,7 @@ class World:
         for _ in range(2):
             with pytest.raises(OtherHistoryError, match=match):
                 self.cli.catch_up()
-        assert {one.verdict for one in verify(self.cli.context)} == {NOT_COMPARABLE}
+        assert {one.verdict for one in verify_tables(self.cli.context)} == {NOT_COMPARABLE}
 
 
 def later() -> None:
@@ -165,7 +165,7 @@ def test_a_reset_under_a_stream_that_runs(world: World) -> None:
     """The server goes on to serve the file that it has deleted; its own end of the binlog tells, then its file."""
     world.cli.snapshot()
     with world.cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=False)
+        epoch = begin_epoch(context, store, catch_up=False)
         with contextlib.closing(epoch.job.make_planner()) as planner:
             world.server.execute("INSERT INTO d.t VALUES (100, 'row')")
             (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
@@ -299,7 +299,7 @@ def test_what_lies_before_a_file_was_read(world: World) -> None:
     old = replace(world.offset, file_start_time=0)
     with contextlib.closing(connect(world.server.connect_args())) as connection:
         opener = world.cli.context.binlog_opener(0)
-        assert resume(connection, old, opener) == old
+        assert check_resume_offset(connection, old, opener) == old
         world.reset()
         for n in range(200, 210):
             world.server.execute(f"INSERT INTO d.t VALUES ({n}, 'row')")
@@ -311,7 +311,7 @@ def test_what_lies_before_a_file_was_read(world: World) -> None:
             assert time.monotonic() < give_up
             time.sleep(0.05)
         with pytest.raises(OtherHistoryError, match=r"before binlog file|stands for"):
-            resume(connection, old, opener)
+            check_resume_offset(connection, old, opener)
 
 
 def test_a_gtid_that_comes_again(mysql_server: MySQLServer, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_gtid_that_comes_again(mysql_server: MySQLServer, tmp_path: Path) -> N
     world.server.execute("INSERT INTO d.t VALUES (100, 'row')")
     world.exact()
     with world.cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=False)
+        epoch = begin_epoch(context, store, catch_up=False)
         world.server.session("d", "SET gtid_next = 'AUTOMATIC:shop'", "INSERT INTO t VALUES (101, 'row')")
         uuid = world.server.execute("SELECT @@server_uuid")[0][0]
         with contextlib.closing(epoch.job.make_planner()) as planner:
@@ -482,7 +482,7 @@ def test_a_domain_that_is_taken_out(mariadb_server: MySQLServer, tmp_path: Path)
     assert "7-1-1" in world.offset.gtid_set
     write(104, 8)
     with world.cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=False)
+        epoch = begin_epoch(context, store, catch_up=False)
         with contextlib.closing(epoch.job.make_planner()) as planner:
             (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
             epoch.apply_batch(epoch.job.stage_range(epoch.section_start, end, "0"))
@@ -510,7 +510,10 @@ def test_an_encrypted_binlog() -> None:
 
     for end, position in ((0, 1000), (1040, 1040)):
         event = stream._parse_event(packet(164, end))
-        assert (event.position, [*read_transactions([event], {})]) == (position, [Reached("binlog.000001", position)])
+        assert (event.position, [*read_transactions([event], {})]) == (
+            position,
+            [ReachedPosition("binlog.000001", position)],
+        )
     with pytest.raises(DamageError, match="1080 expected"):
         stream._parse_event(packet(164, 1041))
 

@@ -15,17 +15,17 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.apply.applier import epoch_fence
-from airflow_provider_cdc.chunk_groups.groups import targets
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.maintenance import upkeep
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError
-from airflow_provider_cdc.observe.status import status
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.observe.status import read_status
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.delta import compaction
-from airflow_provider_cdc.sinks.storage.request_counts import counting, summed, text_of
+from airflow_provider_cdc.sinks.storage.request_counts import count_requests_in, format_counts, sum_counts
 from airflow_provider_cdc.snapshot.run import run_group, run_snapshot
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.stream import epoch as epoch_module
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch
@@ -49,8 +49,8 @@ class World:
     database: str
     proxy: StoreProxy
     place: S3
-    context: Context
-    store: Store
+    context: RunContext
+    store: StateDatabase
     snapshot: list[Request]
 
     def write(self, *tables: str, value: int) -> None:
@@ -65,7 +65,7 @@ class World:
     def begin(self) -> Epoch:
         for number in range(1, 10):
             self.store.end_epoch(self.context.pipeline.name, number, "stopped")
-        return stream.begin(self.context, self.store, catch_up=False)
+        return stream.begin_epoch(self.context, self.store, catch_up=False)
 
     def batch(self, epoch: Epoch) -> dict[str, Any]:
         """Stage what is new."""
@@ -101,7 +101,7 @@ def world(
         monkeypatch.setenv("AIRFLOW_CONN_CDC_SOURCE", mysql_server.uri(**cdc_user))
         for name, value in lake.connections.items():
             monkeypatch.setenv(name, value)
-        context = Context.for_pipeline(Pipeline.load(lake.write_pipeline(database)))
+        context = RunContext.for_pipeline(Pipeline.load(lake.write_pipeline(database)))
         with closing(context.open_state_database()) as store:
             plan = context.ensure_plan(store)
 
@@ -141,7 +141,9 @@ def test_a_batch_into_one_table_makes_few_requests_one_after_the_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = warmed_up(world)
-    monkeypatch.setattr(epoch_module, "_LOOK_SECONDS", 3600)  # looks for groups that were read again are not counted
+    monkeypatch.setattr(
+        epoch_module, "_PUBLISH_CHECK_SECONDS", 3600
+    )  # looks for groups that were read again are not counted
     world.write("a", value=7)
     # While it is said how far the batch goes, its files are read: held up, the one meets the other on any machine.
     world.proxy.meet("delay", "put", "/batch.json$")
@@ -157,12 +159,14 @@ def test_what_status_says_of_the_store_is_what_the_store_has_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the snapshot's groups, the last batch, and the whole run: with what tasks and other threads have asked."""
-    found = status(world.context)
-    assert found["snapshot"]["traffic"] == summed(group["traffic"] for group in found["groups"])
+    found = read_status(world.context)
+    assert found["snapshot"]["traffic"] == sum_counts(group["traffic"] for group in found["groups"])
     assert found["snapshot"]["traffic"] == counted_by(world.snapshot)
 
-    monkeypatch.setattr(upkeep, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(epoch_module, "_LOOK_SECONDS", 3600)  # looks for groups that were read again are not counted
+    monkeypatch.setattr(upkeep, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(
+        epoch_module, "_PUBLISH_CHECK_SECONDS", 3600
+    )  # looks for groups that were read again are not counted
     monkeypatch.setattr(compaction, "FANOUT", 3)
     lines: list[str] = []
     monkeypatch.setattr(world.context.reporter, "line", lines.append)
@@ -171,25 +175,25 @@ def test_what_status_says_of_the_store_is_what_the_store_has_seen(
     def run() -> None:
         world.write(*TABLES, value=5)
         epoch = world.begin()
-        with stream._Life(epoch):
+        with stream._EpochLifecycle(epoch):
             for value in range(8):
                 world.write(*TABLES, value=100 + value)
-                with counting(epoch.request_counts):
+                with count_requests_in(epoch.request_counts):
                     manifest = world.batch(epoch)  # the plan is read once
                 if value == 7:
-                    with counting(epoch.request_counts):
+                    with count_requests_in(epoch.request_counts):
                         epoch.maintenance.__exit__()  # from now on nothing else asks the store
                 applied = world.proxy.record(partial(epoch.apply_batch, manifest))
                 last.clear()
-                last.update(summed([counted_by(applied), manifest["asked"]]))
+                last.update(sum_counts([counted_by(applied), manifest["asked"]]))
                 time.sleep(0.3)
 
     seen = world.proxy.record(run)
-    traffic = status(world.context)["stream"]["traffic"]
+    traffic = read_status(world.context)["stream"]["traffic"]
     assert traffic["run"] == counted_by(seen)
     assert [r for r in seen if "/part-" in r.key], "compactions are part of the run"
     assert traffic["last_batch"] == last and last["put"] >= 4
-    assert lines[-1].endswith(f"; {text_of(last)}")
+    assert lines[-1].endswith(f"; {format_counts(last)}")
 
 
 def test_nothing_is_said_of_a_store_where_there_is_none(
@@ -199,12 +203,12 @@ def test_nothing_is_said_of_a_store_where_there_is_none(
     with closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE t (id int PRIMARY KEY)")
         cursor.execute("INSERT INTO t VALUES (1)")
-    context = Context.for_pipeline(Pipeline.load(Lake(tmp_path / "lake", "local").write_pipeline(database)))
+    context = RunContext.for_pipeline(Pipeline.load(Lake(tmp_path / "lake", "local").write_pipeline(database)))
     with closing(context.open_state_database()) as store:
         run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
-        epoch = stream.begin(context, store, catch_up=True)
-        stream.run_in_process(epoch)
-    found = status(context)
+        epoch = stream.begin_epoch(context, store, catch_up=True)
+        stream.run_epoch_in_process(epoch)
+    found = read_status(context)
     assert found["snapshot"]["traffic"] is None and found["stream"]["traffic"] is None
     assert [group["traffic"] for group in found["groups"]] == [None]
 
@@ -230,7 +234,7 @@ def test_a_table_that_fails_beside_others_keeps_the_resume_point_back(world: Wor
     manifest = world.batch(epoch)
     before = [world.version(table) for table in TABLES]
     # As if a newer run had come so far.
-    targets(world.context, epoch.plan)[1].raise_fence(epoch_fence("store", epoch.number + 1))
+    open_sink_tables(world.context, epoch.plan)[1].raise_fence(epoch_fence("store", epoch.number + 1))
     stood = world.context.sink.resume_point().read()
     with pytest.raises(FencedError):
         epoch.apply_batch(manifest)

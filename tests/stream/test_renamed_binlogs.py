@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.model.errors import PurgedError, TransientError
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -49,7 +49,7 @@ def exact(cli: Cli, server: MySQLServer, generation: int) -> None:
     cli.catch_up()
     with closing(server.connect()) as connection:
         assert compare_all(connection, "d", cli.sink) == []
-    assert all(found.is_equal for found in verify(cli.context))
+    assert all(found.is_equal for found in verify_tables(cli.context))
     assert cli.context.require_plan().generation == generation
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.errors import TableSuspendedError
-from airflow_provider_cdc.model.step_kinds import ASKED
-from airflow_provider_cdc.observe.alert_rules import SUSPENDED, Limits
-from airflow_provider_cdc.observe.alerts import news
-from airflow_provider_cdc.observe.status import status
+from airflow_provider_cdc.model.step_kinds import REQUESTED
+from airflow_provider_cdc.observe.alert_rules import SUSPENDED, AlertLimits
+from airflow_provider_cdc.observe.alerts import find_alert_changes
+from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.runtime.liveness import Heart
-from airflow_provider_cdc.runtime.requests import Inbox
-from airflow_provider_cdc.state import RequestRow, Store, StreamRow
+from airflow_provider_cdc.runtime.liveness import Heartbeat
+from airflow_provider_cdc.runtime.requests import RequestInbox
+from airflow_provider_cdc.state import ControlRequestRow, EpochRow, StateDatabase
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from tests.support.cli import Cli, read_only
 from tests.support.oracle import compare_all
 from tests.support.processes import wait_for
@@ -49,7 +49,7 @@ def cli(server: MySQLServer, database: str, tmp_path: Path) -> Cli:
 
 
 @pytest.fixture
-def books(cli: Cli) -> Iterator[Store]:
+def books(cli: Cli) -> Iterator[StateDatabase]:
     """The bookkeeping, as the page has it."""
     with cli.opened() as (_, store):
         yield store
@@ -65,25 +65,25 @@ def suspended(cli: Cli) -> dict[str, str]:
     return {plan.tables[step.table].name: step.kind for step in plan.suspensions}
 
 
-def request(books: Store, number: int) -> RequestRow:
+def request(books: StateDatabase, number: int) -> ControlRequestRow:
     row = books.request("p", number)
     assert row is not None
     return row
 
 
-def stream(books: Store) -> StreamRow:
+def stream(books: StateDatabase) -> EpochRow:
     row = books.newest_epoch("p")
     assert row is not None
     return row
 
 
-def ended(books: Store, number: int) -> tuple[str, str]:
+def ended(books: StateDatabase, number: int) -> tuple[str, str]:
     wait_for("the end of the request", lambda: request(books, number).finished_at is not None)
     row = request(books, number)
     return row.state, row.outcome or ""
 
 
-def told(books: Store, *kinds: str) -> list[tuple[str, str | None, str | None]]:
+def told(books: StateDatabase, *kinds: str) -> list[tuple[str, str | None, str | None]]:
     return [(event.kind, event.table, event.by) for event in reversed(books.last_events("p", 100, kinds))]
 
 
@@ -91,7 +91,7 @@ def behind_the_binlog(server: MySQLServer, *statements: str) -> None:
     run(server, "SET SESSION sql_log_bin = 0", *statements)
 
 
-def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: Store) -> None:
+def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:
     """It stands still until somebody asks for it, however often the stream begins again, and is no failure."""
     with cli.streaming():
         asked = books.add_request("p", "suspend", "d.keyed", "ann")
@@ -107,14 +107,16 @@ def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: 
     run(server, "ALTER TABLE keyed ADD COLUMN w INT NOT NULL DEFAULT 7", "INSERT INTO quiet VALUES (77, 'x')")
     cli.catch_up()
     cli.catch_up()
-    assert suspended(cli) == {"keyed": ASKED} and not is_equal(server, cli, "keyed")
+    assert suspended(cli) == {"keyed": REQUESTED} and not is_equal(server, cli, "keyed")
     assert {row["v"] for row in cli.rows("d", "keyed").to_pylist()} >= {"before", "keyed 3"}
     assert is_equal(server, cli, "plain", "quiet")
-    (found,) = status(cli.context)["suspended"]
+    (found,) = read_status(cli.context)["suspended"]
     assert found["message"] == "ann asked for it" and found["remedy"].endswith("airflow-cdc resume --table d.keyed")
     (row,) = [row for row in books.table_states("p") if row.name == "keyed"]
-    assert (row.state, row.kind, row.reason) == ("suspended", ASKED, "ann asked for it")
-    assert news(books, "p", Limits(), [SUSPENDED]) == [], "nobody has to be told of what somebody wants"
+    assert (row.state, row.kind, row.reason) == ("suspended", REQUESTED, "ann asked for it")
+    assert find_alert_changes(books, "p", AlertLimits(), [SUSPENDED]) == [], (
+        "nobody has to be told of what somebody wants"
+    )
 
     # Without a stream the by_request waits for the next one.
     asked = books.add_request("p", "reread", "d.keyed", "bob")
@@ -132,7 +134,7 @@ def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: 
 
 @pytest.mark.parametrize("small", [True, False])
 def test_a_table_is_read_again(
-    server: MySQLServer, cli: Cli, books: Store, small: bool, monkeypatch: pytest.MonkeyPatch
+    server: MySQLServer, cli: Cli, books: StateDatabase, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a whole and in part, while it is part of the stream; others are where they would be without that."""
     monkeypatch.setattr(rereading, "_SMALL_BYTES", 1 << 30 if small else -1)
@@ -158,7 +160,7 @@ def test_a_table_is_read_again(
     ]
 
 
-def test_what_is_refused(server: MySQLServer, cli: Cli, books: Store) -> None:
+def test_what_is_refused(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:
     """With a reason and a remedy; and neither the stream nor a table suffers from it."""
     run(server, "ALTER TABLE plain ADD COLUMN w INT NOT NULL DEFAULT 7")
     with pytest.raises(TableSuspendedError):
@@ -196,7 +198,7 @@ def test_what_is_refused(server: MySQLServer, cli: Cli, books: Store) -> None:
     assert is_equal(server, cli, "keyed")
 
 
-def test_one_after_the_other(server: MySQLServer, cli: Cli, books: Store) -> None:
+def test_one_after_the_other(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:
     """What is wanted of one table is done in that order; all of it before a catch-up ends."""
     behind_the_binlog(server, "UPDATE keyed SET v = 'lost' WHERE id = 3")
     asked = [
@@ -210,10 +212,10 @@ def test_one_after_the_other(server: MySQLServer, cli: Cli, books: Store) -> Non
     asked = [books.add_request("p", "reread", "d.keyed", "bob"), books.add_request("p", "suspend", "d.keyed", "bob")]
     cli.catch_up()
     assert [request(books, number).state for number in asked] == ["done"] * 2
-    assert suspended(cli) == {"keyed": ASKED, "plain": ASKED} and is_equal(server, cli, *TABLES)
+    assert suspended(cli) == {"keyed": REQUESTED, "plain": REQUESTED} and is_equal(server, cli, *TABLES)
 
 
-def test_all_tables_may_be_suspended(server: MySQLServer, cli: Cli, books: Store) -> None:
+def test_all_tables_may_be_suspended(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:
     """The stream waits until somebody wants one of them again."""
     with cli.streaming():
         for table in TABLES:
@@ -236,8 +238,8 @@ def test_all_tables_may_be_suspended(server: MySQLServer, cli: Cli, books: Store
 def going(cli: Cli, *, catch_up: bool = False) -> Iterator[tuple[Epoch, threading.Thread]]:
     """The stream runs in a thread; it is stopped at the end, if it has not ended by itself."""
     with cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=catch_up)
-        thread = threading.Thread(target=run_in_process, args=(epoch,))
+        epoch = begin_epoch(context, store, catch_up=catch_up)
+        thread = threading.Thread(target=run_epoch_in_process, args=(epoch,))
         thread.start()
         try:
             yield epoch, thread
@@ -247,7 +249,7 @@ def going(cli: Cli, *, catch_up: bool = False) -> Iterator[tuple[Epoch, threadin
         assert not thread.is_alive()
 
 
-def test_a_pause(server: MySQLServer, cli: Cli, books: Store) -> None:
+def test_a_pause(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:
     """It lives and reads nothing, until somebody resumes it."""
     with going(cli) as (epoch, _):
         assert books.pause_stream("p", "ann")
@@ -265,7 +267,7 @@ def test_a_pause(server: MySQLServer, cli: Cli, books: Store) -> None:
         now = stream(books)
         assert (now.state, now.paused_by) == ("running", "ann") and now.heartbeat_at > beat
         assert now.progress_at is not None and now.progress_at > beat, "nobody takes it for one that hangs"
-        assert status(cli.context)["stream"]["paused_by"] == "ann"
+        assert read_status(cli.context)["stream"]["paused_by"] == "ann"
         assert books.resume_stream("p", "bob")
         wait_for("what was written meanwhile", lambda: is_equal(server, cli, "keyed"))
         assert ended(books, read)[0] == "done" and is_equal(server, cli, "plain")
@@ -276,15 +278,15 @@ def test_a_pause(server: MySQLServer, cli: Cli, books: Store) -> None:
             assert books.resume_stream("p", "ann")
             run(server, "UPDATE keyed SET v = CONCAT(v, '!')")
         wait_for("all", lambda: is_equal(server, cli, "keyed", "plain"))
-    assert stream(books).error is None and suspended(cli) == {"quiet": ASKED}
+    assert stream(books).error is None and suspended(cli) == {"quiet": REQUESTED}
 
 
 def test_how_far_it_is_behind_is_told_while_it_is_paused(
-    server: MySQLServer, cli: Cli, books: Store, monkeypatch: pytest.MonkeyPatch
+    server: MySQLServer, cli: Cli, books: StateDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So people are warned before the source purges what it needs."""
-    monkeypatch.setattr("airflow_provider_cdc.observe.observer._SECONDS", 1.0)
-    monkeypatch.setattr("airflow_provider_cdc.observe.observer._FIRST_SECONDS", 1.0)
+    monkeypatch.setattr("airflow_provider_cdc.observe.observer._INTERVAL_SECONDS", 1.0)
+    monkeypatch.setattr("airflow_provider_cdc.observe.observer._FIRST_SAMPLE_SECONDS", 1.0)
     with going(cli) as (epoch, _):
         assert books.pause_stream("p", "ann")
         wait_for("the pause", lambda: epoch.inbox.paused)
@@ -297,7 +299,7 @@ def test_how_far_it_is_behind_is_told_while_it_is_paused(
         wait_for("a sample", behind)
 
 
-def test_a_catch_up_waits_and_a_stop_is_obeyed(server: MySQLServer, cli: Cli, books: Store) -> None:
+def test_a_catch_up_waits_and_a_stop_is_obeyed(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:
     with going(cli, catch_up=True) as (_, thread):
         thread.join(30)
     assert stream(books).state == "caught_up"
@@ -326,7 +328,7 @@ def test_a_catch_up_waits_and_a_stop_is_obeyed(server: MySQLServer, cli: Cli, bo
         assert not epoch.inbox.paused, "whoever stops a stream has ended its pause"
 
 
-def test_an_outage_of_the_bookkeeping(server: MySQLServer, cli: Cli, books: Store) -> None:
+def test_an_outage_of_the_bookkeeping(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:
     """The stream goes on; what is wanted is done, and written down, when it is back."""
     with going(cli) as (epoch, _):
         asked = books.add_request("p", "suspend", "d.plain", "ann")
@@ -337,14 +339,14 @@ def test_an_outage_of_the_bookkeeping(server: MySQLServer, cli: Cli, books: Stor
             wait_for("a batch", lambda: is_equal(server, cli, "keyed"))
             time.sleep(1.5)
             assert request(books, asked).state == "open" and "quiet" not in suspended(cli)
-        assert ended(books, asked)[0] == "done" and suspended(cli)["quiet"] == ASKED
+        assert ended(books, asked)[0] == "done" and suspended(cli)["quiet"] == REQUESTED
 
 
 def test_an_outcome_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
-    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         epoch, asked = store.begin_epoch("p", 0, "here", 1, 1.0), store.add_request("p", "suspend", "d.t", "ann")
-        inbox = Inbox(store, {})
+        inbox = RequestInbox(store, {})
         beat = store.record_heartbeat("p", epoch, False)
         assert beat is not None
         inbox.receive_reply(beat)
@@ -355,7 +357,7 @@ def test_an_outcome_that_cannot_be_written_is_written_later(tmp_path: Path) -> N
         # It is not done a second time meanwhile, but by the next run, if this one dies.
         beat = store.record_heartbeat("p", epoch, False)
         assert beat is not None and [row.id for row in beat.requests] == [asked]
-        other = Inbox(store, {})
+        other = RequestInbox(store, {})
         other.receive_reply(beat)
         assert [row.id for row in other.take_new_requests()] == [asked]
         inbox.receive_reply(beat)
@@ -365,18 +367,18 @@ def test_an_outcome_that_cannot_be_written_is_written_later(tmp_path: Path) -> N
 def test_a_bookkeeping_that_is_lost_during_a_pause(tmp_path: Path) -> None:
     """The run is written down again as it is: paused."""
     details: dict[str, Any] = {"mode": "continuous"}
-    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+    with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         number = store.begin_epoch("p", 0, "here", 1, 1.0)
         assert store.pause_stream("p", "ann")
-        inbox = Inbox(store, details)
+        inbox = RequestInbox(store, details)
         beat = store.record_heartbeat("p", number, False)
         assert beat is not None
         inbox.receive_reply(beat)
-    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/anew.db", migrate=True)) as store:
+    with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/anew.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
         inbox._state_database = store
-        with Heart(store, "p", number, details, threading.Event(), lambda: False, on_reply=inbox.receive_reply):
+        with Heartbeat(store, "p", number, details, threading.Event(), lambda: False, on_reply=inbox.receive_reply):
             wait_for("the run", lambda: store.newest_epoch("p") is not None)
             time.sleep(1.5)
             assert inbox.paused_by == stream(store).paused_by == "ann" and stream(store).desired_state == "pause"
@@ -385,14 +387,14 @@ def test_a_bookkeeping_that_is_lost_during_a_pause(tmp_path: Path) -> None:
         assert details == {"mode": "continuous"}
 
 
-def test_where_the_stream_stands_before_a_ddl(server: MySQLServer, cli: Cli, books: Store) -> None:
+def test_where_the_stream_stands_before_a_ddl(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:
     """The DDL is followed by the plan as it was when it was met; the table is suspended behind it."""
     run(server, "ALTER TABLE keyed ADD COLUMN w INT", "UPDATE keyed SET w = 1 WHERE id = 1")
     asked = books.add_request("p", "suspend", "d.keyed", "ann")
     with cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=True)
+        epoch = begin_epoch(context, store, catch_up=True)
         take = epoch.inbox.take_new_requests
         epoch.inbox.take_new_requests = lambda: take() if epoch.before_ddl else []  # type: ignore[method-assign]
-        run_in_process(epoch)
-    assert ended(books, asked)[0] == "done" and suspended(cli) == {"keyed": ASKED}
+        run_epoch_in_process(epoch)
+    assert ended(books, asked)[0] == "done" and suspended(cli) == {"keyed": REQUESTED}
     assert "w" in cli.rows("d", "keyed").column_names

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.apply.task import together
+from airflow_provider_cdc.apply.task import merge_manifests
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.spark.session import start
+from airflow_provider_cdc.spark.session import start_session
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import run_on_spark
+from airflow_provider_cdc.stream.run import run_epoch_on_spark
 from airflow_provider_cdc.stream.spark_query import StreamQuery
 from tests import ROOT
 from tests.support.cli import Cli
@@ -47,7 +47,7 @@ def spark(slow: Path) -> Iterator[SparkSession]:
     python.write_text(SLOW.format(slow=slow, python=sys.executable))
     python.chmod(0o755)
     with own_java({"PYTHONPATH": str(ROOT)}):
-        yield start("query", "local[2]", {"spark.pyspark.python": str(python)})
+        yield start_session("query", "local[2]", {"spark.pyspark.python": str(python)})
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ class Applied:
                 assert time.monotonic() < deadline, "the next batch is not read"
                 time.sleep(0.05)
             self.then()
-        self.epoch.apply_batch(together(manifests))
+        self.epoch.apply_batch(merge_manifests(manifests))
         self._at_once -= 1
 
     def _staged(self) -> int:
@@ -182,7 +182,7 @@ def test_one_query_carries_all_sections(
         epoch.job, epoch.target = replace(epoch.job, max_batch_bytes=300, min_range_bytes=100), None
         thread = threading.Thread(target=go_on)
         thread.start()
-        run_on_spark(epoch, spark)
+        run_epoch_on_spark(epoch, spark)
         thread.join()
         assert epoch.job.section >= 3 and begun == [0], "followed, suspended, rejoined"
     cli.catch_up()
@@ -225,7 +225,7 @@ def test_what_suspends_a_table_does_not_end_the_query(
     monkeypatch.setattr(StreamQuery, "_begin", count)
     monkeypatch.setattr(StreamQuery, "_stop", count_too)
     with cli.epoch() as epoch:
-        run_on_spark(epoch, spark)
+        run_epoch_on_spark(epoch, spark)
         assert begun == [0] and stopped == [None], "at the end"
         found = {epoch.plan.tables[step.table].name: step.message for step in epoch.plan.suspensions}
     assert sorted(found) == ["planned", "staged"]
@@ -242,7 +242,7 @@ def test_a_worker_that_comes_up_too_slowly_is_started_again(
     with cli.epoch() as epoch:
         with StreamQuery(
             spark,
-            lambda manifests: epoch.apply_batch(together(manifests)),
+            lambda manifests: epoch.apply_batch(merge_manifests(manifests)),
             on_tick=lambda: None,
             is_section_over=epoch.is_section_over,
         ) as query:
@@ -320,6 +320,6 @@ def test_a_pause_lets_go_of_the_source(
         monkeypatch.setattr(epoch.inbox, "hear", lambda _: None)
         thread = threading.Thread(target=go_on, args=(epoch,))
         thread.start()
-        run_on_spark(epoch, spark)
+        run_epoch_on_spark(epoch, spark)
         thread.join()
     assert not failed and len(begun) >= 2, failed

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.offset import Offset, Position
-from airflow_provider_cdc.stream.spark_source import BinlogReader, Range, SectionOffset
+from airflow_provider_cdc.stream.spark_source import BatchRange, BinlogStreamReader, SectionOffset
 
 
 def at(position: int) -> Offset:
@@ -48,7 +48,7 @@ class Job:
 
 def test_spark_need_not_say_where_a_batch_begins(tmp_path: Path) -> None:
     def run(*, told: bool) -> list[tuple[dict[str, Any], list[tuple[int, int]]]]:
-        reader = BinlogReader(cast(StreamJob, Job()), at(20), tmp_path / "section")
+        reader = BinlogStreamReader(cast(StreamJob, Job()), at(20), tmp_path / "section")
         start, batches = reader.initialOffset(), []
         for _ in range(4):
             end = reader.latestOffset(start, None) if told else reader.latestOffset()
@@ -65,7 +65,7 @@ def test_spark_need_not_say_where_a_batch_begins(tmp_path: Path) -> None:
 def test_the_next_section_begins_where_the_driver_says(told: bool, tmp_path: Path) -> None:
     """Behind what was read of the one before, or before it."""
     file = tmp_path / "section"
-    reader = BinlogReader(cast(StreamJob, Job()), at(10), file)
+    reader = BinlogStreamReader(cast(StreamJob, Job()), at(10), file)
     start = first = reader.initialOffset()
     seen = []
     for section in (0, 0, 1, 1, 1, 2):
@@ -95,7 +95,7 @@ def test_an_error_of_one_table_is_a_batch(told: bool, tmp_path: Path) -> None:
     """Behind what could be read. Nothing is read behind it until the driver has decided."""
     file = tmp_path / "section"
     error = TerminalError("it is damaged", "Mend it", table="d.t")
-    reader = BinlogReader(cast(StreamJob, Job(error=error)), at(10), file)
+    reader = BinlogStreamReader(cast(StreamJob, Job(error=error)), at(10), file)
     start, parts = reader.initialOffset(), list[Any]()
     for section in (0, 0, 0, 1, 1):
         if section:
@@ -111,16 +111,16 @@ def test_an_error_of_one_table_is_a_batch(told: bool, tmp_path: Path) -> None:
 
 
 def test_any_other_error_ends_the_query(tmp_path: Path) -> None:
-    reader = BinlogReader(cast(StreamJob, Job(error=TerminalError("all is lost"))), at(20), tmp_path / "section")
+    reader = BinlogStreamReader(cast(StreamJob, Job(error=TerminalError("all is lost"))), at(20), tmp_path / "section")
     with pytest.raises(RuntimeError, match="all is lost"):
         reader.latestOffset(reader.initialOffset())
     with pytest.raises(RuntimeError, match="all is lost"):
-        list(reader.read(Range(0, at(10), at(20), 0, [])))
+        list(reader.read(BatchRange(0, at(10), at(20), 0, [])))
 
 
 def test_what_planning_has_asked_of_a_store_is_told_once(tmp_path: Path) -> None:
     """By the first piece of the next batch."""
-    reader = BinlogReader(cast(StreamJob, Job()), at(20), tmp_path / "section")
+    reader = BinlogStreamReader(cast(StreamJob, Job()), at(20), tmp_path / "section")
     told: list[tuple[list[dict[str, int]], ...]] = [([{"get": 1}], []), ([], [])]
     for expected in told:
         start = reader._range_ends[-1] if reader._range_ends else at(20)

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.errors import DdlError, NotReadyError, TerminalError
-from airflow_provider_cdc.model.gtid import GtidSet, MariadbPosition
+from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.positions import start as start_module
-from airflow_provider_cdc.stream.run import begin
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.stream.run import begin_epoch
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.observe.test_status import purge
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
@@ -132,7 +132,7 @@ def test_it_begins_in_front_of_the_change(history: History, kind: str, number: i
     cli.snapshot()
     found = cli.context.require_plan()
     assert found.chunks == () and found.timeline.start_file == found.p0.at.file
-    kinds = MariadbPosition if isinstance(history.server, MariaDBServer) else GtidSet
+    kinds = MariadbGtidPosition if isinstance(history.server, MariaDBServer) else GtidSet
     assert kinds.parse(found.p0.gtid_set) == kinds.parse(history.gtids[number]), "and no other transaction lies between"
     # In bytes it may be before or behind events that belong to no transaction.
     assert kind != "position" or found.p0.at == history.places[number]
@@ -151,7 +151,7 @@ def test_earliest(history: History, tmp_path: Path) -> None:
     cli.catch_up()
     assert rows(cli) == AFTER[1]
     with pytest.raises(NotReadyError, match="began without a snapshot"):
-        verify(cli.context)
+        verify_tables(cli.context)
     assert "no snapshot: earliest" in cli.call("status").out
     assert "no snapshot: the stream begins at P0, which is earliest" in cli.call("plan").out
     assert cli.call("check").code == 0
@@ -280,5 +280,5 @@ def test_the_stream_is_ready_at_once(tmp_path: Path, mysql_server: MySQLServer, 
     found = json.loads(cli.call("status", "--json").out)
     assert found["snapshot"]["complete"] and found["groups"] == [] and found["start"] == "latest"
     with cli.opened() as (context, store):
-        epoch = begin(context, store, catch_up=True)
+        epoch = begin_epoch(context, store, catch_up=True)
         assert epoch.section_start.at == epoch.plan.p0.at

@@ -14,13 +14,13 @@ import pytest
 
 from airflow_provider_cdc.model.errors import TransientError, UnknownPrepareError
 from airflow_provider_cdc.mysql.binlog.events import transactions
-from airflow_provider_cdc.mysql.binlog.events.spill import spill
+from airflow_provider_cdc.mysql.binlog.events.spill import spill_to_disk
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.chunks import chunk as chunk_module
 from airflow_provider_cdc.mysql.chunks import window_reader as windows
 from airflow_provider_cdc.mysql.positions import p0, watermark
-from airflow_provider_cdc.mysql.positions.watermark import _MariaDB, _MySQL, low_watermark
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.mysql.positions.watermark import _MariaDbWatermarks, _MySqlWatermarks, take_low_watermark
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -122,7 +122,7 @@ def test_in_the_stream(world: World) -> None:
     world.exact()
     standing = world.cli.context.sink.resume_point().read()
     assert standing is not None and standing.open_xa == ()
-    assert len(world.cli.rows("d", "t")) == 32 and all(v.is_equal for v in verify(world.cli.context))
+    assert len(world.cli.rows("d", "t")) == 32 and all(v.is_equal for v in verify_tables(world.cli.context))
 
 
 def test_verify_while_one_is_open(world: World) -> None:
@@ -130,7 +130,7 @@ def test_verify_while_one_is_open(world: World) -> None:
     world.prepare("'a'", "UPDATE t SET v = 'xa' WHERE id = 3")
     world.cli.catch_up()
     world.finish("COMMIT", "'a'")
-    assert all(v.is_equal for v in verify(world.cli.context))
+    assert all(v.is_equal for v in verify_tables(world.cli.context))
 
 
 BEFORE, LOW, SELECT, HIGH = "chunk.before_lw", "chunk.after_lw", "chunk.after_select", "chunk.after_hw"
@@ -169,8 +169,8 @@ def test_around_the_snapshot(
     with world.cli.opened() as (context, store):
         context.ensure_plan(store)
     monkeypatch.setattr(chunk_module, "failpoint", failpoint)
-    monkeypatch.setattr(_MariaDB.low, "__defaults__", (0.5,))
-    monkeypatch.setattr(_MySQL.low, "__defaults__", (0.5,))
+    monkeypatch.setattr(_MariaDbWatermarks.low, "__defaults__", (0.5,))
+    monkeypatch.setattr(_MySqlWatermarks.low, "__defaults__", (0.5,))
     try:
         world.cli.snapshot()
     except TransientError as error:
@@ -185,7 +185,7 @@ def test_around_the_snapshot(
         world.exact()
         world.finish(end, "'x'")
     world.exact()
-    assert all(v.is_equal for v in verify(world.cli.context))
+    assert all(v.is_equal for v in verify_tables(world.cli.context))
 
 
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +197,9 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_open_for_long_before_the_snapshot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """P0 lists it with its place; where a low watermark cannot do without its end it is named."""
     monkeypatch.setattr(p0, "_XA_SECONDS", 0.2)
-    monkeypatch.setattr(low_watermark, "__defaults__", (None, 0.5))
-    monkeypatch.setattr(_MariaDB.low, "__defaults__", (0.5,))
-    monkeypatch.setattr(_MySQL.low, "__defaults__", (0.5,))
+    monkeypatch.setattr(take_low_watermark, "__defaults__", (None, 0.5))
+    monkeypatch.setattr(_MariaDbWatermarks.low, "__defaults__", (0.5,))
+    monkeypatch.setattr(_MySqlWatermarks.low, "__defaults__", (0.5,))
     world.prepare("'x'", "UPDATE t SET v = 'xa' WHERE id = 12", "INSERT INTO t VALUES (100, 'xa')")
     world.prepare("'y'", "INSERT INTO other VALUES (1)")
     if not world.has_barrier:
@@ -264,7 +264,7 @@ def test_open_at_p0_and_not_listed(world: World, ended: str, end: str, monkeypat
     world.exact()
     world.finish("COMMIT", "'x'")
     world.exact()
-    assert all(v.is_equal for v in verify(world.cli.context))
+    assert all(v.is_equal for v in verify_tables(world.cli.context))
 
 
 def test_what_it_changed_is_purged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_a_name_that_is_used_again_between_two_windows(
 ) -> None:
     """Whether what lies between them is read or left out."""
     monkeypatch.setattr(windows, "_SKIP_BYTES", skip)
-    monkeypatch.setattr(watermark, "_NEXT_SECONDS", 0.0)
+    monkeypatch.setattr(watermark, "_REUSE_SECONDS", 0.0)
     seen: list[str] = []
 
     def failpoint(name: str) -> None:
@@ -389,14 +389,14 @@ def test_rows_that_wait_do_not_stay_in_memory(world: World, monkeypatch: pytest.
     kept: list[int] = []
 
     def counted(parts: Sequence[memoryview]) -> list[memoryview]:
-        found = spill(parts)
+        found = spill_to_disk(parts)
         kept.append(sum(len(part) for part in found))
         assert found == list(parts) and not {id(part.obj) for part in found} & {id(part.obj) for part in parts}
         return found
 
     monkeypatch.setattr(transactions, "spill", counted)
-    monkeypatch.setattr(transactions, "_HELD_BYTES", 2000)
-    monkeypatch.setattr(binlog_reader, "_PORTION_BYTES", 1000)
+    monkeypatch.setattr(transactions, "_MAX_HELD_BYTES", 2000)
+    monkeypatch.setattr(binlog_reader, "_MAX_UNTAKEN_BYTES", 1000)
     # Several events each: one holds at most 8 kB of rows.
     twice = "FROM t a JOIN t b WHERE a.id < 30 AND b.id < 30"
     many = "INSERT INTO t SELECT {first} + a.id * 30 + b.id, REPEAT('x', 20) " + twice

@@ -8,7 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.schema import INTEGER_TYPES, OP, SEQ, TS, TYPES, Column, TableSchema
+from airflow_provider_cdc.model.schema import (
+    INTEGER_TYPES,
+    OP_COLUMN,
+    SEQ_COLUMN,
+    SUPPORTED_TYPES,
+    TS_COLUMN,
+    Column,
+    TableSchema,
+)
 
 _TEXTS = ["", "plain", "'\"\\ \t\n", "ä€😀 日本", "nul \0 inside", "x" * 3000]
 _BYTES = [b"", bytes(range(256)), b"\0", b"\xff" * 3000]
@@ -19,7 +27,7 @@ _HOURS = 838 * 3600 * 10**6 + 59 * 60 * 10**6 + 59 * 10**6
 
 def _columns() -> list[Column]:
     found = [Column("id", "bigint", "bigint", nullable=False)]
-    for kind in sorted(TYPES):
+    for kind in sorted(SUPPORTED_TYPES):
         found.append(Column(f"c_{kind}", kind, kind, nullable=True, precision=38, scale=10))
         if kind in INTEGER_TYPES:
             found.append(Column(f"u_{kind}", kind, f"{kind} unsigned", nullable=True))
@@ -58,7 +66,12 @@ def rows(keys: range | list[int], seq: int, op: str) -> pa.Table:
     """Rows with such keys; which values they have depends on key and seq."""
     listed = []
     for key in keys:
-        row: dict[str, Any] = {"id": key, SEQ: seq, OP: op, TS: datetime(2026, 1, 1, 0, 0, 0, seq, tzinfo=UTC)}
+        row: dict[str, Any] = {
+            "id": key,
+            SEQ_COLUMN: seq,
+            OP_COLUMN: op,
+            TS_COLUMN: datetime(2026, 1, 1, 0, 0, 0, seq, tzinfo=UTC),
+        }
         for n, column in enumerate(TABLE.columns[1:]):
             values = [None, *_values(column.arrow_type)]
             row[column.name] = values[(key + seq + n) % len(values)]

@@ -24,14 +24,14 @@ from airflow_provider_cdc.chunk_groups.groups import TaskRequest
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.cli import base
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.observe.observer import observed
-from airflow_provider_cdc.resnapshot.key_ranges import read_again
-from airflow_provider_cdc.resnapshot.purged_binlog import planned
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.observe.observer import snapshot_observer
+from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
+from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.run import run_snapshot
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from tests import ROOT
 from tests.support.delta import delta_table
 from tests.support.servers import MySQLServer
@@ -113,7 +113,7 @@ class Cli:
         with (
             self._environment(),
             patch.object(sys, "argv", argv),
-            patch.object(base, "secrets", []),  # those of another test must not be taken out here
+            patch.object(base, "known_secrets", []),  # those of another test must not be taken out here
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
@@ -145,12 +145,12 @@ class Cli:
     # -- the phases, without a JVM
 
     @property
-    def context(self) -> Context:
+    def context(self) -> RunContext:
         with self._environment():
-            return Context.for_pipeline(Pipeline.load(self.file))
+            return RunContext.for_pipeline(Pipeline.load(self.file))
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[tuple[Context, Store]]:
+    def opened(self) -> Iterator[tuple[RunContext, StateDatabase]]:
         context = self.context
         with contextlib.closing(context.open_state_database()) as store:
             yield context, store
@@ -158,23 +158,23 @@ class Cli:
     def snapshot(self) -> None:
         """Start or resume the snapshot."""
         with self.opened() as (context, store):
-            run_snapshot(context, store, planned(context, store), run_in_threads, observed)
+            run_snapshot(context, store, replan_if_purged(context, store), run_in_threads, snapshot_observer)
 
     def catch_up(self) -> None:
         """Stream to the position that the source has now."""
         with self.opened() as (context, store):
-            run_in_process(begin(context, store, catch_up=True))
+            run_epoch_in_process(begin_epoch(context, store, catch_up=True))
 
     def resnapshot(self, table: str, where_key: str | None = None) -> str:
         """Read a table again, or some of its rows."""
         with self.opened() as (context, store):
-            return read_again(context, store, table, where_key, run_in_threads)
+            return run_resnapshot(context, store, table, where_key, run_in_threads)
 
     @contextlib.contextmanager
     def epoch(self, batch_bytes: int = 1 << 28) -> Iterator[Epoch]:
         """An epoch of the stream that has begun, to be driven by the test."""
         with self.opened() as (context, store):
-            found = begin(context, store, catch_up=True)
+            found = begin_epoch(context, store, catch_up=True)
             found.job = replace(found.job, max_batch_bytes=batch_bytes)
             try:
                 yield found
@@ -185,8 +185,8 @@ class Cli:
     def streaming(self) -> Iterator[Epoch]:
         """The stream runs meanwhile, in a thread."""
         with self.opened() as (context, store):
-            epoch = begin(context, store, catch_up=False)
-            thread = threading.Thread(target=run_in_process, args=(epoch,))
+            epoch = begin_epoch(context, store, catch_up=False)
+            thread = threading.Thread(target=run_epoch_in_process, args=(epoch,))
             thread.start()
             try:
                 yield epoch
@@ -215,7 +215,7 @@ def _clean() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def read_only(store: Store) -> Iterator[None]:
+def read_only(store: StateDatabase) -> Iterator[None]:
     """A bookkeeping in SQLite that answers and takes no writes, as on a full disk."""
 
     def refuse(connection: Connection) -> None:

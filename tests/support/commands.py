@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.system.processes import start_time
+from airflow_provider_cdc.system.processes import process_start_time
 from tests.support.cli import Cli
 from tests.support.harness import Child, Nursery
 
@@ -61,7 +61,9 @@ class Commands:
         while time.monotonic() < end:
             with self.cli.opened() as (_, store):
                 run = store.newest_epoch("p")
-            if not start_time(child.pid) or (run is not None and run.state == "running" and run.pid == child.pid):
+            if not process_start_time(child.pid) or (
+                run is not None and run.state == "running" and run.pid == child.pid
+            ):
                 return
             time.sleep(0.2)
         raise AssertionError(f"the stream did not begin:\n{self.said()}")
@@ -77,7 +79,7 @@ class Commands:
         :raises AssertionError: if it hangs. Its log then says where each of its threads is.
         """
         end = time.monotonic() + seconds
-        while start_time(child.pid):
+        while process_start_time(child.pid):
             if time.monotonic() > end:
                 os.kill(child.pid, signal.SIGABRT)  # faulthandler writes all stacks
                 child.wait()

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_cdc.chunk_groups import task as slices
-from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
+from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.mysql.chunks import chunk
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from airflow_provider_cdc.snapshot.run import run_group
@@ -108,18 +108,18 @@ def wait_for(path: Path, seconds: float = 60) -> None:
 def run(case: str, file: str, master: str, folder: str, point: str) -> dict[str, Any]:
     """Read the group, let the first copy go on, and say what came of it."""
     words = Path(folder)
-    context = Context.for_pipeline(Pipeline.load(file))
-    real = session._settings
+    context = RunContext.for_pipeline(Pipeline.load(file))
+    real = session._session_settings
 
     def settings(*arguments: Any) -> dict[str, str]:
         return {**real(*arguments), **(_SPECULATION if case == "speculative" else {})}
 
-    session._settings = settings  # type: ignore[assignment]
-    spark = session.start("copies", master)
+    session._session_settings = settings  # type: ignore[assignment]
+    spark = session.start_session("copies", master)
     try:
 
         def runner(job: SnapshotJob) -> list[dict[str, Any]]:
-            return run_on_spark(spark, print)(OddJob(**vars(job), case=case, point=point, folder=folder))
+            return spark_runner(spark, print)(OddJob(**vars(job), case=case, point=point, folder=folder))
 
         with closing(context.open_state_database()) as store:
             plan = context.ensure_plan(store)

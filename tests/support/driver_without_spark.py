@@ -31,7 +31,7 @@ class _NoSpark:
 
 
 def _stream(epoch: Any, _: _NoSpark) -> None:
-    from airflow_provider_cdc.stream.run import run_in_process
+    from airflow_provider_cdc.stream.run import run_epoch_in_process
 
     apply: Callable[[Any], Any] = epoch.apply
 
@@ -41,7 +41,7 @@ def _stream(epoch: Any, _: _NoSpark) -> None:
         return applied
 
     epoch.apply = apply_and_wait
-    run_in_process(epoch)
+    run_epoch_in_process(epoch)
 
 
 def main() -> int:
@@ -52,10 +52,10 @@ def main() -> int:
     from airflow_provider_cdc.observe import observer as observing
     from airflow_provider_cdc.stream import run as stream
 
-    driver._start = lambda _: (_NoSpark(), None)  # type: ignore[assignment,return-value]
-    stream.run_on_spark = _stream  # type: ignore[assignment]
-    observing._SECONDS = _OBSERVED
-    snapshot_job.run_on_spark = lambda *_: run_in_threads
+    driver._start_spark = lambda _: (_NoSpark(), None)  # type: ignore[assignment,return-value]
+    stream.run_epoch_on_spark = _stream  # type: ignore[assignment]
+    observing._INTERVAL_SECONDS = _OBSERVED
+    snapshot_job.spark_runner = lambda *_: run_in_threads
     return driver.main()
 
 

@@ -44,17 +44,17 @@ from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.maintenance import upkeep
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.mysql.resultset import reader  # noqa: F401
-from airflow_provider_cdc.observe.observer import observed
+from airflow_provider_cdc.observe.observer import snapshot_observer
 from airflow_provider_cdc.preflight import run as preflight
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.snapshot.run import run_group, run_snapshot
 from airflow_provider_cdc.spark import session
 from airflow_provider_cdc.stream import epoch
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.system import failpoints
-from airflow_provider_cdc.system.failpoints import VARIABLE
+from airflow_provider_cdc.system.failpoints import ENV_VARIABLE
 from tests import ROOT
 from tests.support.cli import asked_by
 from tests.support.processes import members
@@ -72,17 +72,17 @@ def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None =
     :param batch_bytes: bytes of binlog in one batch, less than a pipeline allows: a short test has many batches then.
     :param only: ``snapshot`` or ``stream``, to run that alone.
     """
-    context = Context.for_pipeline(Pipeline.load(pipeline))
+    context = RunContext.for_pipeline(Pipeline.load(pipeline))
     store = context.open_state_database()
     try:
         if only != "stream":
-            run_snapshot(context, store, context.ensure_plan(store), run_in_threads, observed)
+            run_snapshot(context, store, context.ensure_plan(store), run_in_threads, snapshot_observer)
         if only == "snapshot":
             return
-        epoch = stream.begin(context, store, catch_up=True)
+        epoch = stream.begin_epoch(context, store, catch_up=True)
         if batch_bytes:
             epoch.job = replace(epoch.job, max_batch_bytes=batch_bytes, min_range_bytes=max(1, batch_bytes // 3))
-        stream.run_in_process(epoch)
+        stream.run_epoch_in_process(epoch)
     finally:
         store.close()
 
@@ -92,12 +92,12 @@ def read_group(pipeline: str, group: int, task: str) -> None:
 
     :param task: the task and the number of its request, see :func:`tests.support.cli.asked_by`.
     """
-    context = Context.for_pipeline(Pipeline.load(pipeline))
+    context = RunContext.for_pipeline(Pipeline.load(pipeline))
     with closing(context.open_state_database()) as store:
         plan = context.ensure_plan(store)
         asked = asked_by(task)
         found = run_group(
-            context, store, plan, group, run_in_threads, holder=task, requested_by=asked, observe=observed
+            context, store, plan, group, run_in_threads, holder=task, requested_by=asked, observe=snapshot_observer
         )
         print(f"group {group}: {found.outcome}", flush=True)
 
@@ -116,9 +116,9 @@ def hold(place: Path, seconds: float) -> None:
 
 def call(command: str, *arguments: str) -> int:
     """A command of ``airflow-cdc``, where tasks of Spark are threads; its exit code."""
-    session.start = lambda *_: _NoSpark()  # type: ignore[assignment]
-    snapshot_job.run_on_spark = lambda *_: run_in_threads
-    stream.run_on_spark = lambda epoch, spark: stream.run_in_process(epoch)
+    session.start_session = lambda *_: _NoSpark()  # type: ignore[assignment]
+    snapshot_job.spark_runner = lambda *_: run_in_threads
+    stream.run_epoch_on_spark = lambda epoch, spark: stream.run_epoch_in_process(epoch)
     sys.argv = ["airflow-cdc", command, *arguments]
     try:
         cli.main()
@@ -198,7 +198,7 @@ class Nursery:
         :param checked: whether a command checks server, tables and machine first, which takes half of its time.
         :param log: file that gets its output and its error.
         """
-        environment = {**connections, VARIABLE: failpoint}
+        environment = {**connections, ENV_VARIABLE: failpoint}
         what = {"pipeline": str(pipeline), "batch_bytes": batch_bytes, "only": only}
         asked = [command[0], "-f", str(pipeline), *command[1:]] if command else []
         order: dict[str, Any] = {"run": what, "command": asked, "environment": environment}
@@ -393,7 +393,7 @@ def _child(order: dict[str, Any]) -> int:
         assert hasattr(found, constant), name
         setattr(found, constant, value)
     if not order["checked"]:
-        preflight.require = lambda *_, **__: []
+        preflight.require_preflight = lambda *_, **__: []
     try:
         if order["command"]:
             return call(*order["command"])
@@ -412,10 +412,10 @@ def _child(order: dict[str, Any]) -> int:
 
 def _nursery() -> None:
     # Short runs compact, too.
-    compaction.FANOUT, compaction.FEWEST, compaction.DEAD, upkeep._LOOK_SECONDS = 4, 3, 0.1, 0.5
+    compaction.FANOUT, compaction.MIN_FANOUT, compaction.MAX_DEAD_SHARE, upkeep._POLL_SECONDS = 4, 3, 0.1, 0.5
     # And they do not wait for a table that is gone, was created, or is altered just now.
-    rereading._GONE_SECONDS, rereading._CATALOG_SECONDS, rereading._PAUSE_SECONDS = 0.5, 0.5, 0.2
-    epoch._LOOK_SECONDS = 0.5
+    rereading._MISSING_SECONDS, rereading._CATALOG_SECONDS, rereading._RETRY_SECONDS = 0.5, 0.5, 0.2
+    epoch._PUBLISH_CHECK_SECONDS = 0.5
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:

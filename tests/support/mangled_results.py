@@ -98,18 +98,18 @@ class Guarded:
         """The content, followed by nothing but the slack that the machine code asks for."""
         from airflow_provider_cdc.mysql.resultset import kernel
 
-        size = len(content) + kernel.SLACK
+        size = len(content) + PADDING
         place = self.bytes[len(self.bytes) - size :]
         place[: len(content)] = memoryview(content)
         return place
 
 
 def _space() -> Any:
-    from airflow_provider_cdc.mysql.resultset.columns import Columns, how_to_read
+    from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers, column_kind
 
-    kinds = [how_to_read(code, flags, charset, scale, wanted) for code, flags, charset, scale, wanted in COLUMNS]
+    kinds = [column_kind(code, flags, charset, scale, wanted) for code, flags, charset, scale, wanted in COLUMNS]
     assert None not in kinds
-    return Columns(pa.schema([(str(i), c[-1]) for i, c in enumerate(COLUMNS)]), tuple(k for k in kinds if k))
+    return ColumnBuffers(pa.schema([(str(i), c[-1]) for i, c in enumerate(COLUMNS)]), tuple(k for k in kinds if k))
 
 
 def _read(data: Any, size: int, row: int, space: Any, state: Any) -> int:
@@ -117,10 +117,10 @@ def _read(data: Any, size: int, row: int, space: Any, state: Any) -> int:
 
     while True:
         why = int(kernel.read_row(data, 0, size, space.lines, row, state))
-        if why != kernel.ROOM:
+        if why != kernel.NEED_ROOM:
             return why
-        assert state[kernel.WANTED] <= size + space.lines[state[kernel.COLUMN], kernel.CAPACITY]
-        space.make_room(int(state[kernel.COLUMN]), int(state[kernel.WANTED]))
+        assert state[kernel.WANTED_BYTES] <= size + space.lines[state[kernel.FAILED_COLUMN], kernel.CAPACITY]
+        space.make_room(int(state[kernel.FAILED_COLUMN]), int(state[kernel.WANTED_BYTES]))
 
 
 def mangle(seed: int, tries: int = 20_000) -> None:
@@ -129,7 +129,7 @@ def mangle(seed: int, tries: int = 20_000) -> None:
 
     from airflow_provider_cdc.mysql.resultset import kernel
 
-    pick, memory, state = random.Random(seed), Guarded(1 << 18), np.zeros(kernel.STATE, np.int64)
+    pick, memory, state = random.Random(seed), Guarded(1 << 18), np.zeros(kernel.STATE_SIZE, np.int64)
     rows, space, found = rows_of_all_kinds(pick), _space(), collections.Counter[str]()
     for n in range(tries):
         row = bytearray(pick.choice(rows))
@@ -147,13 +147,13 @@ def mangle(seed: int, tries: int = 20_000) -> None:
             else:
                 del row[at : at + pick.randrange(1, 9)]
         why = _read(memory.put(bytes(row)), len(row), 0, space, state)
-        found["read" if why == kernel.READ else "refused"] += 1
+        found["read" if why == kernel.ROW_READ else "refused"] += 1
         # The same as a packet: whatever its header says, nothing behind the end is touched.
         size = pick.choice([len(row), len(row), 0, pick.randrange(1 << 24), 0xFFFFFF])
         packet = struct.pack("<I", size)[:3] + bytes([pick.choice([0, 0, 0, 7])]) + row
         state[:] = 0
         why = kernel.read_rows(memory.put(packet), len(packet), space.lines, space.rows, state)
-        assert 0 <= state[kernel.AT] <= len(packet) and state[kernel.ROW] <= 1, why
+        assert 0 <= state[kernel.DATA_AT] <= len(packet) and state[kernel.ROW] <= 1, why
     for name, count in found.items():
         print(name, count)
 
@@ -164,11 +164,11 @@ def read(seed: int) -> None:
 
     from airflow_provider_cdc.mysql.resultset import kernel
 
-    pick, state, space = random.Random(seed), np.zeros(kernel.STATE, np.int64), _space()
+    pick, state, space = random.Random(seed), np.zeros(kernel.STATE_SIZE, np.int64), _space()
     rows = rows_of_all_kinds(pick)
     memory = Guarded(1 << 18)
     for n, row in enumerate(rows):
-        assert _read(memory.put(row), len(row), n, space, state) == kernel.READ
+        assert _read(memory.put(row), len(row), n, space, state) == kernel.ROW_READ
     batch = space.take(len(rows))
     batch.validate(full=True)
     for n, row in enumerate(rows):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from airflow_provider_cdc.config.connections import Connection
-from airflow_provider_cdc.config.store_access import StoreAccess, access_of
+from airflow_provider_cdc.config.connections import ResolvedConnection
+from airflow_provider_cdc.config.store_access import StoreAccess, parse_store_access
 from airflow_provider_cdc.config.store_address import StoreAddress
 from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
 from tests.support.s3 import S3
@@ -13,7 +13,7 @@ from tests.support.s3 import S3
 
 def access(place: S3) -> StoreAccess:
     """What a connection says of it."""
-    return access_of(Connection.from_json({"conn_id": "lake", **json.loads(place.connection())}))
+    return parse_store_access(ResolvedConnection.from_json({"conn_id": "lake", **json.loads(place.connection())}))
 
 
 def object_storage(place: S3, prefix: str = "") -> ObjectStorage:

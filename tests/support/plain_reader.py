@@ -16,21 +16,21 @@ from pymysql.err import raise_mysql_exception
 
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.schema import Column, TableSchema
-from airflow_provider_cdc.mysql.client.key_sql import key_list, quote, table_name
-from airflow_provider_cdc.mysql.client.session import errors
+from airflow_provider_cdc.mysql.client.key_sql import key_list, quote_name, table_name
+from airflow_provider_cdc.mysql.client.session import translate_errors
 
 _LONGEST = 0xFFFFFF
 
 
 def select(connection: Connection[Any], table: TableSchema, condition: str) -> list[pa.Array]:
-    """What :func:`airflow_provider_cdc.mysql.chunks.chunk.select` returns, found in another way."""
+    """What :func:`airflow_provider_cdc.mysql.chunks.chunk.select_rows` returns, found in another way."""
     wanted = ", ".join(_projection(c) for c in table.columns)
     values = fetch(connection, f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}")
     return [_to_arrow(column, v) for column, v in zip(table.columns, values, strict=True)]
 
 
 def _projection(column: Column) -> str:
-    name = quote(column.name)
+    name = quote_name(column.name)
     if column.data_type == "float":
         return f"({name} * 1e0)"  # a plain FLOAT is sent with six digits only; + 0e0 would lose the sign of -0.0
     if column.data_type == "time":
@@ -53,7 +53,7 @@ def _to_arrow(column: Column, values: list[bytes | None]) -> pa.Array:
 
 def fetch(connection: Connection[Any], sql: str) -> list[list[bytes | None]]:
     """Run a SELECT and return its columns as the server printed them; NULL is ``None``."""
-    with errors("reading from the source"):
+    with translate_errors("reading from the source"):
         wire: Any = connection  # what follows is below the driver's public face
         wire._execute_command(COM_QUERY, sql)
         count = wire._read_packet().read_length_encoded_integer()

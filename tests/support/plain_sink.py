@@ -16,28 +16,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.config.deletes import ALL_HARD, HARD, SOFT, Deletes
+from airflow_provider_cdc.config.deletes import ALL_HARD, HARD, SOFT, DeletePolicy
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
-from airflow_provider_cdc.model.kept_rows import Loss, cannot_keep
-from airflow_provider_cdc.model.multiset import remaining, search
-from airflow_provider_cdc.model.offset import Lineage, Offset
-from airflow_provider_cdc.model.schema import OP, SEQ, TableSchema
+from airflow_provider_cdc.model.kept_rows import RetainedRowsLoss, why_not_retainable
+from airflow_provider_cdc.model.multiset import find_removed_rows, without_removed_rows
+from airflow_provider_cdc.model.offset import Offset, Timeline
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.files.layout import Layout
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.staging import FileStaging
+from airflow_provider_cdc.sinks.files.staging import FileChangeStaging
 from airflow_provider_cdc.sinks.protocol import (
     Change,
-    Counted,
-    Decide,
-    Emptied,
+    DecideChange,
     Feature,
     Fence,
     Markers,
-    Published,
-    Replaced,
-    Upserted,
+    MultisetChange,
+    OverwriteRange,
+    PublishSlices,
+    Truncate,
+    Upsert,
 )
-from airflow_provider_cdc.sinks.storage.open_storage import storage_at
+from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json_once
 
 State = dict[str, Any]
@@ -52,22 +52,22 @@ class NarrowSink:
     supports: ClassVar[frozenset[Feature]] = frozenset()
 
     def table(self, table: TableSchema) -> WriteOnlyTable:
-        return WriteOnlyTable(storage_at(self.path).subfolder(Layout(self.pipeline).table_folder(table)), table)
+        return WriteOnlyTable(open_storage(self.path).subfolder(Layout(self.pipeline).table_folder(table)), table)
 
-    def change_staging(self) -> FileStaging:
-        return FileStaging(storage_at(self.path), Layout(self.pipeline).change_staging_folder)
+    def change_staging(self) -> FileChangeStaging:
+        return FileChangeStaging(open_storage(self.path), Layout(self.pipeline).change_staging_folder)
 
     def resume_point(self) -> PlainResumePoint:
-        return PlainResumePoint(storage_at(self.path).subfolder(Layout(self.pipeline).resume_point_folder))
+        return PlainResumePoint(open_storage(self.path).subfolder(Layout(self.pipeline).resume_point_folder))
 
 
 @dataclass(frozen=True)
 class PlainSink(NarrowSink):
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
-    deletes: Deletes = ALL_HARD
+    deletes: DeletePolicy = ALL_HARD
 
     def table(self, table: TableSchema) -> PlainTable:
-        storage = storage_at(self.path).subfolder(Layout(self.pipeline).table_folder(table))
+        storage = open_storage(self.path).subfolder(Layout(self.pipeline).table_folder(table))
         return PlainTable(storage, table, self.deletes.mode_of(table))
 
 
@@ -171,31 +171,33 @@ class WriteOnlyTable(States):
             rows = [self._read(file.path) for file in slices]
             if keep_deleted_to is not None and self._deletes != HARD:
                 known = self._rows(state)
-                rows.append(self._kept(known.filter(pc.less_equal(known[SEQ], keep_deleted_to)), rows))
+                rows.append(self._kept(known.filter(pc.less_equal(known[SEQ_COLUMN], keep_deleted_to)), rows))
             return {"rows": self._write("rows", rows).path, "columns": self._told}
 
         return self.change(decide, markers, fence)
 
-    def overwrite_loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
-        why = cannot_keep(old_table.sink_schema, old_table.key, self._schema, self._key)
+    def overwrite_loss(
+        self, old_table: TableSchema, slices: Sequence[DataFile] | None = None
+    ) -> RetainedRowsLoss | None:
+        why = why_not_retainable(old_table.sink_schema, old_table.key, self._schema, self._key)
         if self._deletes == HARD or why is None or not (state := self.newest()[1]).get("rows"):
             return None
         old = WriteOnlyTable(self.storage, old_table)
         rows = old._rows(state)
         if slices is None and self._deletes == SOFT:
-            rows = rows.filter(pc.equal(rows[OP], "d"))
+            rows = rows.filter(pc.equal(rows[OP_COLUMN], "d"))
         elif slices is not None:
             rows = old._kept(rows, [old._read(file.path) for file in slices])
-        return Loss(why, rows.num_rows) if rows.num_rows else None
+        return RetainedRowsLoss(why, rows.num_rows) if rows.num_rows else None
 
     def _kept(self, rows: pa.Table, others: Sequence[pa.Table]) -> pa.Table:
         """Rows whose keys others do not have; marked as deleted by their operation, if that is marked."""
         taken = {tuple(row[k] for k in self._key) for table in others for row in table.select(self._key).to_pylist()}
         left = [row for row in rows.to_pylist() if tuple(row[k] for k in self._key) not in taken]
-        marks = {OP: "d"} if self._deletes == SOFT else {}
+        marks = {OP_COLUMN: "d"} if self._deletes == SOFT else {}
         return pa.Table.from_pylist([{**row, **marks} for row in left], self._schema)
 
-    def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
+    def commit(self, decide: DecideChange, markers: Mapping[str, int], fence: Fence) -> bool:
         def decided(state: State) -> State | None:
             change = decide(state["markers"])
             if change is None:
@@ -228,20 +230,20 @@ class WriteOnlyTable(States):
 
     def _changed(self, rows: pa.Table, change: Change) -> pa.Table:
         match change:
-            case Upserted(changes):
+            case Upsert(changes):
                 return self._upserted(rows, changes)
-            case Counted(net, since):
-                kept = remaining([rows], search([("", [rows])], net, since).get("", {}))
+            case MultisetChange(net, since):
+                kept = without_removed_rows([rows], find_removed_rows([("", [rows])], net, since).get("", {}))
                 return pa.concat_tables([*kept, net.added])
-            case Emptied(seq) if self._deletes == SOFT:
-                older = rows.filter(pc.less(rows[SEQ], seq))
-                return pa.concat_tables([rows.filter(pc.greater_equal(rows[SEQ], seq)), self._kept(older, [])])
-            case Emptied(seq):
-                return rows.filter(pc.greater_equal(rows[SEQ], seq)) if self._deletes == HARD else rows
-            case Published(slices):
+            case Truncate(seq) if self._deletes == SOFT:
+                older = rows.filter(pc.less(rows[SEQ_COLUMN], seq))
+                return pa.concat_tables([rows.filter(pc.greater_equal(rows[SEQ_COLUMN], seq)), self._kept(older, [])])
+            case Truncate(seq):
+                return rows.filter(pc.greater_equal(rows[SEQ_COLUMN], seq)) if self._deletes == HARD else rows
+            case PublishSlices(slices):
                 return pa.concat_tables([rows, *(self._read(file.path) for file in slices)])
-            case Replaced(slices, _, owned, _):
-                mine = owned(rows.select(list(self._key) or [SEQ]))
+            case OverwriteRange(slices, _, owned, _):
+                mine = owned(rows.select(list(self._key) or [SEQ_COLUMN]))
                 found = [self._read(file.path) for file in slices]
                 if self._deletes != HARD:
                     found.append(self._kept(rows.filter(mine), found))
@@ -251,9 +253,9 @@ class WriteOnlyTable(States):
         found = {tuple(row[k] for k in self._key): row for row in rows.to_pylist()}
         for change in changes.to_pylist():
             key = tuple(change[k] for k in self._key)
-            if found.get(key, {SEQ: -math.inf})[SEQ] < change[SEQ]:
+            if found.get(key, {SEQ_COLUMN: -math.inf})[SEQ_COLUMN] < change[SEQ_COLUMN]:
                 found[key] = change
-        left = [row for row in found.values() if row[OP] != "d" or self._deletes == SOFT]
+        left = [row for row in found.values() if row[OP_COLUMN] != "d" or self._deletes == SOFT]
         return pa.Table.from_pylist(left, self._schema)
 
     def _rows(self, state: State) -> pa.Table:
@@ -281,7 +283,7 @@ class PlainTable(WriteOnlyTable):
     def read(self) -> tuple[pa.Table, Markers]:
         state = self.newest()[1]
         rows = self._rows(state)
-        return rows.filter(pc.not_equal(rows[OP], "d")), state["markers"]
+        return rows.filter(pc.not_equal(rows[OP_COLUMN], "d")), state["markers"]
 
 
 class PlainResumePoint(States):
@@ -302,12 +304,12 @@ class PlainResumePoint(States):
         found = self.read_with_timeline()
         return found[0] if found else None
 
-    def read_with_timeline(self) -> tuple[Offset, Lineage] | None:
+    def read_with_timeline(self) -> tuple[Offset, Timeline] | None:
         state = self.newest()[1]
         if not state.get("offset"):
             return None
-        return Offset.from_json(state["offset"]), Lineage.from_segments(state["lineage"])
+        return Offset.from_json(state["offset"]), Timeline.from_segments(state["lineage"])
 
-    def write(self, offset: Offset, timeline: Lineage, fence: Fence) -> None:
+    def write(self, offset: Offset, timeline: Timeline, fence: Fence) -> None:
         state = {"offset": offset.to_json(), "timeline": timeline.segments_to_json()}
         self.change(lambda _: dict(state), {}, fence)

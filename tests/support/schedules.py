@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from airflow_provider_cdc.system.failpoints import NAMES, STREAM
+from airflow_provider_cdc.system.failpoints import RUN_FAILPOINTS, STREAM
 from tests.support.gone import Gone
 from tests.support.harness import KILLED, Nursery
 from tests.support.heap import HeapWriter
@@ -68,7 +68,7 @@ class Schedule:
         """Every fourth failpoint, one run after the other, in the order in which a run comes by."""
         steps = [
             Step(f"{name}:1", 0, (("bookkeeping", "staging")[i % 2],) if (i + number) % 2 else (), certain=True)
-            for i, name in enumerate(NAMES[number::CHAINS])
+            for i, name in enumerate(RUN_FAILPOINTS[number::CHAINS])
         ]
         tables = ("shop", "foreign")[number % 2]
         settings = Settings.drawn(random.Random(CHAIN_SETTINGS[number]), tables)
@@ -79,11 +79,11 @@ class Schedule:
         """A schedule by chance."""
         draw = random.Random(seed)
         # The first run dies at each failpoint in turn, so that every one is met; what follows is chance.
-        first = NAMES[seed % len(NAMES)]
+        first = RUN_FAILPOINTS[seed % len(RUN_FAILPOINTS)]
         certain = _CERTAIN.get(first.partition(".")[0], 1)
         steps = [Step(f"{first}:{draw.randint(1, certain)}", 0, _losses(draw), certain=True)]
         for _ in range(draw.choice((0, 1, 1, 2))):
-            failpoint = f"{draw.choice(NAMES)}:{draw.randint(1, 4)}" if draw.random() < 0.6 else ""
+            failpoint = f"{draw.choice(RUN_FAILPOINTS)}:{draw.randint(1, 4)}" if draw.random() < 0.6 else ""
             steps.append(Step(failpoint, draw.uniform(0.05, 1.5), _losses(draw)))
         chunk_rows = draw.choice((300, 400, 500))
         group_rows = chunk_rows * draw.choice((8, 24, 1000))

@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
-from airflow_provider_cdc.sinks.storage.object_files import PART
+from airflow_provider_cdc.sinks.storage.object_files import PART_BYTES
 from tests.support.s3 import S3
 
 Fault = Literal[
@@ -97,7 +97,7 @@ def counted_by(requests: Iterable[Request]) -> dict[str, int]:
         found[kind] += 1
         if request.method == "PUT":
             found["bytes_sent"] += request.sent
-        if kind == "get" and (request.status == 206 or (request.status == 200 and request.received <= PART)):
+        if kind == "get" and (request.status == 206 or (request.status == 200 and request.received <= PART_BYTES)):
             found["bytes_received"] += request.received
     sizes = {name: found.pop(name, 0) for name in ("bytes_sent", "bytes_received")}
     return {"requests": sum(found.values()), **found, **sizes}

@@ -16,11 +16,11 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.client import session
-from airflow_provider_cdc.mysql.client.verified_connection import GuardedConnection
+from airflow_provider_cdc.mysql.client.verified_connection import VerifiedConnection
 from tests.support.binlog.reading import capture, here, lasting
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
@@ -73,7 +73,7 @@ def test_a_half_open_connection(mysql_server: MySQLServer, database: str) -> Non
                 through, server_id=77_001, replica_uuid=str(uuid4()), file=at.file, position=at.position, read_timeout=3
             )
 
-        lineage = Lineage("here", start[0])
+        lineage = Timeline("here", start[0])
         with closing(BinlogReader(open_at, lasting(captured), lineage)) as binlog:
             at, seen = Position(*start), list[int]()
             for number in range(6):
@@ -148,7 +148,7 @@ def stopped(server: MySQLServer, at: int, seconds: float | None, monkeypatch: py
     :param at: which statement, from 1; 0 for all the time, logins included.
     :param seconds: for how long; ``None`` until the block ends.
     """
-    pid, plain, count, held = server.pid, GuardedConnection.query, [0], threading.Lock()
+    pid, plain, count, held = server.pid, VerifiedConnection.query, [0], threading.Lock()
     if pid is None:
         pytest.skip("only a process can be stopped")
     timers: list[threading.Timer] = []
@@ -170,7 +170,7 @@ def stopped(server: MySQLServer, at: int, seconds: float | None, monkeypatch: py
         stop()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(GuardedConnection, "query", query)
+            patch.setattr(VerifiedConnection, "query", query)
             yield
     finally:
         for timer in timers:
@@ -266,8 +266,8 @@ def test_a_line_that_breaks(own: MySQLServer, tmp_path: Path, impatient: None, s
     with Proxy(own.port) as proxy:
         world = World(own, tmp_path, proxy.port)
         with closing(session.connect({**own.connect_args(), "port": proxy.port})) as connection:
-            ((_, cipher),) = session.rows(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'")
-            ((_, offered),) = session.rows(connection, "SHOW GLOBAL VARIABLES LIKE 'have_ssl'") or ((0, "YES"),)
+            ((_, cipher),) = session.query_rows(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+            ((_, offered),) = session.query_rows(connection, "SHOW GLOBAL VARIABLES LIKE 'have_ssl'") or ((0, "YES"),)
             assert bool(cipher) == (offered == "YES")
         said = disturbed(world, proxy, seed, 2)
         assert proxy.cuts > 2

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.config.table_paths import folder
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.config.table_paths import folder_name
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.binlog.reading import quoted
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
@@ -62,7 +62,7 @@ def equal(cli: Cli, server: MySQLServer, database: str, table: str, columns: lis
     assert expected
     found = cli.rows(database, table)
     assert sorted(zip(*(found[c].to_pylist() for c in columns), strict=True)) == expected
-    path = cli.sink / folder(database) / folder(table)
+    path = cli.sink / folder_name(database) / folder_name(table)
     other = pa.RecordBatchReader.from_stream(DeltaTable(str(path)).scan()).read_all()
     assert sorted(zip(*(other[c].to_pylist() for c in columns), strict=True)) == expected
 
@@ -92,9 +92,9 @@ def test_names_of_tables_and_columns(
         cli.catch_up()
     for name in ODD:
         equal(cli, mysql_server, database, name, [name, f"v {name}"[:64]])
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
     folders = {p.name for p in (cli.sink / database).iterdir()}
-    assert folders == {folder(name) for name in ODD}
+    assert folders == {folder_name(name) for name in ODD}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_cdc.model.errors import DdlError, TerminalError
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.resume import resume
+from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from tests.support.cli import Cli
 from tests.support.harness import run
 from tests.support.mariadb import MariaDBServer
@@ -100,13 +100,13 @@ def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
         context = cli.context
         offset = context.sink.resume_point().read()
         assert offset is not None
-        resume(connection, offset, context.binlog_opener(0))
+        check_resume_offset(connection, offset, context.binlog_opener(0))
         at = offset.at.position
         while time.time() < offset.file_start_time + 1:  # when a file was begun is known to the second
             time.sleep(0.1)
         server.execute("RESET MASTER")
         with pytest.raises(TerminalError, match=r"ends at \d+, and was read up to"):
-            resume(connection, offset, context.binlog_opener(0))
+            check_resume_offset(connection, offset, context.binlog_opener(0))
         number = 10
         while binlog_end(connection).position < at:
             number += 1
@@ -114,10 +114,12 @@ def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
         with pytest.raises(TerminalError, match=r"was begun at .* and the one that was read"):
             cli.catch_up()
         with pytest.raises(TerminalError, match=r"of the server stands for '.*', and was read as '0-1-"):
-            resume(connection, replace(offset, file_start_time=0), context.binlog_opener(0))  # of an older version
+            check_resume_offset(
+                connection, replace(offset, file_start_time=0), context.binlog_opener(0)
+            )  # of an older version
         server.execute("SET GLOBAL server_id = 7")
         with pytest.raises(TerminalError, match=r"the connection reaches server mariadb:7:.*, but this pipeline began"):
-            resume(connection, offset, context.binlog_opener(0))
+            check_resume_offset(connection, offset, context.binlog_opener(0))
 
 
 def test_what_check_says_of_a_mariadb(tmp_path: Path) -> None:

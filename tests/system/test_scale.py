@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_cdc.chunk_groups.groups import coverage, targets
+from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.model.plan import Plan, slices
-from airflow_provider_cdc.observe.status import status
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.model.plan import Plan, cut_into_slices
+from airflow_provider_cdc.observe.status import read_status
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json_once
-from airflow_provider_cdc.snapshot.run import adopt_published, run_snapshot
+from airflow_provider_cdc.snapshot.run import adopt_published_groups, run_snapshot
 from tests import ROOT
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def write_slices(job: SnapshotJob) -> list[dict[str, Any]]:
     """What the tasks of a job leave: a manifest for each slice."""
     layout = job.layout
     plan = Plan.from_json(read_json(job.storage, layout.group_plan(job.generation, job.group)))
-    wanted, found = slices(plan.chunks), []
+    wanted, found = cut_into_slices(plan.chunks), []
     at = plan.p0.at.to_json()
     for no in job.slice_numbers:
         table = plan.tables[wanted[no][0].table]
@@ -71,7 +71,7 @@ def measure(file: str) -> dict[str, Any]:
         now = time.process_time()
         steps[name], began = now - began, now
 
-    context = Context.for_pipeline(Pipeline.load(file))
+    context = RunContext.for_pipeline(Pipeline.load(file))
     lap("start")
     with closing(context.open_state_database()) as store:
         plan = context.ensure_plan(store)
@@ -79,16 +79,16 @@ def measure(file: str) -> dict[str, Any]:
         lap("plan")
         run_snapshot(context, store, plan, write_slices)
         lap("track and publish")
-    told = status(context)
+    told = read_status(context)
     assert told["snapshot"]["complete"] and told["snapshot"]["chunks_done"] == chunks
     lap("status")
-    held = coverage(context, plan, targets(context, plan))
+    held = read_coverage(context, plan, open_sink_tables(context, plan))
     assert held is not None and sum(len(table.high_watermarks) for table in held) == chunks
     lap("coverage")
     for part in (Path(context.pipeline.sink.path) / "_cdc").rglob("bookkeeping.db*"):
         part.unlink()
     with closing(context.open_state_database()) as store:
-        assert adopt_published(context, store, context.require_plan())
+        assert adopt_published_groups(context, store, context.require_plan())
     lap("rebuild the bookkeeping")
     assert "numba" not in sys.modules, "what decodes is for the tasks: it would be 100 MB of the driver's memory"
     # Not ru_maxrss: that one begins with the memory of the process which started this one.

@@ -22,41 +22,41 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.apply.applier import end_fence, epoch_fence, highest_epoch
+from airflow_provider_cdc.apply.applier import ended_epoch_fence, epoch_fence, highest_epoch
 from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
-from airflow_provider_cdc.maintenance.task import run_in_threads
-from airflow_provider_cdc.maintenance.upkeep import compact
-from airflow_provider_cdc.model.definitions import Definitions
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
+from airflow_provider_cdc.maintenance.upkeep import compact_table
+from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Followed, Rejoined, Suspended
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.model.plan_history import FollowedDdl, Rejoin, Suspension
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import LONG, WireColumn
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk import tables as walk_tables
-from airflow_provider_cdc.mysql.client.charsets import UNICODE
-from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_steps
+from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
+from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_amendments
 from airflow_provider_cdc.sinks.delta import table as delta_table
 from airflow_provider_cdc.sinks.delta import upkeep
 from airflow_provider_cdc.sinks.delta.log import log as delta_log
-from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.files.layout import Layout, read_plan, step_name
-from airflow_provider_cdc.sinks.protocol import Upserted
+from airflow_provider_cdc.sinks.files.layout import Layout, amendment_file, read_plan
+from airflow_provider_cdc.sinks.protocol import Upsert
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import write_json, write_json_once
-from airflow_provider_cdc.state import Store, pruning
+from airflow_provider_cdc.state import StateDatabase, pruning
 
 YEAR = 365 * 86400.0
 COLUMNS = (Column("id", "int", "int", nullable=False), Column("v", "int", "int", nullable=True))
 BUSY, STILL = (TableSchema("shop", name, COLUMNS, ("id",)) for name in ("busy", "still"))
-LINEAGE = Lineage("server", "binlog.000001")
+LINEAGE = Timeline("server", "binlog.000001")
 P = "p"
 
 
-def _upserted(changes: pa.Table, _: object) -> Upserted:
-    return Upserted(changes)
+def _upserted(changes: pa.Table, _: object) -> Upsert:
+    return Upsert(changes)
 
 
 class Clock:
@@ -114,7 +114,7 @@ class Pipeline:
         sink = DeltaSink(str(self.lake), P)
         for table in (BUSY, STILL):
             sink.table(table).create(P)
-        with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=True)) as store:
+        with closing(StateDatabase.open(f"sqlite:///{self.folder}/books.db", migrate=True)) as store:
             store.register_pipeline(P, "server")
 
     def run(self, *, batches: int, is_killed: bool) -> None:
@@ -122,7 +122,7 @@ class Pipeline:
         sink = DeltaSink(str(self.lake), P)
         tables, progress = dict(enumerate(map(sink.table, (BUSY, STILL)))), sink.resume_point()
         progress.create()
-        with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=False)) as store:
+        with closing(StateDatabase.open(f"sqlite:///{self.folder}/books.db", migrate=False)) as store:
             known = {index: table.markers() for index, table in tables.items()}
             number = store.begin_epoch(P, highest_epoch(P, [*known.values(), progress.markers()]), "host", 1, 1.0)
             fence = epoch_fence(P, number)
@@ -149,14 +149,14 @@ class Pipeline:
             store.end_request(request, "done", "it was")
             if batches:
                 looked_after = DeltaSink(str(self.lake), P).table(BUSY)
-                compact(looked_after, run_in_threads)
+                compact_table(looked_after, run_compactions_in_threads)
                 looked_after.clean_up()
                 assert not looked_after.load_log().revived_files
-            progress.raise_fence(end_fence(P, number))
+            progress.raise_fence(ended_epoch_fence(P, number))
             store.end_epoch(P, number, "caught_up")
 
     def _changes(self) -> pa.Table:
-        row = {"id": self.seq // 100 % 50, "v": self.seq & 0xFFFF, SEQ: self.seq, OP: "u", TS: 0}
+        row = {"id": self.seq // 100 % 50, "v": self.seq & 0xFFFF, SEQ_COLUMN: self.seq, OP_COLUMN: "u", TS_COLUMN: 0}
         return pa.Table.from_pylist([row], schema=BUSY.sink_schema)
 
     def live(self, runs: int, batches: int) -> None:
@@ -173,13 +173,13 @@ class Pipeline:
         """What a start has to read, and what there is."""
         found: dict[str, int] = {}
         for name in ("shop/busy", "shop/still", f"_cdc_progress/{P}"):
-            log = Log(LocalStorage(self.lake / name))
+            log = DeltaLog(LocalStorage(self.lake / name))
             log.refresh()
             found[f"commits of {name}"] = log.version - (log.checkpoint_version or 0)
             found[f"live files of {name}"] = len(log.files)
             found[f"tombstones of {name}"] = len(log.tombstones)
         found |= {f"files in {name}": count for name, count in files_of(self.lake).items()}
-        with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=False)) as store:
+        with closing(StateDatabase.open(f"sqlite:///{self.folder}/books.db", migrate=False)) as store:
             found |= {f"rows of {name}": count for name, count in store.count_rows_by_table(P).items()}
         return found
 
@@ -197,7 +197,7 @@ def check_year(folder: Path, clock: Clock, runs: int, batches: int) -> None:
     pipeline.live(runs - runs // 2, batches)
     assert is_flat(first, pipeline.most) == []
     assert first["rows of streams"] > 1 and first["commits of shop/still"] > 1, "it is looked at"
-    with closing(Store.open(f"sqlite:///{folder}/books.db", migrate=False)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{folder}/books.db", migrate=False)) as store:
         assert store.batch_totals(P).batches > runs * batches * 0.8, "nothing of the sums is forgotten"
 
 
@@ -235,33 +235,33 @@ def test_a_table_that_is_read_again_and_again(tmp_path: Path, times: int) -> Non
     """Each time it was altered, suspended, read again and rejoined."""
     storage, layout = LocalStorage(tmp_path), Layout(P)
     offset = Offset("server", Position("binlog.000001", 4), "")
-    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), tuple(map(Definitions.from_single, (BUSY, STILL))), ())
+    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), tuple(map(DefinitionHistory.from_single, (BUSY, STILL))), ())
     write_json(storage, layout.plan, plan.to_json())
     sizes = list[int]()
     added = replace(STILL, name="late")
-    step = Suspended(2, 0, LINEAGE.seq(offset.at), "", "", "Added", "", "", schema=added)
+    step = Suspension(2, 0, LINEAGE.seq(offset.at), "", "", "Added", "", "", schema=added)
     write_json_once(storage, layout.addition(1, 2), step.to_json())
     for number in range(times):
         at = LINEAGE.seq(Position("binlog.000001", 1000 * (number + 1)))
         steps = (
-            Followed(0, number, at, BUSY),
-            Suspended(0, number, at + 1, "", "", "Some", "", ""),
-            Suspended(2, number, at + 1, "", "", "Some", "", "") if number else None,
-            Rejoined(0, number + 1, at + 2, BUSY, ({"path": "x"},), number),
-            Rejoined(2, number + 1, at + 2, added, ({"path": "x"},), number),
+            FollowedDdl(0, number, at, BUSY),
+            Suspension(0, number, at + 1, "", "", "Some", "", ""),
+            Suspension(2, number, at + 1, "", "", "Some", "", "") if number else None,
+            Rejoin(0, number + 1, at + 2, BUSY, ({"path": "x"},), number),
+            Rejoin(2, number + 1, at + 2, added, ({"path": "x"},), number),
         )
         for one in (step for step in steps if step is not None):
-            assert write_json_once(storage, step_name(layout, 1, one), one.to_json())
+            assert write_json_once(storage, amendment_file(layout, 1, one), one.to_json())
         found = read_plan(storage, layout)
         assert found is not None
-        remove_superseded_steps(storage, layout, found)
+        remove_superseded_amendments(storage, layout, found)
         again = read_plan(storage, layout)
         assert again is not None and again.tables == (BUSY, STILL, added) and again.active_tables == (0, 1, 2)
         for index in range(3):
             assert again.revision_of(index) == found.revision_of(index)
             assert again.definitions_for(LINEAGE)[index] == found.definitions_for(LINEAGE)[index]
             assert again.start_seq(index) == found.start_seq(index)
-        kept = [step.revision for step in again.amendments if isinstance(step, Rejoined) and step.table == 0]
+        kept = [step.revision for step in again.amendments if isinstance(step, Rejoin) and step.table == 0]
         assert kept == [number, number + 1][-len(kept) :] and len(kept) == min(2, number + 1), "and the one before"
         sizes.append(len(again.amendments) + sum(files_of(tmp_path).values()))
     assert max(sizes) == max(sizes[:5]), sizes
@@ -273,11 +273,11 @@ def test_a_step_that_is_removed_while_the_plan_is_read(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
 
     def rejoin(number: int) -> None:
-        step = Rejoined(0, number, LINEAGE.seq(Position("binlog.000001", 1000 * number)), BUSY)
-        write_json_once(storage, step_name(layout, 1, step), step.to_json())
+        step = Rejoin(0, number, LINEAGE.seq(Position("binlog.000001", 1000 * number)), BUSY)
+        write_json_once(storage, amendment_file(layout, 1, step), step.to_json())
         found = read_plan(storage, layout)
         assert found is not None
-        remove_superseded_steps(storage, layout, found)
+        remove_superseded_amendments(storage, layout, found)
 
     class Slow(LocalStorage):
         def list(self, folder: str) -> Iterator[tuple[str, int]]:
@@ -288,7 +288,7 @@ def test_a_step_that_is_removed_while_the_plan_is_read(tmp_path: Path) -> None:
                 rejoin(3)
 
     removed = list[bool]()
-    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), (Definitions.from_single(BUSY),), ())
+    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), (DefinitionHistory.from_single(BUSY),), ())
     write_json(storage, layout.plan, plan.to_json())
     rejoin(1)
     again = read_plan(Slow(tmp_path), layout)
@@ -301,15 +301,15 @@ def test_a_step_that_is_removed_while_the_plan_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("times", [12_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_table_ids_without_end(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """A server gives a table another id each time that it opens it. Those of one statement are all known, always."""
-    monkeypatch.setattr(walk_tables, "_MOST_IDS", 1000)
-    state: Any = np.zeros(walk_state.STATE, np.int64)
-    tables = walk_tables.Tables(state, UNICODE, count_only=False)
+    monkeypatch.setattr(walk_tables, "_MAX_TABLE_IDS", 1000)
+    state: Any = np.zeros(walk_state.STATE_SIZE, np.int64)
+    tables = walk_tables.ChangeBuffers(state, UNICODE_DECODERS, count_only=False)
     table = TableMap(BUSY, (WireColumn(LONG), WireColumn(LONG)), {}, "here")
     body: Any = np.zeros(64, np.uint8)
     most = 0
     for table_id in range(times):
         if table_id % 3 == 0:
-            state[walk_state.STATEMENT] += 1
+            state[walk_state.STATEMENT_NUMBER] += 1
         tables.announce_table_map(table_id, body, table if table_id % 2 else None)
         most = max(most, len(tables.map_lines))
         if table_id % 1000 < 10 or len(tables.map_lines) == 64:
@@ -334,7 +334,7 @@ def test_an_object_that_writes_for_long(small: None, tmp_path: Path, clock: Cloc
         changes = sink.change_staging().read_for_apply(BUSY, [f"epoch-1/{number}"])
         table.commit(partial(_upserted, changes), {"stream": pipeline.seq}, fence)
         if number % 3 == 2:
-            compact(beside, run_in_threads)
+            compact_table(beside, run_compactions_in_threads)
             beside.clean_up()
             clock.move(86400.0, pipeline.lake)
         logs = table._log, beside._log

@@ -19,20 +19,20 @@ from airflow_provider_cdc.model.schema import (
     GEOMETRY_TYPES,
     KEY_TYPES,
     MEMBER_TYPES,
+    SUPPORTED_TYPES,
     TEXT_TYPES,
-    TYPES,
     Column,
     TableSchema,
 )
 from airflow_provider_cdc.mysql.binlog.events import table_map, wire_types
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
-from airflow_provider_cdc.mysql.binlog.plain.rows import _readers
-from airflow_provider_cdc.mysql.binlog.walk.space import Space
-from airflow_provider_cdc.mysql.client.charsets import UNICODE
-from airflow_provider_cdc.mysql.client.key_sql import canonical, literal, parse
-from airflow_provider_cdc.mysql.keys.ranges import value_of
-from airflow_provider_cdc.mysql.resultset.columns import how_to_read
+from airflow_provider_cdc.mysql.binlog.plain.rows import _value_readers
+from airflow_provider_cdc.mysql.binlog.walk.space import ChangeBuffer
+from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
+from airflow_provider_cdc.mysql.client.key_sql import canonical_expression, key_literal, parse_canonical
+from airflow_provider_cdc.mysql.keys.ranges import parse_key_value
+from airflow_provider_cdc.mysql.resultset.columns import column_kind
 from tests import ROOT
 
 #: Type codes of result sets; MariaDB sends its own types as text, and a vector as bytes.
@@ -93,20 +93,20 @@ def map_of(found: Column, wire: WireColumn) -> TableMap:
 
 def in_binlog(kind: str) -> TableMap:
     found = column(kind)
-    return map_of(found, table_map._expected(found, mariadb_vector=False))
+    return map_of(found, table_map._expected_layout(found, mariadb_vector=False))
 
 
 def in_result_set(kind: str) -> bool:
     found = column(kind)
     is_bytes = pa.types.is_binary(found.arrow_type) or pa.types.is_list(found.arrow_type)
     flags = UNSIGNED if kind == "year" else 0
-    return how_to_read(CODES[kind], flags, BINARY if is_bytes else 255, 2, found.arrow_type) is not None
+    return column_kind(CODES[kind], flags, BINARY if is_bytes else 255, 2, found.arrow_type) is not None
 
 
 def as_key(kind: str) -> bool:
     found = column(kind)
-    value = parse(found, str(KEYS.get(kind, 1)))
-    return bool(canonical(found)) and str(KEYS.get(kind, 1)).split(".")[0] in literal(found, value)
+    value = parse_canonical(found, str(KEYS.get(kind, 1)))
+    return bool(canonical_expression(found)) and str(KEYS.get(kind, 1)).split(".")[0] in key_literal(found, value)
 
 
 def in_the_page(kind: str) -> bool:
@@ -123,26 +123,29 @@ def in_the_page(kind: str) -> bool:
 PLACES: dict[str, Callable[[str], Any]] = {
     "model/schema.py, arrow_type": lambda kind: column(kind).arrow_type,
     "model/schema.py, refusal": lambda kind: column(kind).unsupported_reason() is None,
-    "mysql/binlog/events/table_map.py, _expected": lambda kind: table_map._expected(column(kind), False).type,
-    "mysql/binlog/plain/rows.py, _reader": lambda kind: len(_readers(in_binlog(kind), UNICODE)) == 1,
-    "mysql/binlog/walk/column_plan.py, plan_column": lambda kind: Space(in_binlog(kind), UNICODE),
+    "mysql/binlog/events/table_map.py, _expected": lambda kind: table_map._expected_layout(column(kind), False).type,
+    "mysql/binlog/plain/rows.py, _reader": lambda kind: len(_value_readers(in_binlog(kind), UNICODE_DECODERS)) == 1,
+    "mysql/binlog/walk/column_plan.py, plan_column": lambda kind: ChangeBuffer(in_binlog(kind), UNICODE_DECODERS),
     "mysql/resultset/columns.py, how_to_read": in_result_set,
     "docs/types.md": in_the_page,
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pytest.mark.parametrize("kind", sorted(SUPPORTED_TYPES))
 def test_every_type_is_known(kind: str, place: str) -> None:
     assert PLACES[place](kind), f"{kind} is not known in {place}"
 
 
 @pytest.mark.parametrize("kind", sorted(KEY_TYPES))
 def test_every_type_of_a_key(kind: str) -> None:
-    assert kind in TYPES and as_key(kind)
+    assert kind in SUPPORTED_TYPES and as_key(kind)
     written = "a" if kind == "enum" else str(KEYS.get(kind, 1))
     if kind not in TEXT_TYPES | BINARY_TYPES:
-        assert value_of(column(kind), written) in (parse(column(kind), str(KEYS.get(kind, 1))), f"{written}.000000")
+        assert parse_key_value(column(kind), written) in (
+            parse_canonical(column(kind), str(KEYS.get(kind, 1))),
+            f"{written}.000000",
+        )
 
 
 def test_a_type_that_is_not_known_is_refused_by_name() -> None:
@@ -151,10 +154,10 @@ def test_a_type_that_is_not_known_is_refused_by_name() -> None:
     assert "hologram" in str(column(kind).unsupported_reason())
     places: list[Callable[[], Any]] = [
         lambda: column(kind).arrow_type,
-        lambda: _readers(map_of(column(kind), wire), UNICODE),
-        lambda: Space(map_of(column(kind), wire), UNICODE),
-        lambda: Space(map_of(column(kind), wire), UNICODE, count_only=True),
-        lambda: literal(column(kind), "1"),
+        lambda: _value_readers(map_of(column(kind), wire), UNICODE_DECODERS),
+        lambda: ChangeBuffer(map_of(column(kind), wire), UNICODE_DECODERS),
+        lambda: ChangeBuffer(map_of(column(kind), wire), UNICODE_DECODERS, count_only=True),
+        lambda: key_literal(column(kind), "1"),
     ]
     for place in places:
         with pytest.raises(CdcError, match="hologram"):
@@ -166,7 +169,7 @@ def test_every_type_code_of_the_binlog() -> None:
     groups = (table_map._ONE_BYTE_META, table_map._TWO_BYTE_META, table_map._NO_META)
     known = frozenset[int]().union(*groups)
     assert len(known) == sum(map(len, groups))
-    assert set(table_map._WIRE_TYPES.values()) | set(table_map.OLD_TYPES.values()) <= known
+    assert set(table_map._WIRE_TYPES.values()) | set(table_map.OLD_TEMPORAL_TYPES.values()) <= known
     # What is left of those that the protocol has: types that no server of today writes, and those of a result set.
     names = {code: name for name, code in vars(FIELD_TYPE).items() if isinstance(code, int)}
     assert {names[code] for code in names if code not in known} == {
@@ -179,4 +182,4 @@ def test_every_type_code_of_the_binlog() -> None:
     schema = TableSchema("d", "t", (column("int"),), ())
     for code in set(range(256)) - known:
         with pytest.raises(CdcError, match=rf"unknown type {code} in the binlog"):
-            list(table_map._wire_columns(bytes([code]), memoryview(bytes(4)), schema, "here"))
+            list(table_map._parse_wire_columns(bytes([code]), memoryview(bytes(4)), schema, "here"))

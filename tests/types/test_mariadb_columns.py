@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.reading import agree, capture, transactions
@@ -72,7 +72,7 @@ class World:
         """Both decoders read the same in what was written behind a place."""
         captured = capture(self.server, self.name, *tables)
         captured = {name: replace(table, excluded=(*table.excluded, *without)) for name, table in captured.items()}
-        texts = decoders(lambda: contextlib.closing(connect(self.server.connect_args())), captured.values())
+        texts = load_decoders(lambda: contextlib.closing(connect(self.server.connect_args())), captured.values())
         events = [e for t in transactions(self.server, start, captured) for e in t.rows]
         assert events
         for event in events:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import uncompressed
-from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import decompress_column
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.reading import agree, capture, transactions
 from tests.support.cli import Cli
@@ -85,7 +85,7 @@ def test_snapshot_stream_and_server_agree(server: MariaDBServer, tmp_path: Path,
     assert any(t[2] and "::" in t[2] and "." in t[2] for t in said), "an address that is printed as an IPv4 one"
     assert cli.call("verify").code == 0
     captured = capture(server, "d", "t")
-    texts = decoders(lambda: closing(connect(server.connect_args())), captured.values())
+    texts = load_decoders(lambda: closing(connect(server.connect_args())), captured.values())
     events = [e for t in transactions(server, (file, int(position)), captured) for e in t.rows]
     assert len(events) > 2
     for event in events:
@@ -96,7 +96,11 @@ def test_what_a_compressed_value_may_not_be() -> None:
     deflate = zlib.compressobj(wbits=-15)
     packed = deflate.compress(b"x" * 300) + deflate.flush()
     good = b"\x8a" + (300).to_bytes(2, "big") + packed
-    assert uncompressed(good) == b"x" * 300 and uncompressed(b"") == b"" and uncompressed(b"\0abc") == b"abc"
+    assert (
+        decompress_column(good) == b"x" * 300
+        and decompress_column(b"") == b""
+        and decompress_column(b"\0abc") == b"abc"
+    )
     longer, shorter = b"\x8a\x01\x2d" + packed, b"\x8a\x01\x2b" + packed
     for bad in (
         b"\x10a",
@@ -109,4 +113,4 @@ def test_what_a_compressed_value_may_not_be() -> None:
         b"\x82" + good[1:],
     ):
         with pytest.raises(ValueError, match="compression|Error"):
-            uncompressed(bad)
+            decompress_column(bad)

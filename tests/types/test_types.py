@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.oracle import compare
 from tests.support.servers import MySQLServer
@@ -176,7 +176,7 @@ def test_snapshot_and_stream_and_server_agree(
             a, b = a.view(bits), b.view(bits)
         assert a.equals(b), (kind, values)
         assert a.null_count < len(a), kind
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
 
 
 def test_columns_that_select_star_leaves_out(
@@ -332,7 +332,7 @@ def test_zero_dates_as_null(mysql_server: MySQLServer, database: str, tmp_path: 
         cursor.execute("UPDATE t SET z0 = '0000-00-00' WHERE id = 2")
         cursor.execute("DELETE FROM t WHERE id = 5")
         cli.catch_up()
-        assert all(v.is_equal for v in verify(cli.context))
+        assert all(v.is_equal for v in verify_tables(cli.context))
         rows = {row["id"]: row for row in cli.rows(database, "t").to_pylist()}
         assert sorted(rows) == [0, 2, 3, 4, 10, 11]
         for i in range(len(kinds)):
@@ -374,7 +374,7 @@ def test_wide_tables(
         cursor.execute("UPDATE t SET id = id + 100 WHERE id < 2")
         cli.catch_up()
         assert compare(connection, database, "t", cli.sink / database / "t") is None
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
 
 
 def test_a_server_that_ignores_case(tmp_path: Path) -> None:

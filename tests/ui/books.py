@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import update
 
-from airflow_provider_cdc.state import Store, now
+from airflow_provider_cdc.state import StateDatabase, utc_now
 from airflow_provider_cdc.state.models import BatchRow
 
 #: Names that would be code, were they put into a page as they are.
@@ -24,7 +24,7 @@ def position(number: int, file: str = "binlog.000007") -> dict[str, Any]:
     return {"server": "s", "file": file, "position": number, "gtid_set": f"uuid:1-{number}"}
 
 
-def plan(store: Store, name: str, *, tables: dict[str, int], per_group: int, database: str = "shop") -> int:
+def plan(store: StateDatabase, name: str, *, tables: dict[str, int], per_group: int, database: str = "shop") -> int:
     """A snapshot that is planned.
 
     :param tables: number of chunks of each.
@@ -53,7 +53,9 @@ def plan(store: Store, name: str, *, tables: dict[str, int], per_group: int, dat
     return groups
 
 
-def read(store: Store, name: str, group: int, *, corrected: int = 0, holder: str = "shop.snapshot[0], try 1") -> None:
+def read(
+    store: StateDatabase, name: str, group: int, *, corrected: int = 0, holder: str = "shop.snapshot[0], try 1"
+) -> None:
     """A group that is read and published.
 
     :param corrected: in how many of its chunks the binlog corrected a row.
@@ -69,7 +71,7 @@ def read(store: Store, name: str, group: int, *, corrected: int = 0, holder: str
     assert store.finish_group(name, 1, group, attempt, 1000 * len(chunks), position(100), position(200))
 
 
-def stream(store: Store, name: str, *, batches: int = 50, lag_ms: float = 400.0) -> int:
+def stream(store: StateDatabase, name: str, *, batches: int = 50, lag_ms: float = 400.0) -> int:
     """A stream that runs, and has applied batches, one a second up to now."""
     epoch = store.begin_epoch(name, 0, "host-1", 4242, 1.0, details={"mode": "continuous", "log": "/logs/1.log"})
     for number in range(batches):
@@ -80,7 +82,7 @@ def stream(store: Store, name: str, *, batches: int = 50, lag_ms: float = 400.0)
     with store._write_session() as session:
         for number in range(batches):
             mine = BatchRow.pipeline == name, BatchRow.epoch == epoch, BatchRow.batch_id == number
-            at = now() - timedelta(seconds=batches - 1 - number)
+            at = utc_now() - timedelta(seconds=batches - 1 - number)
             session.execute(update(BatchRow).where(*mine).values(committed_at=at))
     store.record_heartbeat(name, epoch, True)
     return epoch

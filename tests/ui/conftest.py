@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from airflow_provider_cdc.state import Store
-from airflow_provider_cdc.ui.books import key_of
+from airflow_provider_cdc.state import StateDatabase
+from airflow_provider_cdc.ui.books import database_key
 from tests.support.airflow_processes import Airflow
 from tests.support.browser import chromium
 from tests.ui import books
@@ -30,7 +30,7 @@ class Site:
     """The Airflow, and the bookkeeping that the connection ``cdc_books`` leads to."""
 
     airflow: Airflow
-    store: Store
+    store: StateDatabase
     file: Path
 
     @property
@@ -41,7 +41,7 @@ class Site:
     @property
     def book(self) -> str:
         """The bookkeeping's name in addresses of the page."""
-        return key_of(self.store._engine.url)
+        return database_key(self.store._engine.url)
 
     def login(self, user: str) -> str:
         """A token of a user."""
@@ -71,7 +71,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     file, passwords = folder / "books.db", folder / "passwords.json"
     passwords.write_text(json.dumps({user: user for user in USERS}))
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(contextlib.closing(Store.open(f"sqlite:///{file}", migrate=True)))
+        store = stack.enter_context(contextlib.closing(StateDatabase.open(f"sqlite:///{file}", migrate=True)))
         for name in ("shop", "elsewhere", "by_hand", "acted"):
             books.plan(store, name, tables={"orders": 8, "customer": 4}, per_group=4)
         airflow = Airflow(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from airflow_provider_cdc.state import TableStanding
+from airflow_provider_cdc.state import TableStatus
 from tests.ui import books
 from tests.ui.conftest import Site
 from tests.ui.test_browser import accessible, of, opened
@@ -63,7 +63,7 @@ def epoch(site: Site) -> int:
     store.finish_snapshot(NAME, 1)
     epoch = books.stream(store, NAME)
     places = [{"since": None, "columns": {"id": "bigint"}, "key": ["id"], "changed": None}]
-    store.write_table_states(NAME, [TableStanding("shop", "orders", "streaming", definitions=places)])
+    store.write_table_states(NAME, [TableStatus("shop", "orders", "streaming", definitions=places)])
     return epoch
 
 
@@ -174,7 +174,7 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         expect(wanted).to_contain_text("root has withdrawn it")
         assert [request.state for request in store.last_requests(NAME)] == ["withdrawn", "refused"]
 
-        row = TableStanding("shop", "orders", "suspended", reason="lost", definitions=[{"columns": {}, "key": ["id"]}])
+        row = TableStatus("shop", "orders", "suspended", reason="lost", definitions=[{"columns": {}, "key": ["id"]}])
         store.write_table_states(NAME, [row])
         expect(page.get_by_role("button", name="Actions: shop.orders")).to_have_attribute("data-state", "suspended")
         choose("Resume")

@@ -12,8 +12,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from airflow_provider_cdc.state import Store, TableStanding, now
-from airflow_provider_cdc.state.values import Compacted
+from airflow_provider_cdc.state import StateDatabase, TableStatus, utc_now
+from airflow_provider_cdc.state.values import LastCompaction
 from tests.ui import books
 from tests.ui.conftest import Site
 
@@ -150,9 +150,9 @@ def test_a_stream(site: Site, browser: Browser) -> None:
             "remedy": "Run airflow-cdc resnapshot",
         }
         places = [{"since": None, "columns": {"id": "bigint"}, "key": ["id"], "changed": None}]
-        stands = TableStanding("shop", "orders", "suspended", "binlog.000007:120", definitions=places, **why)
+        stands = TableStatus("shop", "orders", "suspended", "binlog.000007:120", definitions=places, **why)
         table = "shop", "orders"
-        done = {table: Compacted(now(), 4.0)}
+        done = {table: LastCompaction(utc_now(), 4.0)}
         store.write_table_states(
             name, [stands], sizes={table: sizes}, last_compactions=done, applied_counts={table: (5, 6, 7)}
         )
@@ -290,16 +290,16 @@ def test_inside_airflow(site: Site, browser: Browser) -> None:
 
 def test_two_databases_with_one_name(site: Site, tmp_path: Any) -> None:
     """The same bookkeeping reached by two names is one; another one with a pipeline of the same name is another."""
-    from airflow_provider_cdc.config.connections import Connection
-    from airflow_provider_cdc.ui.books import Books
+    from airflow_provider_cdc.config.connections import ResolvedConnection
+    from airflow_provider_cdc.ui.books import PageDatabases
 
-    with closing(Store.open(f"sqlite:///{tmp_path}/b.db", migrate=True)) as store:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path}/b.db", migrate=True)) as store:
         store.register_pipeline("shop", "another")
     known = {"one": str(site.file), "two": str(site.file)}
-    places = Books(
+    places = PageDatabases(
         list,
         lambda: ["one", "two", f"{tmp_path}/b.db"],
-        lambda conn_id: Connection(conn_id, "sqlite", host=known[conn_id]),
+        lambda conn_id: ResolvedConnection(conn_id, "sqlite", host=known[conn_id]),
     )
     with closing(places):
         deadline = time.monotonic() + 60

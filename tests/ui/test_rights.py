@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
-from airflow_provider_cdc.ui.acts import ACTS
+from airflow_provider_cdc.ui.acts import ACTIONS
 from tests.ui import books
 from tests.ui.conftest import Site
 
@@ -95,7 +95,7 @@ def test_acts(site: Site) -> None:
     """It takes the right to edit the DAG, and nothing of another site; Airflow's audit log has the name."""
     routed = [route for route in routes() if isinstance(route, APIRoute) and route.methods != {"GET"}]
     assert [route.path for route in routed] == ["/api/pipelines/{book}/{name}/acts/{act}"]
-    for act in ACTS:
+    for act in ACTIONS:
         body: dict[str, Any] = {"group": 0, "table": "shop.orders", "condition": "id = 1", "id": 1}
         for route in routed:
             assert route.methods == {"POST"}

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.config.selection import Selection
-from airflow_provider_cdc.model.bucket_sums import BUCKETS, Sums
+from airflow_provider_cdc.config.selection import TableSelection
+from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
 from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, TableComparison
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.offset import Position
@@ -26,8 +26,8 @@ from airflow_provider_cdc.sinks.storage.pickle_envelope import PickleEnvelope
 from airflow_provider_cdc.verify import compare as comparing
 from airflow_provider_cdc.verify import last_changes, source_scan
 from airflow_provider_cdc.verify import row_diff as same_rows
-from airflow_provider_cdc.verify.run import verify
-from airflow_provider_cdc.verify.task import Gathering, Scan
+from airflow_provider_cdc.verify.run import verify_tables
+from airflow_provider_cdc.verify.task import RowCollector, SinkScan
 from tests.support.cli import Cli
 from tests.support.delta import delta_table, put
 from tests.support.servers import MySQLServer
@@ -84,7 +84,7 @@ def flipped(value: Any) -> Any:
 
 
 def verdict(cli: Cli, table: str, **how: Any) -> TableComparison:
-    return next(found for found in verify(cli.context, **how) if found.table.endswith(f".{table}"))
+    return next(found for found in verify_tables(cli.context, **how) if found.table.endswith(f".{table}"))
 
 
 def damage(cli: Cli, table: str, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
@@ -187,7 +187,7 @@ def test_lost_doubled_stale_truncated_and_shifted(
     assert {"kind": MISSING, "key": list(key(7)), "columns": []}.items() <= shown[0].items()
     hidden = str(found.to_json()) + repr(found)
     assert not any(key(n)[0] in hidden for n in (5, 7, 9, 30, 31, 99)), "values are shown to nobody who did not ask"
-    monkeypatch.setattr(last_changes, "SEARCHED_BYTES", 1)
+    monkeypatch.setattr(last_changes, "MAX_SEARCHED_BYTES", 1)
     older = verdict(cli, "t")
     assert all(d.last_change is None for d in older.differences) and older.searched is not None
     assert older.searched == Position(str(mysql_server.execute("SHOW BINARY LOG STATUS")[0][0]), 4)
@@ -231,7 +231,7 @@ def test_a_cascade_that_the_binlog_does_not_show(tmp_path: Path) -> None:
 def test_scans_travel_to_tasks(cli: Cli) -> None:
     """And what they have gathered comes back: what a Spark task does, without Spark."""
 
-    def run(work: Sequence[Scan]) -> list[Gathering]:
+    def run(work: Sequence[SinkScan]) -> list[RowCollector]:
         parcel = PickleEnvelope()
         return [pickle.loads(pickle.dumps(parcel.unpack(parcel.pack(one)).run())) for one in work]
 
@@ -274,7 +274,7 @@ def test_equal_sums_are_believed(
         mysql_server.session(database, sql)
     again = [f"UPDATE t SET v = 'again' WHERE k IN ('key 0{n}', 'key 1{n}', 'key 5{n}', 'zzz')" for n in range(9)]
     with after_a_chunk(monkeypatch, lambda: mysql_server.session(database, again.pop()), times=5):
-        assert verdict(cli, "t", selection=Selection.from_options([f"{database}.t"], today=1)).is_equal
+        assert verdict(cli, "t", selection=TableSelection.from_options([f"{database}.t"], today=1)).is_equal
     assert verdict(cli, "bare").is_equal
 
 
@@ -282,11 +282,11 @@ def test_what_differs_is_seen_in_rows_at_one_position(
     cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rows are looked at, as if all sums differed: what writers do meanwhile is no difference, the fault is."""
-    monkeypatch.setattr(Sums, "differing", lambda *_: np.arange(BUCKETS))
+    monkeypatch.setattr(BucketSums, "differing", lambda *_: np.arange(BUCKET_COUNT))
     damage(cli, "t", lambda rows: [{**row, "v": "stale"} if row["k"] == "key 33" else row for row in rows])
     mysql_server.session(database, "UPDATE t SET v = CONCAT(v, '!') WHERE k < 'key 20'", "DELETE FROM bare LIMIT 5")
     again = [f"UPDATE t SET v = 'again' WHERE k IN ('key 0{n}', 'key 1{n}', 'key 5{n}')" for n in range(9)]
-    chosen = Selection.from_options([f"{database}.t"], today=1)
+    chosen = TableSelection.from_options([f"{database}.t"], today=1)
     with after_a_chunk(monkeypatch, lambda: mysql_server.session(database, again.pop()), times=9):
         found = verdict(cli, "t", selection=chosen)
     assert [(d.key, d.columns) for d in found.differences] == [((b"key 33".hex(),), ("v",))]
@@ -316,18 +316,18 @@ def test_rows_are_held_portion_by_portion(
     """However much differs, few rows are held; and after so many nobody looks on."""
     mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 'other'", "UPDATE bare SET w = 'other'")
     held: list[int] = []
-    compare = same_rows.by_key
+    compare = same_rows.diff_by_key
 
     def by_key(table: Any, source: pa.Table, sink: pa.Table, **how: Any) -> Any:
         held.append(source.num_rows)
         return compare(table, source, sink, **how)
 
     monkeypatch.setattr(comparing, "by_key", by_key)
-    monkeypatch.setattr(comparing, "HELD_BYTES", 300)
+    monkeypatch.setattr(comparing, "MAX_HELD_BYTES", 300)
     found = verdict(cli, "t")
     assert found.different == 60 and len(held) > 5 and max(held) < 30 and sum(held) == 60
     assert (verdict(cli, "bare").missing, verdict(cli, "bare").extra) == (60, 60)
-    monkeypatch.setattr(comparing, "ENOUGH", 10)
+    monkeypatch.setattr(comparing, "MAX_DIFFERENCES", 10)
     few = verdict(cli, "t")
     assert few.at_least and 10 <= few.different < 40 and "at least" in str(few) and not few.is_equal
 
@@ -345,7 +345,9 @@ def test_old_rows_that_are_not_whole(cli: Cli, mysql_server: MySQLServer, databa
 
 def test_chosen_tables_and_limits(cli: Cli, database: str) -> None:
     def tables(**how: Any) -> set[str]:
-        return {found.table for found in verify(cli.context, selection=Selection.from_options(**how, today=5))}
+        return {
+            found.table for found in verify_tables(cli.context, selection=TableSelection.from_options(**how, today=5))
+        }
 
     assert tables(tables=[f"{database}.b.*"]) == {f"{database}.bare"}
     halves = [tables(sample="1/2", seed=seed) for seed in (0, 1)]
@@ -376,5 +378,5 @@ def test_rows_per_second(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict(cli, "t")
     assert sorted(told) == [4000, 4000, 8000], "one reader for the table without a key"
     told.clear()
-    verdict(cli, "t", selection=Selection.from_options(max_rows_per_second=3000, today=1))
+    verdict(cli, "t", selection=TableSelection.from_options(max_rows_per_second=3000, today=1))
     assert sorted(told) == [1500, 1500, 3000]

@@ -16,7 +16,7 @@ import pytest
 
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.sinks.files import parquet as files
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests import ROOT
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
@@ -138,7 +138,7 @@ def test_no_false_alarms(mysql_server: MySQLServer, database: str, tmp_path: Pat
     with writers(mysql_server, database) as done, cli.streaming():
         while time.monotonic() - began < seconds or not compared:
             try:
-                found = verify(cli.context, show_values=True)
+                found = verify_tables(cli.context, show_values=True)
             except TransientError:  # the table without a key was written to in each moment
                 waited += 1
                 assert waited < 5 or compared
@@ -148,4 +148,4 @@ def test_no_false_alarms(mysql_server: MySQLServer, database: str, tmp_path: Pat
         assert min(done) > 100
     mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 'behind' LIMIT 1")
     cli.catch_up()
-    assert [v.different for v in verify(cli.context) if not v.is_equal] == [1]
+    assert [v.different for v in verify_tables(cli.context) if not v.is_equal] == [1]

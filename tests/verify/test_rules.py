@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_provider_cdc.mysql.chunks import chunk
-from airflow_provider_cdc.verify.run import TableComparison, verify
+from airflow_provider_cdc.verify.run import TableComparison, verify_tables
 from tests.support.cli import Cli
 from tests.support.delta import delta_table, put
 from tests.support.servers import MySQLServer
@@ -29,7 +29,7 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
 
 
 def verdict(cli: Cli) -> TableComparison:
-    (found,) = verify(cli.context, show_values=True)
+    (found,) = verify_tables(cli.context, show_values=True)
     return found
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.spark.session import start
+from airflow_provider_cdc.spark.session import start_session
 from airflow_provider_cdc.verify import task as scans
-from airflow_provider_cdc.verify.run import verify
-from airflow_provider_cdc.verify.spark_job import run_scans
+from airflow_provider_cdc.verify.run import verify_tables
+from airflow_provider_cdc.verify.spark_job import spark_scan_runner
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -24,21 +24,21 @@ def test_tasks_find_what_threads_find(mysql_server: MySQLServer, database: str, 
     cli.snapshot()
     mysql_server.execute(f"UPDATE {database}.t SET v = 'newer' WHERE id < 300")
     cli.catch_up()
-    spark = start("verify", "local[2]")
+    spark = start_session("verify", "local[2]")
     try:
         sizes = []
 
-        def run(work: list[scans.Scan]) -> list[scans.Gathering]:
-            found = run_scans(spark, print)(work)
-            here = scans.run_in_threads(work)
+        def run(work: list[scans.SinkScan]) -> list[scans.RowCollector]:
+            found = spark_scan_runner(spark, print)(work)
+            here = scans.run_scans_in_threads(work)
             assert all(not len(a.sums.differing_buckets(b.sums)) for a, b in zip(found, here, strict=True))
             assert [[t.num_rows for t in a.rows] for a in found] == [[t.num_rows for t in b.rows] for b in here]
             sizes.append(len(work))
             return list(found)
 
-        assert verify(cli.context, runner=run)[0].is_equal and sizes[0] > 1  # type: ignore[arg-type]
+        assert verify_tables(cli.context, runner=run)[0].is_equal and sizes[0] > 1  # type: ignore[arg-type]
         mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 'x' WHERE id IN (7, 4000)")
-        (found,) = verify(cli.context, runner=run)  # type: ignore[arg-type]
+        (found,) = verify_tables(cli.context, runner=run)  # type: ignore[arg-type]
         assert {d.key for d in found.differences} == {(7,), (4000,)} and len(sizes) == 3
     finally:
         spark.stop()

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from airflow_provider_cdc.config.selection import Selection
-from airflow_provider_cdc.driver.main import compared
+from airflow_provider_cdc.config.selection import TableSelection
+from airflow_provider_cdc.driver.main import run_verification
 from airflow_provider_cdc.model.errors import CdcError, NotComparableError, NotComparableYetError
-from airflow_provider_cdc.observe.metrics import measure
-from airflow_provider_cdc.runtime.run_context import Quiet
+from airflow_provider_cdc.observe.metrics import measure_pipeline
+from airflow_provider_cdc.runtime.run_context import SilentReporter
 from airflow_provider_cdc.verify import compare as comparing
 from airflow_provider_cdc.verify.report import check_equal
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, Result
 from tests.support.delta import delta_table, put
 from tests.support.servers import MySQLServer
@@ -38,7 +38,7 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
     return cli
 
 
-class Heard(Quiet):
+class Heard(SilentReporter):
     """Reporter that keeps what it is told."""
 
     def __init__(self, lines: list[str]) -> None:
@@ -89,14 +89,14 @@ def test_whatever_concerns_one_table(
     elif fault == "dropped":
         mysql_server.execute(f"DROP TABLE {database}.b")
     else:
-        compare = comparing.Comparing.compare
+        compare = comparing.TableComparer.compare
 
-        def fail(self: comparing.Comparing) -> Any:
+        def fail(self: comparing.TableComparer) -> Any:
             if self.table.name == "b":
                 raise KeyError("nobody knows")
             return compare(self)
 
-        monkeypatch.setattr(comparing.Comparing, "compare", fail)
+        monkeypatch.setattr(comparing.TableComparer, "compare", fail)
     result = cli.call("verify", "--json")
     assert verdicts(result) == {"a": "equal", "b": "not_comparable", "c": "equal"}, result
     assert told(result)["b"]["reason"] and result.code == 4
@@ -104,22 +104,22 @@ def test_whatever_concerns_one_table(
 
 def test_a_source_that_goes_away_meanwhile_is_asked_no_more(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was compared before counts; each of the other tables would wait for an answer that does not come."""
-    context, compare, asked = cli.context, comparing.Comparing.compare, list[str]()
+    context, compare, asked = cli.context, comparing.TableComparer.compare, list[str]()
 
-    def gone(self: comparing.Comparing) -> Any:
+    def gone(self: comparing.TableComparer) -> Any:
         asked.append(self.table.name)
         if self.table.name == "b":
             context.connect_args = {**context.connect_args, "port": 1}
         return compare(self)
 
-    monkeypatch.setattr(comparing.Comparing, "compare", gone)
-    found = verify(context)
+    monkeypatch.setattr(comparing.TableComparer, "compare", gone)
+    found = verify_tables(context)
     assert [one.verdict for one in found] == ["equal", "not_comparable", "not_comparable"] and asked == ["a", "b"]
     with pytest.raises(NotComparableYetError) as caught:
         check_equal(found, repair="", show_values="")
     assert caught.value.exit_code == NotComparableError.exit_code == 4
     with pytest.raises(CdcError, match="connecting") as failed:  # nothing can be said of any table
-        verify(context)
+        verify_tables(context)
     assert failed.value.exit_code == 3
 
 
@@ -142,7 +142,9 @@ def test_how_far_the_copy_stands(cli: Cli, mysql_server: MySQLServer, database: 
     result = cli.call("verify", "--json", "--max-lag-seconds", "0")
     assert set(verdicts(result).values()) == {"not_comparable"} and result.code == 4
     assert at in told(result)["c"]["reason"] and "--max-lag-seconds" in told(result)["c"]["remedy"]
-    (found,) = verify(cli.context, selection=Selection.from_options([rf"{database}\.c"], max_lag_seconds=0, today=1))
+    (found,) = verify_tables(
+        cli.context, selection=TableSelection.from_options([rf"{database}\.c"], max_lag_seconds=0, today=1)
+    )
     assert found.refusal is not None and found.refusal.retry
 
 
@@ -151,7 +153,7 @@ def test_what_the_bookkeeping_keeps(cli: Cli, mysql_server: MySQLServer, databas
 
     def numbers(name: str) -> dict[str, float]:
         with closing(cli.context.open_state_database()) as store:
-            return {m.name: m.value for m in measure(store, "p") if m.table == f"{database}.{name}"}
+            return {m.name: m.value for m in measure_pipeline(store, "p") if m.table == f"{database}.{name}"}
 
     def kept(name: str) -> Any:
         with closing(cli.context.open_state_database()) as store:
@@ -181,7 +183,7 @@ def test_only_what_differs_is_repaired(cli: Cli, mysql_server: MySQLServer, data
     lines: list[str] = []
     context = cli.context
     context.reporter = Heard(lines)
-    found = compared(context, show_values=False, selection=Selection.from_options(today=1), repair=True)
+    found = run_verification(context, show_values=False, selection=TableSelection.from_options(today=1), repair=True)
     assert [one.verdict for one in found] == ["not_comparable", "equal", "different"]
     assert not [line for line in lines if "not repaired" in line]
     assert [line for line in lines if "keys are read again" in line] == [f"{database}.c: 1 keys are read again"]

@@ -8,19 +8,19 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowRuntimeError
 
-from airflow_provider_cdc.config.connections import Connection, variable
-from airflow_provider_cdc.config.connections import resolve as of_environment
+from airflow_provider_cdc.config.connections import ResolvedConnection, env_variable_name
+from airflow_provider_cdc.config.connections import resolve_connection as of_environment
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 
 
-def resolve(conn_id: str) -> Connection:
+def resolve_connection(conn_id: str) -> ResolvedConnection:
     """Ask Airflow for a connection. It blocks: a trigger calls it in a thread.
 
     :param conn_id: id of the connection.
     :raises NotReadyError: if Airflow has none of that id, or it cannot be understood.
     :raises TransientError: if Airflow could not be asked.
     """
-    name = variable(conn_id)
+    name = env_variable_name(conn_id)
     if os.environ.get(name, "").strip():
         of_environment(conn_id)  # refuses an address that Airflow would cut in the wrong place
     try:
@@ -41,7 +41,7 @@ def resolve(conn_id: str) -> Connection:
         ) from None
     names = ("conn_id", "conn_type", "host", "login", "password", "port", "schema", "extra")
     try:
-        return Connection.from_json({name: getattr(airflow_connection, name) for name in names})
+        return ResolvedConnection.from_json({name: getattr(airflow_connection, name) for name in names})
     except (ValueError, TypeError, LookupError):
         # Not chained and not quoted: it may hold the password.
         raise NotReadyError(

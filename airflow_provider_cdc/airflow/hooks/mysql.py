@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 
-from airflow_provider_cdc.airflow.hooks.connections import resolve
-from airflow_provider_cdc.config.connections import mysql_args, scrub, unsafe
+from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
+from airflow_provider_cdc.config.connections import connection_risk, mysql_connect_args, scrub_secrets
 from airflow_provider_cdc.model.errors import CdcError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class CdcMySqlHook(BaseHook):
         """
         from airflow_provider_cdc.mysql.client.session import connect
 
-        return connect(mysql_args(resolve(self.cdc_mysql_conn_id)))
+        return connect(mysql_connect_args(resolve_connection(self.cdc_mysql_conn_id)))
 
     def test_connection(self) -> tuple[bool, str]:
         """Log in.
@@ -47,19 +47,19 @@ class CdcMySqlHook(BaseHook):
         """
         secrets: tuple[str, ...] = ()
         try:
-            settings = resolve(self.cdc_mysql_conn_id)
+            settings = resolve_connection(self.cdc_mysql_conn_id)
             secrets = settings.secrets
-            from airflow_provider_cdc.mysql.client.session import connect, rows
-            from airflow_provider_cdc.mysql.client.verified_connection import where
+            from airflow_provider_cdc.mysql.client.session import connect, query_rows
+            from airflow_provider_cdc.mysql.client.verified_connection import describe_address
 
-            args = mysql_args(settings)
+            args = mysql_connect_args(settings)
             with closing(connect(args)) as connection:
-                ((version, user),) = rows(connection, "SELECT VERSION(), CURRENT_USER()")
+                ((version, user),) = query_rows(connection, "SELECT VERSION(), CURRENT_USER()")
             product = "MariaDB" if "mariadb" in str(version).lower() else "MySQL"
-            risk = f", but {risk}" if (risk := unsafe(args)) else ""
-            return True, f"Connected to {product} {version} at {where(args)} as {user}{risk}"
+            risk = f", but {risk}" if (risk := connection_risk(args)) else ""
+            return True, f"Connected to {product} {version} at {describe_address(args)} as {user}{risk}"
         except CdcError as error:
             text = str(error)
         except Exception as error:  # such as a certificate file that is not one
             text = f"{type(error).__name__}: {error}"
-        return False, " ".join(scrub(text, secrets).split())
+        return False, " ".join(scrub_secrets(text, secrets).split())

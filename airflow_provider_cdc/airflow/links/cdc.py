@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 
-def show_page(context: Context, address: str, log: Any) -> None:
+def push_spark_ui_link(context: Context, address: str, log: Any) -> None:
     """Make the link lead to an address from now on. Where that fails there is no link, and the work goes on."""
     try:
         context["ti"].xcom_push(SparkUiLink().xcom_key, address)

@@ -9,53 +9,53 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.observe.alert_rules import FAILED, KINDS, Limits
-from airflow_provider_cdc.observe.alerts import Alert, begin, begin_failure, news, told
+from airflow_provider_cdc.observe.alert_rules import ALERT_KINDS, FAILED, AlertLimits
+from airflow_provider_cdc.observe.alerts import Alert, find_alert_changes, record_alert, record_failure, record_notified
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_cdc.config import Pipeline
-    from airflow_provider_cdc.runtime.run_context import Context as Work
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.runtime.run_context import RunContext as Work
+    from airflow_provider_cdc.state import StateDatabase
 
 #: A notifier, or a callable that takes the context; or several of them.
-Hook = Callable[..., None] | Sequence[Callable[..., None]] | None
+AlertHook = Callable[..., None] | Sequence[Callable[..., None]] | None
 RECOVERED = "recovered"
 #: The name under which a hook finds the alert in its context.
-KEY = "cdc_alert"
+CONTEXT_KEY = "cdc_alert"
 
 
-class Hooks:
+class AlertHooks:
     """Who hears of what.
 
     :param hooks: by kind, as the operator's arguments ``on_<kind>``; ``recovered`` among them.
     :raises TypeError: if one cannot be called.
     """
 
-    def __init__(self, **hooks: Hook) -> None:
-        self._hooks = {kind: _listed(f"on_{kind}", hook) for kind, hook in hooks.items()}
+    def __init__(self, **hooks: AlertHook) -> None:
+        self._hooks = {kind: _as_list(f"on_{kind}", hook) for kind, hook in hooks.items()}
 
     @property
     def kinds(self) -> list[str]:
         """Kinds of trouble that somebody wants to hear of."""
-        return [kind for kind in KINDS if self._hooks.get(kind)]
+        return [kind for kind in ALERT_KINDS if self._hooks.get(kind)]
 
     def trigger_request(self, pipeline: Pipeline) -> dict[str, Any] | None:
         """What the trigger has to look for, as plain values; ``None`` for nothing."""
-        return {"kinds": self.kinds, "limits": asdict(limits_of(pipeline))} if self.kinds else None
+        return {"kinds": self.kinds, "limits": asdict(alert_limits(pipeline))} if self.kinds else None
 
-    def notify(self, context: Context, store: Store, pipeline: Pipeline, log: Any) -> None:
+    def notify(self, context: Context, store: StateDatabase, pipeline: Pipeline, log: Any) -> None:
         """Tell all there is to tell. What fails there is of no concern to the stream."""
         from sqlalchemy.exc import SQLAlchemyError
 
         if not self.kinds:
             return
         try:
-            for alert in news(store, pipeline.name, limits_of(pipeline), self.kinds):
-                begin(store, alert)
+            for alert in find_alert_changes(store, pipeline.name, alert_limits(pipeline), self.kinds):
+                record_alert(store, alert)
                 self._call_hooks(alert, context, log)
-                told(store, alert)
+                record_notified(store, alert)
         except (CdcError, SQLAlchemyError) as error:
             log.warning("the bookkeeping could not be asked what is to be told: %s", error)
 
@@ -63,7 +63,7 @@ class Hooks:
     def notify_on_error(
         self,
         context: Context,
-        open_state: Callable[[], AbstractContextManager[tuple[Work, Store]]],
+        open_state: Callable[[], AbstractContextManager[tuple[Work, StateDatabase]]],
         is_killed: Callable[[], bool],
         log: Any,
     ) -> Iterator[None]:
@@ -80,7 +80,7 @@ class Hooks:
             if self.kinds and not is_killed():
                 with suppress(CdcError, SQLAlchemyError), open_state() as (run_context, store):
                     if FAILED in self.kinds:
-                        begin_failure(store, run_context.pipeline.name, str(error))
+                        record_failure(store, run_context.pipeline.name, str(error))
                     self.notify(context, store, run_context.pipeline, log)
             raise
 
@@ -89,17 +89,17 @@ class Hooks:
         for hook in self._hooks[RECOVERED if alert.over else alert.kind]:
             try:
                 # A notifier renders its fields in place, once: the next alert has other texts.
-                copy.copy(hook)({**context, KEY: alert.to_json()})
+                copy.copy(hook)({**context, CONTEXT_KEY: alert.to_json()})
             except Exception:
                 log.exception("a hook for %s has failed", alert.kind)
 
 
-def limits_of(pipeline: Pipeline) -> Limits:
+def alert_limits(pipeline: Pipeline) -> AlertLimits:
     """The limits of a pipeline."""
-    return Limits(**asdict(pipeline.alerts))
+    return AlertLimits(**asdict(pipeline.alerts))
 
 
-def _listed(name: str, hook: Hook) -> list[Callable[..., None]]:
+def _as_list(name: str, hook: AlertHook) -> list[Callable[..., None]]:
     hooks = [] if hook is None else list(hook) if isinstance(hook, Sequence) else [hook]
     for listed_hook in hooks:
         if not callable(listed_hook):

@@ -12,19 +12,19 @@ from airflow_provider_cdc.airflow.operators import defaults
 from airflow_provider_cdc.airflow.operators.base import (
     PipelineLike,
     PipelineOperator,
-    context_of,
-    task_errors,
+    make_run_context,
+    map_task_errors,
     task_label,
 )
-from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError, unpack
-from airflow_provider_cdc.model.supervision import Verdict, Watch
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError, extract_error
+from airflow_provider_cdc.model.supervision import EpochWatch, WatchOutcome
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_cdc.config import Pipeline
-    from airflow_provider_cdc.runtime.run_context import Context as Work
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.runtime.run_context import RunContext as Work
+    from airflow_provider_cdc.state import StateDatabase
 
 #: What a status may be failed for.
 SUSPENDED, STOPPED, LAG, PURGE_RISK = "suspended", "stopped", "lag", "purge_risk"
@@ -64,8 +64,8 @@ class CdcStopOperator(PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Ask, and wait."""
         until = time.time() + self.timeout.total_seconds()
-        with task_errors(self.log):
-            run_context = context_of(self.pipeline, self.log)
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
             name = run_context.require_plan().pipeline
             with closing(run_context.open_state_database()) as store:
                 run, is_alive = run_context.liveness.wait_until_known(store, name)
@@ -86,11 +86,11 @@ class CdcStopOperator(PipelineOperator):
         :param event: ``epoch`` and ``verdict``; ``unseen``: why the triggerer has never seen it.
         :param until: when to give up, in seconds since 1970.
         """
-        with task_errors(self.log):
-            run_context = context_of(self.pipeline, self.log)
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
             name, epoch = run_context.pipeline.name, int(event["epoch"])
             if "unseen" in event:
-                raise unpack(event["unseen"]) or TerminalError(event["unseen"])
+                raise extract_error(event["unseen"]) or TerminalError(event["unseen"])
             with closing(run_context.open_state_database()) as store:
                 return self._end_result(store, name, epoch, event["verdict"])
 
@@ -110,8 +110,8 @@ class CdcStopOperator(PipelineOperator):
             kwargs={"until": until},
         )
 
-    def _watch_until_end(self, store: Store, name: str, epoch: int, until: float) -> str | None:
-        watch = Watch(epoch)
+    def _watch_until_end(self, store: StateDatabase, name: str, epoch: int, until: float) -> str | None:
+        watch = EpochWatch(epoch)
         while time.time() < until:
             try:
                 row = store.probe_newest_epoch(name)
@@ -124,7 +124,7 @@ class CdcStopOperator(PipelineOperator):
             time.sleep(self.poll_seconds)
         return None
 
-    def _end_result(self, store: Store, name: str, epoch: int, verdict: str | None) -> dict[str, Any]:
+    def _end_result(self, store: StateDatabase, name: str, epoch: int, verdict: str | None) -> dict[str, Any]:
         if verdict is None:
             raise TransientError(
                 f"epoch {epoch} of {name} was asked to stop, and has not ended within {self.timeout}",
@@ -132,7 +132,7 @@ class CdcStopOperator(PipelineOperator):
                 "to wait on",
             )
         run = store.newest_epoch(name)
-        if verdict == Verdict.SUPERSEDED or (run is not None and run.epoch > epoch):
+        if verdict == WatchOutcome.SUPERSEDED or (run is not None and run.epoch > epoch):
             raise TransientError(
                 f"epoch {epoch} of {name} has ended, and epoch {run.epoch if run else '?'} was begun meanwhile",
                 "Mark the task that looks after the stream as success, or clear this one to ask again",
@@ -164,20 +164,20 @@ class CdcStatusOperator(PipelineOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Look."""
-        from airflow_provider_cdc.observe.status import status
+        from airflow_provider_cdc.observe.status import read_status
         from airflow_provider_cdc.observe.status_text import status_lines
 
-        with task_errors(self.log):
-            run_context = context_of(self.pipeline, self.log)
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
             _check_limits(run_context.pipeline, self.fail_on)
-            report = status(run_context)
+            report = read_status(run_context)
             for line in status_lines(report):
                 self.log.info("%s", line)
             if report["stream"] is not None:
                 del report["stream"]["log_tail"]
             for table in report["tables"]:
                 del table["definitions"]
-            if reasons := list(_reasons(report, run_context.pipeline, self.fail_on)):
+            if reasons := list(_failure_reasons(report, run_context.pipeline, self.fail_on)):
                 context["ti"].xcom_push("return_value", report)
                 raise TerminalError(
                     f"{report['pipeline']}: {'; '.join(reasons)}", "The status above has the details and remedies"
@@ -193,7 +193,7 @@ def _check_limits(pipeline: Pipeline, fail_on: Sequence[str]) -> None:
             )
 
 
-def _reasons(report: Mapping[str, Any], pipeline: Pipeline, fail_on: Sequence[str]) -> Iterator[str]:
+def _failure_reasons(report: Mapping[str, Any], pipeline: Pipeline, fail_on: Sequence[str]) -> Iterator[str]:
     """Why a status is one to fail for."""
     alerts = pipeline.alerts
     if SUSPENDED in fail_on and report["suspended"]:

@@ -12,51 +12,51 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
-from airflow_provider_cdc.observe.progress_bar import Sparingly
-from airflow_provider_cdc.system.processes import tail
+from airflow_provider_cdc.observe.progress_bar import ProgressThrottle
+from airflow_provider_cdc.system.processes import tail_log
 
 if TYPE_CHECKING:
     from airflow.sdk import Context as AirflowContext
     from jinja2 import Environment
 
-    from airflow_provider_cdc.driver.main import Request
+    from airflow_provider_cdc.driver.main import DriverRequest
     from airflow_provider_cdc.model.progress import ChunkProgress
-    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.runtime.run_context import RunContext
 
 #: What an operator takes: the object, its plain values, or YAML (the name of a file, or the text itself).
 PipelineLike = Pipeline | Mapping[str, Any] | str
 
-_FILES = (".yaml", ".yml")
-_TAIL = 40
+_YAML_SUFFIXES = (".yaml", ".yml")
+_TAIL_LINES = 40
 
 
-class _Checked(dict[str, Any]):
+class _CheckedPipeline(dict[str, Any]):
     """Values of a :class:`Pipeline`, which was checked when the DAG was parsed: no text in them is a template."""
 
 
-def plain(pipeline: PipelineLike) -> dict[str, Any] | str:
+def to_plain(pipeline: PipelineLike) -> dict[str, Any] | str:
     """The pipeline as Airflow can template, serialise and show it."""
     if isinstance(pipeline, Pipeline):
-        return _Checked(pipeline.to_dict())
-    return pipeline if isinstance(pipeline, str | _Checked) else dict(pipeline)
+        return _CheckedPipeline(pipeline.to_dict())
+    return pipeline if isinstance(pipeline, str | _CheckedPipeline) else dict(pipeline)
 
 
-def names_file(value: object) -> TypeGuard[str]:
+def is_file_name(value: object) -> TypeGuard[str]:
     """Whether a pipeline is given by the name of its file."""
-    return isinstance(value, str) and "\n" not in value and value.endswith(_FILES)
+    return isinstance(value, str) and "\n" not in value and value.endswith(_YAML_SUFFIXES)
 
 
-def pipeline_of(value: Mapping[str, Any] | str) -> Pipeline:
+def load_pipeline(value: Mapping[str, Any] | str) -> Pipeline:
     """The pipeline, after templates were rendered.
 
     :raises NotReadyError: if it is not usable.
     """
     if isinstance(value, Mapping):
         return Pipeline.from_dict(value)
-    return Pipeline.load(value) if names_file(value) else Pipeline.from_yaml(value)
+    return Pipeline.load(value) if is_file_name(value) else Pipeline.from_yaml(value)
 
 
-class PipelineTemplates(BaseOperator if TYPE_CHECKING else object):  # type: ignore[misc]
+class PipelineTemplateMixin(BaseOperator if TYPE_CHECKING else object):  # type: ignore[misc]
     """How operators and sensor render ``pipeline``.
 
     Airflow's own ``template_ext`` would take any text in a mapping that ends in ``.yaml`` for the name of a template.
@@ -73,14 +73,14 @@ class PipelineTemplates(BaseOperator if TYPE_CHECKING else object):  # type: ign
 
         :raises NotReadyError: if there is no such file.
         """
-        if isinstance(content, _Checked):
+        if isinstance(content, _CheckedPipeline):
             return content
-        if content is self.pipeline and names_file(content) and "{{" not in content:
-            content = _text_of(content, jinja_env or self.get_template_env())
+        if content is self.pipeline and is_file_name(content) and "{{" not in content:
+            content = _read_pipeline_file(content, jinja_env or self.get_template_env())
         return super().render_template(content, context, jinja_env, seen_oids)
 
 
-def _text_of(name: str, jinja_env: Environment) -> str:
+def _read_pipeline_file(name: str, jinja_env: Environment) -> str:
     folders = getattr(jinja_env.loader, "searchpath", ["."])
     # An absolute path stands for itself.
     path = next((candidate for folder in folders if (candidate := Path(folder, name)).is_file()), None)
@@ -92,7 +92,7 @@ def _text_of(name: str, jinja_env: Environment) -> str:
     return path.read_text(encoding="utf-8-sig")
 
 
-class PipelineOperator(PipelineTemplates, BaseOperator):
+class PipelineOperator(PipelineTemplateMixin, BaseOperator):
     """Base of the operators: each works for one pipeline, which may hold templates.
 
     :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file of the
@@ -101,7 +101,7 @@ class PipelineOperator(PipelineTemplates, BaseOperator):
 
     def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.pipeline = plain(pipeline)
+        self.pipeline = to_plain(pipeline)
 
 
 class LogReporter:
@@ -112,7 +112,7 @@ class LogReporter:
 
     def __init__(self, log: Any) -> None:
         self._log = log
-        self._throttle = Sparingly()
+        self._throttle = ProgressThrottle()
 
     def line(self, text: str) -> None:
         """One finished thing."""
@@ -124,34 +124,34 @@ class LogReporter:
             self._log.info("%s: %s", progress.label, progress)
 
 
-def context_of(value: Mapping[str, Any] | str, log: Any) -> Context:
+def make_run_context(value: Mapping[str, Any] | str, log: Any) -> RunContext:
     """The pipeline with its connections, which Airflow resolves."""
-    from airflow_provider_cdc.airflow.hooks.connections import resolve
-    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
+    from airflow_provider_cdc.runtime.run_context import RunContext
 
-    return Context.for_pipeline(pipeline_of(value), LogReporter(log), resolve)
+    return RunContext.for_pipeline(load_pipeline(value), LogReporter(log), resolve_connection)
 
 
-def request_of(pipeline: Pipeline, **what: Any) -> Request:
+def make_driver_request(pipeline: Pipeline, **what: Any) -> DriverRequest:
     """Request for a driver, with the connections of the pipeline in it."""
-    from airflow_provider_cdc.airflow.hooks.connections import resolve
-    from airflow_provider_cdc.driver.main import Request
+    from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
+    from airflow_provider_cdc.driver.main import DriverRequest
 
     sections = (pipeline.source, pipeline.sink, pipeline.state, pipeline.spark)
     conn_ids = {section.conn_id for section in sections} - {None}
-    connections = {conn_id: resolve(conn_id).to_json() for conn_id in conn_ids if conn_id}
-    return Request(pipeline.to_dict(), connections, **what)
+    connections = {conn_id: resolve_connection(conn_id).to_json() for conn_id in conn_ids if conn_id}
+    return DriverRequest(pipeline.to_dict(), connections, **what)
 
 
-def show_driver_log(log: Any, path: str | None) -> None:
+def log_driver_tail(log: Any, path: str | None) -> None:
     """Show the last lines of a driver's log in that of the task."""
-    lines = tail(path, _TAIL)
+    lines = tail_log(path, _TAIL_LINES)
     if lines:
         log.info("the end of the driver's log %s:\n%s", path, "\n".join(lines))
 
 
 @contextmanager
-def task_errors(log: Any) -> Iterator[None]:
+def map_task_errors(log: Any) -> Iterator[None]:
     """Errors that a retry may cure pass unchanged; those that need a decision or a fix fail the task at once."""
     try:
         yield
@@ -169,7 +169,7 @@ def task_identity(context: AirflowContext) -> str:
     return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"
 
 
-def task_request(context: AirflowContext) -> int:
+def task_request_number(context: AirflowContext) -> int:
     """Number of what a task instance is asked for: its retries have that of the first try, and a clear makes a new one.
 
     A clear gives a task instance all its retries again on top of the tries that it has had, so it raises ``max_tries``;

@@ -12,18 +12,18 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.airflow.assets import REPAIR, VERIFY, declare, emit, table_of
-from airflow_provider_cdc.airflow.lineage import CopiesTables
-from airflow_provider_cdc.airflow.links.cdc import SparkUiLink, show_page
+from airflow_provider_cdc.airflow.assets import REPAIR, VERIFY, declare_outlets, emit_asset_events, parse_table_label
+from airflow_provider_cdc.airflow.lineage import OpenLineageMixin
+from airflow_provider_cdc.airflow.links.cdc import SparkUiLink, push_spark_ui_link
 from airflow_provider_cdc.airflow.operators.base import (
     PipelineLike,
     PipelineOperator,
-    context_of,
-    request_of,
-    task_errors,
+    make_driver_request,
+    make_run_context,
+    map_task_errors,
     task_identity,
     task_label,
-    task_request,
+    task_request_number,
 )
 from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
 from airflow_provider_cdc.model.errors import NotReadyError
@@ -31,8 +31,8 @@ from airflow_provider_cdc.model.errors import NotReadyError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_cdc.driver.launch import Driver
-    from airflow_provider_cdc.driver.main import Request
+    from airflow_provider_cdc.driver.launch import DriverProcess
+    from airflow_provider_cdc.driver.main import DriverRequest
     from airflow_provider_cdc.model.plan import Plan
 
 __all__ = [
@@ -61,11 +61,11 @@ class CdcPreflightOperator(PipelineOperator):
 
     def execute(self, context: Context) -> list[dict[str, str]]:
         """Look at everything."""
-        from airflow_provider_cdc.preflight.run import preflight
+        from airflow_provider_cdc.preflight.run import run_preflight
 
-        with task_errors(self.log):
-            run_context = context_of(self.pipeline, self.log)
-            findings = preflight(run_context)
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
+            findings = run_preflight(run_context)
             levels = {"ok": self.log.info, "warning": self.log.warning, "error": self.log.error}
             for result in sorted(findings, key=lambda f: ("error", "warning", "ok").index(f.level)):
                 levels[result.level]("%s", result)
@@ -98,23 +98,27 @@ class CdcPlanChunksOperator(PipelineOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan, or look up the plan that stands."""
-        from airflow_provider_cdc.chunk_groups.groups import published_attempts, targets
-        from airflow_provider_cdc.preflight.run import require
-        from airflow_provider_cdc.resnapshot.purged_binlog import planned
-        from airflow_provider_cdc.snapshot.run import adopt_published
+        from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, published_attempts
+        from airflow_provider_cdc.preflight.run import require_preflight
+        from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
+        from airflow_provider_cdc.snapshot.run import adopt_published_groups
 
-        with task_errors(self.log):
-            run_context = context_of(self.pipeline, self.log)
-            require(run_context, spark=False)
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
+            require_preflight(run_context, spark=False)
             with closing(run_context.open_state_database()) as store:
-                plan = planned(run_context, store)
-                adopt_published(run_context, store, plan)
+                plan = replan_if_purged(run_context, store)
+                adopt_published_groups(run_context, store, plan)
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
         rows = run_context.pipeline.snapshot.chunk_rows
         if self._has_mapped_tasks(context):  # a group of which nothing is left to read keeps its place
             return plan.group_summaries(rows, include_superseded=True)
         groups = plan.group_summaries(rows)
-        if not self.map_published and groups and published_attempts(plan, targets(run_context, plan)) is not None:
+        if (
+            not self.map_published
+            and groups
+            and published_attempts(plan, open_sink_tables(run_context, plan)) is not None
+        ):
             self.log.info(
                 "all %s groups are published: none is mapped, so the snapshot tasks of this run are skipped "
                 "(map_published=True maps them)",
@@ -133,7 +137,7 @@ class CdcPlanChunksOperator(PipelineOperator):
         )
 
 
-class CdcSnapshotOperator(CopiesTables, PipelineOperator):
+class CdcSnapshotOperator(OpenLineageMixin, PipelineOperator):
     """Read one chunk group with one Spark job and publish it. Map it over what :class:`CdcPlanChunksOperator` returns.
 
     A retry reads only what no earlier try has finished. A group that is published already is adopted: nothing is read.
@@ -157,20 +161,20 @@ class CdcSnapshotOperator(CopiesTables, PipelineOperator):
     def __init__(self, *, pipeline: PipelineLike, group: int | Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
         self.group = group
-        self._driver: Driver | None = None
+        self._driver: DriverProcess | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the group's driver and relay what it says."""
-        with task_errors(self.log):
-            run_context = context_of(self.pipeline, self.log)
-            request = request_of(
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
+            request = make_driver_request(
                 run_context.pipeline,
                 group=self._group_number(),
                 holder=task_label(context),
                 task=task_identity(context),
-                task_request=task_request(context),
+                task_request=task_request_number(context),
             )
-            self.task_result = _attended(self, request, context)
+            self.task_result = _run_driver(self, request, context)
             return self.task_result
 
     def table_indexes(self, plan: Plan) -> set[int]:
@@ -211,13 +215,15 @@ class CdcMaintainOperator(PipelineOperator):
     def __init__(self, *, pipeline: PipelineLike, purge: bool = False, **kwargs: Any) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
         self.purge = purge
-        self._driver: Driver | None = None
+        self._driver: DriverProcess | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run a driver and relay what it says."""
-        with task_errors(self.log):
-            run_context = context_of(self.pipeline, self.log)
-            return _attended(self, request_of(run_context.pipeline, maintain=True, purge=self.purge), context)
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
+            return _run_driver(
+                self, make_driver_request(run_context.pipeline, maintain=True, purge=self.purge), context
+            )
 
     def on_kill(self) -> None:
         """End the driver: nothing is lost but its work."""
@@ -225,7 +231,7 @@ class CdcMaintainOperator(PipelineOperator):
             self._driver.terminate()
 
 
-class CdcResnapshotOperator(CopiesTables, PipelineOperator):
+class CdcResnapshotOperator(OpenLineageMixin, PipelineOperator):
     """Read a table again; a stream may run, and goes on with it then. A suspended table rejoins.
 
     While a stream runs, the task waits until it has exchanged the rows. Without one, the next stream does it.
@@ -246,14 +252,14 @@ class CdcResnapshotOperator(CopiesTables, PipelineOperator):
         super().__init__(pipeline=pipeline, **kwargs)
         self.table = table
         self.where_key = where_key
-        self._driver: Driver | None = None
+        self._driver: DriverProcess | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run a driver and relay what it says."""
-        with task_errors(self.log):
-            run_context = context_of(self.pipeline, self.log)
-            request = request_of(run_context.pipeline, reread=self.table, where_key=self.where_key)
-            self.task_result = _attended(self, request, context)
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
+            request = make_driver_request(run_context.pipeline, reread=self.table, where_key=self.where_key)
+            self.task_result = _run_driver(self, request, context)
             return self.task_result
 
     def table_indexes(self, plan: Plan) -> list[int]:
@@ -266,7 +272,7 @@ class CdcResnapshotOperator(CopiesTables, PipelineOperator):
             self._driver.terminate()
 
 
-class CdcVerifyOperator(CopiesTables, PipelineOperator):
+class CdcVerifyOperator(OpenLineageMixin, PipelineOperator):
     """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
 
     So does a table that cannot be compared now, where no table differs: with a retry, if another try may do.
@@ -317,8 +323,8 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         self.max_rows_per_second = max_rows_per_second
         self.max_lag_seconds = max_lag_seconds
         self.repair = repair
-        declare(self, assets)
-        self._driver: Driver | None = None
+        declare_outlets(self, assets)
+        self._driver: DriverProcess | None = None
 
     @classmethod
     def get_serialized_fields(cls) -> frozenset[str]:
@@ -327,23 +333,23 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Run a driver and relay what it says."""
-        from airflow_provider_cdc.config.selection import Selection
+        from airflow_provider_cdc.config.selection import TableSelection
 
-        with task_errors(self.log):
+        with map_task_errors(self.log):
             run = context["dag_run"]
             day = (run.logical_date or run.run_after).toordinal()
             selection_args = (self.tables, self.sample, self.seed, self.max_rows_per_second, self.max_lag_seconds)
-            selection = Selection.from_options(*selection_args, today=day)
-            run_context = context_of(self.pipeline, self.log)
+            selection = TableSelection.from_options(*selection_args, today=day)
+            run_context = make_run_context(self.pipeline, self.log)
             what = {**asdict(selection), "show_values": self.show_values, "repair": self.repair}
-            tables: list[dict[str, Any]] = _attended(self, request_of(run_context.pipeline, verify=what), context)[
-                "tables"
-            ]
+            tables: list[dict[str, Any]] = _run_driver(
+                self, make_driver_request(run_context.pipeline, verify=what), context
+            )["tables"]
             events = {
-                table_of(run_context.pipeline, table_verdict["table"]): _verdict(table_verdict)
+                parse_table_label(run_context.pipeline, table_verdict["table"]): _asset_event(table_verdict)
                 for table_verdict in tables
             }
-            emit(self, context, run_context.pipeline, events)
+            emit_asset_events(self, context, run_context.pipeline, events)
             self.task_result = {
                 "tables": [
                     {name: table_verdict[name] for name in ("table", "rows", "repaired")} for table_verdict in tables
@@ -357,7 +363,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
             self._driver.terminate()
 
 
-def _verdict(table_verdict: Mapping[str, Any]) -> dict[str, Any]:
+def _asset_event(table_verdict: Mapping[str, Any]) -> dict[str, Any]:
     """What the asset of a table hears of a comparison that has found no difference, or none any more."""
     common = {
         "rows": table_verdict["rows"],
@@ -372,19 +378,19 @@ def _verdict(table_verdict: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _attended(
+def _run_driver(
     operator: CdcSnapshotOperator | CdcMaintainOperator | CdcResnapshotOperator | CdcVerifyOperator,
-    request: Request,
+    request: DriverRequest,
     context: Context,
 ) -> dict[str, Any]:
     """Run a driver, relay what it says, and return how it ended."""
-    from airflow_provider_cdc.driver.launch import attached
-    from airflow_provider_cdc.driver.main import UI_LINE
+    from airflow_provider_cdc.driver.launch import start_attached
+    from airflow_provider_cdc.driver.main import UI_LINE_PREFIX
 
-    with attached(request) as driver:
+    with start_attached(request) as driver:
         operator._driver = driver
         for line in driver.output_lines():
             operator.log.info("%s", line)
-            if UI_LINE in line:
-                show_page(context, line.partition(UI_LINE)[2], operator.log)
+            if UI_LINE_PREFIX in line:
+                push_spark_ui_link(context, line.partition(UI_LINE_PREFIX)[2], operator.log)
         return driver.wait_for_outcome()

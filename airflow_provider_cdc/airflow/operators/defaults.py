@@ -13,8 +13,8 @@ from airflow.providers.common.compat.sdk import conf
 from airflow_provider_cdc.airflow.provider import get_provider_info
 from airflow_provider_cdc.model.errors import NotReadyError
 
-SECTION = "cdc"
-_WORDS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+CONFIG_SECTION = "cdc"
+_BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def deferrable() -> bool:
@@ -22,10 +22,10 @@ def deferrable() -> bool:
 
     :raises NotReadyError: if it is neither true nor false.
     """
-    text = _text("default_deferrable")
-    if text.lower() not in _WORDS:
-        raise _refused("default_deferrable", text, "True or False")
-    return _WORDS[text.lower()]
+    text = _option_text("default_deferrable")
+    if text.lower() not in _BOOLEANS:
+        raise _bad_option_error("default_deferrable", text, "True or False")
+    return _BOOLEANS[text.lower()]
 
 
 def poll_seconds() -> float:
@@ -33,45 +33,45 @@ def poll_seconds() -> float:
 
     :raises NotReadyError: if it is no number above 0; so are the others.
     """
-    return _seconds("poll_seconds", exclusive_minimum=0)
+    return _option_seconds("poll_seconds", exclusive_minimum=0)
 
 
 def report_seconds() -> float:
     """``report_seconds``."""
-    return _seconds("report_seconds", exclusive_minimum=0)
+    return _option_seconds("report_seconds", exclusive_minimum=0)
 
 
 def restart_timeout() -> timedelta:
     """``restart_timeout``."""
-    return timedelta(seconds=_seconds("restart_timeout"))
+    return timedelta(seconds=_option_seconds("restart_timeout"))
 
 
 def lease_seconds() -> float:
     """``lease_seconds``; 0 for no lease."""
-    return _seconds("lease_seconds")
+    return _option_seconds("lease_seconds")
 
 
-def _text(option: str) -> str:
+def _option_text(option: str) -> str:
     # Before Airflow 3.3 not every process that reads DAG files knows the defaults of providers.
-    default = str(get_provider_info()["config"][SECTION]["options"][option]["default"])
-    return str(conf.get(SECTION, option, fallback=default)).strip() or default
+    default = str(get_provider_info()["config"][CONFIG_SECTION]["options"][option]["default"])
+    return str(conf.get(CONFIG_SECTION, option, fallback=default)).strip() or default
 
 
-def _seconds(option: str, exclusive_minimum: float | None = None) -> float:
-    text = _text(option)
+def _option_seconds(option: str, exclusive_minimum: float | None = None) -> float:
+    text = _option_text(option)
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value <= timedelta.max.total_seconds() / 2 or value == exclusive_minimum:
-        raise _refused(
+        raise _bad_option_error(
             option, text, f"a number of seconds{', more than 0' if exclusive_minimum is not None else ', 0 or more'}"
         )
     return value
 
 
-def _refused(option: str, text: str, allowed: str) -> NotReadyError:
+def _bad_option_error(option: str, text: str, allowed: str) -> NotReadyError:
     return NotReadyError(
-        f"[{SECTION}] {option} in Airflow's configuration is {text!r}",
-        f"Give {allowed}, in airflow.cfg or as AIRFLOW__{SECTION.upper()}__{option.upper()}",
+        f"[{CONFIG_SECTION}] {option} in Airflow's configuration is {text!r}",
+        f"Give {allowed}, in airflow.cfg or as AIRFLOW__{CONFIG_SECTION.upper()}__{option.upper()}",
     )

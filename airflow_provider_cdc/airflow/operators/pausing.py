@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.state import StateDatabase
 
-_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "none": None, "": None}
+_PAUSE_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "none": None, "": None}
 
 
-def wants_pause(value: object) -> bool | None:
+def parse_paused(value: object) -> bool | None:
     """What ``paused`` says, after templates were rendered; ``None`` leaves the stream as it is.
 
     :raises NotReadyError: if it says nothing of the kind.
@@ -20,18 +20,18 @@ def wants_pause(value: object) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     word = str(value).strip().lower()
-    if word not in _WORDS:
+    if word not in _PAUSE_WORDS:
         raise NotReadyError(f"paused is {value!r}", "Give true, false, or none to leave the stream as it is")
-    return _WORDS[word]
+    return _PAUSE_WORDS[word]
 
 
-def pause_or_resume(store: Store, pipeline: str, paused: object, by: str, log: Any) -> None:
+def pause_or_resume(store: StateDatabase, pipeline: str, paused: object, by: str, log: Any) -> None:
     """Pause the stream, or let it go on.
 
     :param paused: as of :func:`wants_pause`.
     :param by: the task.
     """
-    pause = wants_pause(paused)
+    pause = parse_paused(paused)
     if pause is None:
         return
     accepted = store.pause_stream(pipeline, by) if pause else store.resume_stream(pipeline, by)

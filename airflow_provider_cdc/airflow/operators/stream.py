@@ -14,47 +14,53 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_cdc.airflow.assets import declare
-from airflow_provider_cdc.airflow.lineage import CopiesTables
-from airflow_provider_cdc.airflow.links.cdc import SparkUiLink, show_page
+from airflow_provider_cdc.airflow.assets import declare_outlets
+from airflow_provider_cdc.airflow.lineage import OpenLineageMixin
+from airflow_provider_cdc.airflow.links.cdc import SparkUiLink, push_spark_ui_link
 from airflow_provider_cdc.airflow.operators import defaults
-from airflow_provider_cdc.airflow.operators.alerts import Hook, Hooks
+from airflow_provider_cdc.airflow.operators.alerts import AlertHook, AlertHooks
 from airflow_provider_cdc.airflow.operators.base import (
     PipelineLike,
     PipelineOperator,
-    context_of,
-    task_errors,
+    make_run_context,
+    map_task_errors,
     task_label,
 )
-from airflow_provider_cdc.airflow.operators.pausing import pause_or_resume, wants_pause
-from airflow_provider_cdc.airflow.operators.stream_changes import apply_changes
-from airflow_provider_cdc.airflow.operators.stream_end import Setback, emit_windows, outcome
-from airflow_provider_cdc.airflow.operators.stream_start import started
-from airflow_provider_cdc.airflow.operators.stream_stop import ask_to_stop
-from airflow_provider_cdc.airflow.operators.stream_watch import watched
+from airflow_provider_cdc.airflow.operators.pausing import parse_paused, pause_or_resume
+from airflow_provider_cdc.airflow.operators.stream_changes import apply_changed_settings
+from airflow_provider_cdc.airflow.operators.stream_end import RestartNeeded, emit_catch_up_events, judge_epoch_end
+from airflow_provider_cdc.airflow.operators.stream_start import start_stream
+from airflow_provider_cdc.airflow.operators.stream_stop import request_stop
+from airflow_provider_cdc.airflow.operators.stream_watch import watch_epoch
 from airflow_provider_cdc.model.errors import (
     NotReadyError,
     TerminalError,
     TransientError,
     UnexpectedError,
-    unpack,
+    extract_error,
 )
-from airflow_provider_cdc.model.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, later_try
+from airflow_provider_cdc.model.supervision import (
+    LOSS_WINDOW_SECONDS,
+    MAX_LOSSES,
+    RestartHistory,
+    WatchOutcome,
+    is_superseded_by,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_cdc.runtime.run_context import Context as Work
-    from airflow_provider_cdc.state import Store, StreamRow
+    from airflow_provider_cdc.runtime.run_context import RunContext as Work
+    from airflow_provider_cdc.state import EpochRow, StateDatabase
 
-_PAUSE = 1.0
+_POLL_SECONDS = 1.0
 #: A wait that is shorter than this (seconds) stays in the worker: a deferral takes as long.
-_SHORT = 10.0
+_SHORT_WAIT_SECONDS = 10.0
 #: Set by KubernetesExecutor in the pod of each task.
-_POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"
+_POD_VARIABLE = "AIRFLOW_IS_K8S_EXECUTOR_POD"
 
 
-class CdcStreamOperator(CopiesTables, PipelineOperator):
+class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
     """Follow the binlog from the smallest low watermark of the snapshot, or from where the last stream stopped.
 
     The Spark driver is started in a session of its own and outlives the task's process; the task defers and watches it
@@ -102,11 +108,11 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         lease_seconds: float | None = None,
         paused: bool | str | None = None,
         assets: bool = True,
-        on_suspended: Hook = None,
-        on_lag: Hook = None,
-        on_purge_risk: Hook = None,
-        on_failed: Hook = None,
-        on_recovered: Hook = None,
+        on_suspended: AlertHook = None,
+        on_lag: AlertHook = None,
+        on_purge_risk: AlertHook = None,
+        on_failed: AlertHook = None,
+        on_recovered: AlertHook = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
@@ -120,22 +126,22 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                 f"lease_seconds={self.lease_seconds:g} is less than three times poll_seconds={self.poll_seconds:g} s"
             )
         self.paused = paused
-        declare(self, assets)
-        self._hooks = Hooks(
+        declare_outlets(self, assets)
+        self._hooks = AlertHooks(
             suspended=on_suspended, lag=on_lag, purge_risk=on_purge_risk, failed=on_failed, recovered=on_recovered
         )
         self._killed = self._pause_pending = False
         #: Whether this try has not found a stream yet: only then it looks whether the pipeline has changed since.
         self._is_first_look = False
         #: What this process supervises, for :meth:`on_kill`.
-        self._supervised_run: tuple[Work, StreamRow, str] | None = None
+        self._supervised_run: tuple[Work, EpochRow, str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Find the stream, or start it, and supervise it."""
-        with task_errors(self.log):
-            self._pause_pending = wants_pause(self.paused) is not None
+        with map_task_errors(self.log):
+            self._pause_pending = parse_paused(self.paused) is not None
         self._is_first_look = True
-        return self._supervise(context, Restarts())
+        return self._supervise(context, RestartHistory())
 
     def resume(
         self,
@@ -151,12 +157,12 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
 
         :param event: ``epoch``, ``verdict``, and whether it was ``found`` running; ``unseen`` in the place of the
             verdict says why the triggerer has never seen it; empty after a wait.
-        :param losses: as in :class:`~airflow_provider_cdc.model.supervision.Restarts`; ``failures``, ``seconds`` alike.
+        :param losses: as in :class:`~airflow_provider_cdc.model.supervision.RestartHistory`; ``failures``, ``seconds`` alike.
         :param pending: an event that could not be dealt with before the wait.
         :param fresh: whether the task has not had a stream yet, and is to pause or to resume it.
         """
         self._pause_pending = fresh
-        restarts = Restarts(failures, seconds, tuple(losses))
+        restarts = RestartHistory(failures, seconds, tuple(losses))
         event = pending or event
         if "alerts" in event:
             self._notify_and_defer(context, event, restarts)
@@ -171,21 +177,21 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         """
         self._killed = True
         if self._supervised_run is not None:
-            ask_to_stop(*self._supervised_run, self.log)
+            request_stop(*self._supervised_run, self.log)
 
-    def _notify_and_defer(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> NoReturn:
+    def _notify_and_defer(self, context: Context, event: Mapping[str, Any], restarts: RestartHistory) -> NoReturn:
         """Tell people what the trigger has seen, and let it watch on."""
-        with task_errors(self.log):
-            run_context = context_of(self.pipeline, self.log)
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
             with suppress(TransientError), closing(run_context.open_state_database()) as store:
                 self._hooks.notify(context, store, run_context.pipeline, self.log)
             self._defer(context, run_context, int(event["epoch"]), bool(event["found"]), restarts)
 
     def _supervise(
-        self, context: Context, restarts: Restarts, event: Mapping[str, Any] | None = None
+        self, context: Context, restarts: RestartHistory, event: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         with (
-            task_errors(self.log),
+            map_task_errors(self.log),
             self._hooks.notify_on_error(context, self._open_state, lambda: self._killed, self.log),
         ):
             defers = self._should_defer()
@@ -194,10 +200,10 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                 try:
                     with self._open_state() as (run_context, store):
                         if event is not None:
-                            result = outcome(run_context.pipeline.name, store, event, self.log)
+                            result = judge_epoch_end(run_context.pipeline.name, store, event, self.log)
                             if result is not None:
                                 self._hooks.notify(context, store, run_context.pipeline, self.log)
-                                emit_windows(self, context, run_context.pipeline, store, result)
+                                emit_catch_up_events(self, context, run_context.pipeline, store, result)
                                 self.task_result = result
                                 return result
                             event = None
@@ -210,7 +216,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                             "verdict": self._watch_epoch(context, store, run_context, epoch),
                         }
                     continue
-                except Setback as setback:
+                except RestartNeeded as setback:
                     error, ran_seconds, made_progress, event = (
                         setback.error,
                         setback.ran_seconds,
@@ -226,7 +232,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                 restarts = restarts.after_delay()
 
     def _should_defer(self) -> bool:
-        pod = bool(os.environ.get(_POD))
+        pod = bool(os.environ.get(_POD_VARIABLE))
         if pod and self.deferrable:
             raise NotReadyError(
                 "deferrable=True in a pod of KubernetesExecutor: the pod ends when the task defers, and with it the "
@@ -240,8 +246,8 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         return not pod if self.deferrable is None else self.deferrable
 
     def _count_failure(
-        self, restarts: Restarts, error: TransientError, ran_seconds: float, made_progress: bool
-    ) -> Restarts:
+        self, restarts: RestartHistory, error: TransientError, ran_seconds: float, made_progress: bool
+    ) -> RestartHistory:
         """Count one more failure.
 
         :raises TransientError: if there were too many: the try fails.
@@ -250,7 +256,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         restarts = restarts.with_failure(ran_seconds, made_progress=made_progress, lost=driver_lost)
         if restarts.is_crash_looping:
             raise TransientError(
-                f"the Spark driver was lost {LOSSES} times within {LOSS_SECONDS / 60:g} minutes of running; at last: "
+                f"the Spark driver was lost {MAX_LOSSES} times within {LOSS_WINDOW_SECONDS / 60:g} minutes of running; at last: "
                 f"{error.message}",
                 error.remedy,
             )
@@ -261,7 +267,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         return restarts
 
     def _wait_before_restart(
-        self, restarts: Restarts, error: TransientError, event: Mapping[str, Any] | None, defers: bool
+        self, restarts: RestartHistory, error: TransientError, event: Mapping[str, Any] | None, defers: bool
     ) -> None:
         """Wait before the next start, in the triggerer if that is worth it."""
         until = datetime.now(UTC) + timedelta(seconds=restarts.delay)
@@ -273,7 +279,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             restarts.failures,
             self.restart_timeout,
         )
-        if not defers or restarts.delay < _SHORT:
+        if not defers or restarts.delay < _SHORT_WAIT_SECONDS:
             self._sleep(restarts.delay)
             return
         from airflow_provider_cdc.airflow.triggers.cdc import CdcPauseTrigger
@@ -281,24 +287,24 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         self.defer(
             trigger=CdcPauseTrigger(seconds=restarts.delay),
             method_name="resume",
-            kwargs={**_plain(restarts.after_delay()), "pending": event, "fresh": self._pause_pending},
+            kwargs={**_resume_kwargs(restarts.after_delay()), "pending": event, "fresh": self._pause_pending},
         )
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until that time is over, or the task is killed."""
         end = time.monotonic() + seconds
         while not self._killed and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _PAUSE))
+            time.sleep(min(left, _POLL_SECONDS))
 
-    def _resolve_unseen(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> dict[str, Any]:
+    def _resolve_unseen(self, context: Context, event: Mapping[str, Any], restarts: RestartHistory) -> dict[str, Any]:
         """Find out why the triggerer could not see an epoch that this task has seen before it deferred.
 
         :returns: what the triggerer would have said, if the epoch is over.
         :raises CdcError: the triggerer's own reason, if the bookkeeping is all right. The stream is asked to stop: a
             task that fails leaves no unsupervised stream behind.
         """
-        with task_errors(self.log):
-            run_context, epoch = context_of(self.pipeline, self.log), int(event["epoch"])
+        with map_task_errors(self.log):
+            run_context, epoch = make_run_context(self.pipeline, self.log), int(event["epoch"])
             run, label = None, task_label(context)
             try:
                 with closing(run_context.open_state_database()) as store:
@@ -310,20 +316,20 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             if run is None or run.epoch < epoch:  # away for all, or just being made anew: so the triggerer waits on
                 self._defer(context, run_context, epoch, bool(event["found"]), restarts)
             if run.epoch == epoch and run.state == "running":
-                raise unpack(event["unseen"]) or TerminalError(event["unseen"])
-            verdict = Verdict.SUPERSEDED if run.epoch > epoch else Verdict(run.state)
+                raise extract_error(event["unseen"]) or TerminalError(event["unseen"])
+            verdict = WatchOutcome.SUPERSEDED if run.epoch > epoch else WatchOutcome(run.state)
             return {"epoch": epoch, "found": event["found"], "verdict": verdict}
 
     @contextmanager
-    def _open_state(self) -> Iterator[tuple[Work, Store]]:
-        run_context = context_of(self.pipeline, self.log)
+    def _open_state(self) -> Iterator[tuple[Work, StateDatabase]]:
+        run_context = make_run_context(self.pipeline, self.log)
         with closing(run_context.open_state_database()) as store:
             yield run_context, store
 
     def _is_catch_up(self, run_context: Work) -> bool:
         return run_context.pipeline.stream.mode == "catch_up" if self.catch_up is None else self.catch_up
 
-    def _find_or_start(self, context: Context, run_context: Work, store: Store) -> tuple[int, bool]:
+    def _find_or_start(self, context: Context, run_context: Work, store: StateDatabase) -> tuple[int, bool]:
         """See to it that a stream runs.
 
         :returns: its epoch, and whether it was found running.
@@ -346,7 +352,9 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                         f"{run.supervisor or 'nobody'}), so there is nothing to catch up with",
                         "Stop it with `airflow-cdc stop`, or leave the catch-up out",
                     )
-                if self._is_first_look and apply_changes(run_context, store, run, task_label(context), self.log):
+                if self._is_first_look and apply_changed_settings(
+                    run_context, store, run, task_label(context), self.log
+                ):
                     continue
                 self._is_first_look = False
                 self.log.info("supervising epoch %s, which runs on %s", run.epoch, run.host)
@@ -355,10 +363,10 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             elif run.desired_state == "stop" and not logged_waiting:
                 self.log.info("epoch %s was asked to stop: waiting for its end before the next begins", run.epoch)
                 logged_waiting = True
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_SECONDS)
         raise TransientError("the task was stopped", "Clear it to run it again")
 
-    def _was_cleared(self, context: Context, run: StreamRow) -> bool:
+    def _was_cleared(self, context: Context, run: EpochRow) -> bool:
         """Whether a person has cleared the task while an earlier try of it supervised a run.
 
         The trigger of that try asks the run to stop, too, if it lives: Airflow tells nobody else.
@@ -367,17 +375,17 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         after_clear = (
             ti.try_number == ti.max_tries - (self.retries or 0) + 1
         )  # as the SDK finds the first of several tries
-        return after_clear and later_try(run.supervisor or "", task_label(context))
+        return after_clear and is_superseded_by(run.supervisor or "", task_label(context))
 
-    def _take_supervision(self, context: Context, store: Store, run_context: Work, run: StreamRow) -> None:
+    def _take_supervision(self, context: Context, store: StateDatabase, run_context: Work, run: EpochRow) -> None:
         """Record that this task supervises a run, unless it was marked or cleared: its process learns that later."""
-        from airflow_provider_cdc.airflow.triggers.cdc import task_state
+        from airflow_provider_cdc.airflow.triggers.cdc import read_task_state
 
         if run.ui:
-            show_page(context, run.ui, self.log)
+            push_spark_ui_link(context, run.ui, self.log)
         state = None
         with suppress(Exception):  # an Airflow that does not answer has not changed its mind
-            state = task_state(context["ti"])
+            state = read_task_state(context["ti"])
         if state not in (None, "running"):
             self._killed = True
             raise TransientError(
@@ -389,16 +397,16 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             self._pause_pending = False
         self._supervised_run = run_context, run, task_label(context)
 
-    def _start_stream(self, context: Context, run_context: Work, store: Store) -> StreamRow | None:
+    def _start_stream(self, context: Context, run_context: Work, store: StateDatabase) -> EpochRow | None:
         """Start a stream and supervise it; ``None`` if another one was faster."""
         lease, catch_up = self.lease_seconds, self._is_catch_up(run_context)
-        with started(run_context, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
+        with start_stream(run_context, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
             if run is not None:
                 self._take_supervision(context, store, run_context, run)
         return run
 
     def _defer(
-        self, context: Context, run_context: Work, epoch: int, found_running: bool, restarts: Restarts
+        self, context: Context, run_context: Work, epoch: int, found_running: bool, restarts: RestartHistory
     ) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
 
@@ -414,12 +422,12 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
                 alerts=self._hooks.trigger_request(run_context.pipeline),
             ),
             method_name="resume",
-            kwargs=_plain(restarts),
+            kwargs=_resume_kwargs(restarts),
         )
 
-    def _watch_epoch(self, context: Context, store: Store, run_context: Work, epoch: int) -> str:
+    def _watch_epoch(self, context: Context, store: StateDatabase, run_context: Work, epoch: int) -> str:
         """Watch an epoch from the worker."""
-        return watched(
+        return watch_epoch(
             context,
             store,
             run_context.pipeline.name,
@@ -431,6 +439,6 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         )
 
 
-def _plain(restarts: Restarts) -> dict[str, Any]:
+def _resume_kwargs(restarts: RestartHistory) -> dict[str, Any]:
     """What :meth:`CdcStreamOperator.resume` takes."""
     return {**asdict(restarts), "losses": list(restarts.losses)}

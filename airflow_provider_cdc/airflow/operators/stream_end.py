@@ -7,20 +7,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.airflow.assets import CHANGES, emit, in_partition
-from airflow_provider_cdc.airflow.operators.base import PipelineOperator, show_driver_log, task_identity
-from airflow_provider_cdc.model.errors import TransientError, UnexpectedError, error_of
-from airflow_provider_cdc.model.supervision import Verdict
-from airflow_provider_cdc.observe.asset_windows import caught_up, is_empty
+from airflow_provider_cdc.airflow.assets import CHANGES, emit_asset_events, is_partition_run
+from airflow_provider_cdc.airflow.operators.base import PipelineOperator, log_driver_tail, task_identity
+from airflow_provider_cdc.model.errors import TransientError, UnexpectedError, make_error
+from airflow_provider_cdc.model.supervision import WatchOutcome
+from airflow_provider_cdc.observe.asset_windows import is_window_empty, take_catch_up_windows
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_cdc.config import Pipeline
-    from airflow_provider_cdc.state import Store, StreamRow
+    from airflow_provider_cdc.state import EpochRow, StateDatabase
 
 
-class Setback(Exception):
+class RestartNeeded(Exception):
     """An epoch has ended as nobody wanted, and the next one may do better.
 
     :param error: why.
@@ -33,7 +33,7 @@ class Setback(Exception):
         self.error, self.ran_seconds, self.made_progress = error, ran_seconds, made_progress
 
 
-def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> dict[str, Any] | None:
+def judge_epoch_end(pipeline: str, store: StateDatabase, event: Mapping[str, Any], log: Any) -> dict[str, Any] | None:
     """What the end of an epoch means for the task.
 
     :param pipeline: name of the pipeline.
@@ -43,23 +43,23 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
     :raises CdcError: what the stream failed with, if that needs a decision or a fix.
     :raises Setback: if it is to be started again.
     """
-    epoch, verdict = int(event["epoch"]), Verdict(event["verdict"])
+    epoch, verdict = int(event["epoch"]), WatchOutcome(event["verdict"])
     started_run = None if event["found"] else store.epoch_row(pipeline, epoch)
-    if started_run is not None and started_run.state == Verdict.CAUGHT_UP:  # whoever has begun another one since
-        show_driver_log(log, started_run.log)
+    if started_run is not None and started_run.state == WatchOutcome.CAUGHT_UP:  # whoever has begun another one since
+        log_driver_tail(log, started_run.log)
         return _summary(store, started_run)
-    if verdict is Verdict.SUPERSEDED:
+    if verdict is WatchOutcome.SUPERSEDED:
         log.info("epoch %s was taken over by a newer one", epoch)
         return None
     run = store.newest_epoch(pipeline)
     if run is None or run.epoch != epoch:
         return None
-    show_driver_log(log, run.log)
+    log_driver_tail(log, run.log)
     # By the driver's own clock from first to last: each try of this task may be on a host with another one.
     ran_seconds = (run.heartbeat_at - run.started_at).total_seconds()
-    if verdict is Verdict.FAILED:
-        error = error_of(run.error_kind, run.error or f"epoch {epoch} failed")
-    elif verdict is Verdict.LOST or (verdict is Verdict.STOPPED and run.desired_state != "stop"):
+    if verdict is WatchOutcome.FAILED:
+        error = make_error(run.error_kind, run.error or f"epoch {epoch} failed")
+    elif verdict is WatchOutcome.LOST or (verdict is WatchOutcome.STOPPED and run.desired_state != "stop"):
         error = UnexpectedError(
             f"the Spark driver of epoch {epoch} on {run.host} was lost",
             f"Look at the end of its log {run.log}, at the memory of {run.host}, and whether that host or pod was "
@@ -69,20 +69,20 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
         error = None
     if isinstance(error, TransientError):
         made_progress = store.epoch_totals(run.pipeline, epoch).batches > 0
-        raise Setback(error, ran_seconds, made_progress)
+        raise RestartNeeded(error, ran_seconds, made_progress)
     if error is not None:
         raise error
-    if verdict is Verdict.STOPPED and run.stop_by is not None:
+    if verdict is WatchOutcome.STOPPED and run.stop_by is not None:
         log.info("epoch %s was stopped by %s; the next begins", epoch, run.stop_by)
         return None
-    if verdict is Verdict.CAUGHT_UP and event["found"]:
+    if verdict is WatchOutcome.CAUGHT_UP and event["found"]:
         log.info("epoch %s, which was running before, has caught up; this task's own catch-up begins", epoch)
         return None
     return _summary(store, run)
 
 
-def emit_windows(
-    operator: PipelineOperator, context: Context, pipeline: Pipeline, store: Store, result: Mapping[str, Any]
+def emit_catch_up_events(
+    operator: PipelineOperator, context: Context, pipeline: Pipeline, store: StateDatabase, result: Mapping[str, Any]
 ) -> None:
     """Let the assets of the tables hear of what was applied since the last catch-up, if this was one.
 
@@ -90,14 +90,16 @@ def emit_windows(
 
     :param result: the task's result.
     """
-    if result["state"] != Verdict.CAUGHT_UP:
+    if result["state"] != WatchOutcome.CAUGHT_UP:
         return
-    windows = caught_up(store, pipeline.name, task_identity(context))
-    events = {t: {"kind": CHANGES, **w} for t, w in windows.items() if in_partition(context) or not is_empty(w)}
-    emit(operator, context, pipeline, events)
+    windows = take_catch_up_windows(store, pipeline.name, task_identity(context))
+    events = {
+        t: {"kind": CHANGES, **w} for t, w in windows.items() if is_partition_run(context) or not is_window_empty(w)
+    }
+    emit_asset_events(operator, context, pipeline, events)
 
 
-def _summary(store: Store, run: StreamRow) -> dict[str, Any]:
+def _summary(store: StateDatabase, run: EpochRow) -> dict[str, Any]:
     tables = [f"{row.database}.{row.name}" for row in store.table_states(run.pipeline) if row.state == "suspended"]
     totals = store.epoch_totals(run.pipeline, run.epoch)._asdict()
     return {"epoch": run.epoch, "state": run.state, **totals, "suspended": tables}

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.airflow.operators.base import request_of, show_driver_log
+from airflow_provider_cdc.airflow.operators.base import log_driver_tail, make_driver_request
 from airflow_provider_cdc.model.errors import (
-    REPORT,
+    REPORT_REMEDY,
     AlreadyRunningError,
     TerminalError,
     TransientError,
@@ -19,22 +19,22 @@ from airflow_provider_cdc.model.errors import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.runtime.run_context import Context
-    from airflow_provider_cdc.state import Store, StreamRow
+    from airflow_provider_cdc.runtime.run_context import RunContext
+    from airflow_provider_cdc.state import EpochRow, StateDatabase
 
-_PAUSE = 1.0
+_POLL_SECONDS = 1.0
 
 
 @contextmanager
-def started(
-    run_context: Context,
-    store: Store,
+def start_stream(
+    run_context: RunContext,
+    store: StateDatabase,
     logger: Any,
     is_killed: Callable[[], bool],
     *,
     catch_up: bool,
     lease: float | None,
-) -> Iterator[StreamRow | None]:
+) -> Iterator[EpochRow | None]:
     """Start a driver and wait for its epoch; ``None`` if another stream was faster.
 
     The driver is let go where the block ends. Until then it ends with this process, or with an error in the block.
@@ -46,31 +46,33 @@ def started(
     :raises CdcError: what made it end before it had an epoch.
     :raises TransientError: if the task is killed before.
     """
-    from airflow_provider_cdc.driver.launch import detach, new_log, release, result_of
+    from airflow_provider_cdc.driver.launch import new_log_file, release_driver, result_file, start_detached
 
-    log = new_log(run_context.local_files.log_folder)
-    request = request_of(run_context.pipeline, result=str(result_of(log)), log=str(log), catch_up=catch_up, lease=lease)
-    process = detach(request, log)
+    log = new_log_file(run_context.local_files.log_folder)
+    request = make_driver_request(
+        run_context.pipeline, result=str(result_file(log)), log=str(log), catch_up=catch_up, lease=lease
+    )
+    process = start_detached(request, log)
     assert process.stdin is not None
     try:
         logger.info("started the Spark driver, process %s, log %s", process.pid, log)
-        run = _first_epoch(process, log, run_context, store, logger, is_killed)
+        run = _wait_for_epoch(process, log, run_context, store, logger, is_killed)
         yield run
         if run is not None:
-            release(process)
+            release_driver(process)
     finally:
         with suppress(OSError):  # one that was not let go ends with its standard input
             process.stdin.close()
 
 
-def _first_epoch(
+def _wait_for_epoch(
     process: subprocess.Popen[bytes],
     log: Path,
-    run_context: Context,
-    store: Store,
+    run_context: RunContext,
+    store: StateDatabase,
     logger: Any,
     is_killed: Callable[[], bool],
-) -> StreamRow | None:
+) -> EpochRow | None:
     while not is_killed():
         code = process.poll()  # before the look, so that an epoch that ended at once is not missed
         run = None
@@ -81,25 +83,25 @@ def _first_epoch(
             return run
         if code is not None:
             if run is None or run_context.liveness.is_alive(run) is False:
-                show_driver_log(logger, str(log))
-                _raise_unless_refused(log, code)
+                log_driver_tail(logger, str(log))
+                _raise_driver_error(log, code)
             return None
-        time.sleep(_PAUSE)
+        time.sleep(_POLL_SECONDS)
     raise TransientError("the task was stopped while the stream was starting", "Clear it to run it again")
 
 
-def _raise_unless_refused(log: Path, code: int) -> None:
+def _raise_driver_error(log: Path, code: int) -> None:
     """Raise what a driver without an epoch ended with, unless it saw another stream, which has ended since."""
-    from airflow_provider_cdc.driver.launch import outcome_of, result_of
+    from airflow_provider_cdc.driver.launch import read_outcome, result_file
 
     try:
-        outcome_of(result_of(log), code)
+        read_outcome(result_file(log), code)
     except AlreadyRunningError:
         return
     except UnexpectedError:
         raise
     except TransientError:  # the task's log has it; in a long outage it would push out older ones
-        for path in (log, result_of(log)):
+        for path in (log, result_file(log)):
             path.unlink(missing_ok=True)
         raise
-    raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT}")
+    raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT_REMEDY}")

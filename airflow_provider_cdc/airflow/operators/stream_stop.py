@@ -8,17 +8,17 @@ import threading
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.system.processes import is_here, start_time
+from airflow_provider_cdc.system.processes import is_on_this_machine, process_start_time
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.runtime.run_context import Context
-    from airflow_provider_cdc.state import StreamRow
+    from airflow_provider_cdc.runtime.run_context import RunContext
+    from airflow_provider_cdc.state import EpochRow
 
 #: Seconds that the bookkeeping has to take the request: Airflow sends SIGKILL 5 s after it has told a task to end.
-_ASK_SECONDS = 3.0
+_REQUEST_SECONDS = 3.0
 
 
-def ask_to_stop(run_context: Context, run: StreamRow, by: str, log: Any) -> None:
+def request_stop(run_context: RunContext, run: EpochRow, by: str, log: Any) -> None:
     """Ask a run of the stream to end, whatever the caller is in the middle of; it may be a signal handler.
 
     So all is done in threads, over a connection of their own. A driver on this host that cannot be asked through the
@@ -26,12 +26,12 @@ def ask_to_stop(run_context: Context, run: StreamRow, by: str, log: Any) -> None
 
     :param by: the task that asks.
     """
-    requester = threading.Thread(target=_ask, args=(run_context, run, by, log), daemon=True)
+    requester = threading.Thread(target=_request_stop_in_thread, args=(run_context, run, by, log), daemon=True)
     requester.start()
-    requester.join(_ASK_SECONDS + 1)
+    requester.join(_REQUEST_SECONDS + 1)
 
 
-def _ask(run_context: Context, run: StreamRow, by: str, log: Any) -> None:
+def _request_stop_in_thread(run_context: RunContext, run: EpochRow, by: str, log: Any) -> None:
     requested = threading.Event()
 
     def ask() -> None:
@@ -40,9 +40,9 @@ def _ask(run_context: Context, run: StreamRow, by: str, log: Any) -> None:
             requested.set()
 
     threading.Thread(target=ask, daemon=True).start()
-    if requested.wait(_ASK_SECONDS):
+    if requested.wait(_REQUEST_SECONDS):
         log.info("epoch %s was asked to stop", run.epoch)
-    elif is_here(run.host, run.machine) and start_time(run.pid) == run.pid_started:
+    elif is_on_this_machine(run.host, run.machine) and process_start_time(run.pid) == run.pid_started:
         log.warning("the bookkeeping does not answer; the driver of epoch %s gets SIGTERM", run.epoch)
         os.kill(run.pid, signal.SIGTERM)
     else:

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_cdc.airflow.operators import defaults
 from airflow_provider_cdc.airflow.operators.base import task_label
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.model.supervision import Watch
+from airflow_provider_cdc.model.supervision import EpochWatch
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.state import StateDatabase
 
-_PAUSE = 1.0
+_KILLED_PAUSE_SECONDS = 1.0
 
 
-def watched(
+def watch_epoch(
     context: Context,
-    store: Store,
+    store: StateDatabase,
     name: str,
     epoch: int,
     log: Any,
@@ -41,12 +41,12 @@ def watched(
     :param notify: tells people what there is to tell.
     :returns: the verdict.
     """
-    from airflow_provider_cdc.airflow.triggers.reports import Reports
+    from airflow_provider_cdc.airflow.triggers.reports import StreamReporter
     from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS
-    from airflow_provider_cdc.airflow.triggers.stats import tell as tell_stats
+    from airflow_provider_cdc.airflow.triggers.stats import send_stats as tell_stats
 
-    watch, stats_sent_at, by = Watch(epoch), float("-inf"), task_label(context)
-    reports = Reports(defaults.report_seconds())
+    watch, stats_sent_at, by = EpochWatch(epoch), float("-inf"), task_label(context)
+    reports = StreamReporter(defaults.report_seconds())
     while True:
         row = None
         with suppress(CdcError):
@@ -66,5 +66,5 @@ def watched(
         if verdict is not None:
             return verdict
         if is_killed():
-            time.sleep(_PAUSE)
+            time.sleep(_KILLED_PAUSE_SECONDS)
         sleep()

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSensorTimeout, AirflowSkipException
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
-from airflow_provider_cdc.airflow.assets import SNAPSHOT, declare, emit
+from airflow_provider_cdc.airflow.assets import SNAPSHOT, declare_outlets, emit_asset_events
 from airflow_provider_cdc.airflow.operators import defaults
 from airflow_provider_cdc.airflow.operators.base import (
     PipelineLike,
-    PipelineTemplates,
-    context_of,
-    plain,
-    task_errors,
+    PipelineTemplateMixin,
+    make_run_context,
+    map_task_errors,
     task_identity,
+    to_plain,
 )
-from airflow_provider_cdc.model.errors import TerminalError, TransientError, unpack
+from airflow_provider_cdc.model.errors import TerminalError, TransientError, extract_error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_cdc.chunk_groups.groups import Coverage
+    from airflow_provider_cdc.chunk_groups.groups import SnapshotCoverage
     from airflow_provider_cdc.model.plan import Plan
-    from airflow_provider_cdc.runtime.run_context import Context as Work
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.runtime.run_context import RunContext as Work
+    from airflow_provider_cdc.state import StateDatabase
 
 
-class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
+class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
     """Wait until every chunk group of the snapshot is published. A group that failed does not fail the sensor.
 
     XCom: ``generation``, ``groups``, ``tables``, ``rows``, ``min_lw`` (where the stream begins), ``max_hw``.
@@ -57,8 +57,8 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
-        self.pipeline = plain(pipeline)
-        declare(self, assets)
+        self.pipeline = to_plain(pipeline)
+        declare_outlets(self, assets)
         self.deferrable = defaults.deferrable() if deferrable is None else deferrable
 
     def execute(self, context: Context) -> Any:
@@ -79,7 +79,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         :param deadline: when to give up, in seconds since 1970.
         """
         deadline = deadline or time.time() + self.timeout
-        with task_errors(self.log):
+        with map_task_errors(self.log):
             while (checked := self._check_once(context)) is None:
                 self._time_left(deadline)
                 time.sleep(self.poke_interval)
@@ -87,12 +87,12 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             if summary is not None:
                 return summary
             if is_recorded and "unseen" in event:  # the worker sees it, so this is the triggerer's alone
-                raise unpack(event["unseen"]) or TerminalError(event["unseen"])
+                raise extract_error(event["unseen"]) or TerminalError(event["unseen"])
             self._defer(run_context, plan, deadline)
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once. That source, sink or bookkeeping are away for a while is no failure."""
-        with task_errors(self.log):
+        with map_task_errors(self.log):
             checked = self._check_once(context)
         summary = checked[3] if checked else None
         return PokeReturnValue(is_done=summary is not None, xcom_value=summary)
@@ -105,7 +105,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         """
         checked = None
         try:
-            run_context = context_of(self.pipeline, self.log)
+            run_context = make_run_context(self.pipeline, self.log)
             plan = run_context.require_plan()
             checked = run_context, plan, False, None
             return run_context, plan, *self._check_snapshot(context, run_context, plan)
@@ -114,14 +114,14 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             return checked
 
     def _check_snapshot(self, context: Context, run_context: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
-        from airflow_provider_cdc.chunk_groups.groups import coverage, targets
-        from airflow_provider_cdc.snapshot.run import adopt_published
+        from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
+        from airflow_provider_cdc.snapshot.run import adopt_published_groups
 
         with closing(run_context.open_state_database()) as store:
             is_recorded = store.snapshot(plan.pipeline, plan.generation) is not None
             # Also what the bookkeeping has lost, so that the trigger has something to wait for.
-            adopt_published(run_context, store, plan)
-            table_coverages = coverage(run_context, plan, targets(run_context, plan))
+            adopt_published_groups(run_context, store, plan)
+            table_coverages = read_coverage(run_context, plan, open_sink_tables(run_context, plan))
             if table_coverages is None:
                 return is_recorded, None
             self._emit_snapshot_events(context, run_context, store, plan, table_coverages)
@@ -137,14 +137,19 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         }
 
     def _emit_snapshot_events(
-        self, context: Context, run_context: Work, store: Store, plan: Plan, table_coverages: list[Coverage]
+        self,
+        context: Context,
+        run_context: Work,
+        store: StateDatabase,
+        plan: Plan,
+        table_coverages: list[SnapshotCoverage],
     ) -> None:
-        from airflow_provider_cdc.observe.asset_windows import new_snapshots
-        from airflow_provider_cdc.state import now
+        from airflow_provider_cdc.observe.asset_windows import take_new_snapshots
+        from airflow_provider_cdc.state import utc_now
 
         timeline, by = run_context.resume_state(plan)[1], task_identity(context)
         tables = {plan.tables[i].id: table_coverages[i] for i in plan.active_tables}
-        emit(
+        emit_asset_events(
             self,
             context,
             run_context.pipeline,
@@ -155,9 +160,9 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
                     "rows": tables[table].rows,
                     "start": str(plan.p0.at),
                     "end": str(timeline.position(max([plan.p0_seq, *tables[table].high_watermarks]))),
-                    "until": now().isoformat(timespec="seconds"),
+                    "until": utc_now().isoformat(timespec="seconds"),
                 }
-                for table in new_snapshots(store, plan.pipeline, plan.generation, tables, by)
+                for table in take_new_snapshots(store, plan.pipeline, plan.generation, tables, by)
             },
         )
 

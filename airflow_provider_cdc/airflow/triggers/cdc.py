@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_cdc.airflow.triggers.bookkeeping import Bookkeeping, in_thread
-from airflow_provider_cdc.airflow.triggers.reports import Reports
-from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS, tell
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError, error_of, kind_of, pack
-from airflow_provider_cdc.model.supervision import Verdict, Watch, later_try
-from airflow_provider_cdc.observe.alerts import is_news
+from airflow_provider_cdc.airflow.triggers.bookkeeping import SharedStateDatabase, run_in_thread
+from airflow_provider_cdc.airflow.triggers.reports import StreamReporter
+from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS, send_stats
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, embed_error, error_kind, make_error
+from airflow_provider_cdc.model.supervision import EpochWatch, WatchOutcome, is_superseded_by
+from airflow_provider_cdc.observe.alerts import has_alert_changes
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import Store, StreamRow
+    from airflow_provider_cdc.state import EpochRow, StateDatabase
 
 T = TypeVar("T")
 
 #: Seconds between two lines about a snapshot that goes on.
-_LINE_SECONDS = 60.0
+_LOG_SECONDS = 60.0
 #: Seconds between two attempts to ask for a stop, and by how many these end before Airflow ends them.
 _RETRY_SECONDS, _MARGIN_SECONDS = 1.0, 2.0
 #: Seconds from a trigger's start to the first event it may fire. A task that is resumed while its worker's process is
@@ -35,7 +35,7 @@ _SETTLE_SECONDS = 10.0
 _FIRST_ANSWER_SECONDS = 180.0
 
 
-class BookkeepingTrigger(BaseTrigger):
+class StateDatabaseTrigger(BaseTrigger):
     """A trigger that looks at the bookkeeping.
 
     :param kwargs: arguments of the class, among them ``state_conn_id`` and ``state_path``.
@@ -44,7 +44,7 @@ class BookkeepingTrigger(BaseTrigger):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kwargs = kwargs
-        self._state_db = Bookkeeping.shared(kwargs["state_conn_id"], kwargs["state_path"])
+        self._state_db = SharedStateDatabase.shared(kwargs["state_conn_id"], kwargs["state_path"])
         self._began = time.monotonic()
         self._was_seen = self._was_lost = False
         self._outage = ""
@@ -53,7 +53,7 @@ class BookkeepingTrigger(BaseTrigger):
         """Class and arguments."""
         return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
 
-    async def _query(self, read: Callable[[Store], T | None], subject: str) -> T | None:
+    async def _query(self, read: Callable[[StateDatabase], T | None], subject: str) -> T | None:
         """Look at the bookkeeping; when it goes away, why, and when it is back, is in the log.
 
         :param subject: what is looked for.
@@ -72,8 +72,8 @@ class BookkeepingTrigger(BaseTrigger):
             self.log.warning("%s", missing or "the bookkeeping is back")
         self._was_seen = self._was_seen or missing is None
         if missing is not None and not self._was_seen and time.monotonic() - self._began > _FIRST_ANSWER_SECONDS:
-            raise error_of(
-                kind_of(missing),
+            raise make_error(
+                error_kind(missing),
                 f"the triggerer on {socket.gethostname()} has looked for {subject} for {_FIRST_ANSWER_SECONDS:g} s in "
                 f"vain: {missing.message}",
                 "Workers and triggerer must reach the same bookkeeping: name a database in state.conn_id, keep the "
@@ -87,7 +87,7 @@ class BookkeepingTrigger(BaseTrigger):
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 
-class CdcSnapshotTrigger(BookkeepingTrigger):
+class CdcSnapshotTrigger(StateDatabaseTrigger):
     """Fires when the snapshot of a pipeline is complete, and when the bookkeeping does not know it any more.
 
     :param pipeline: name of the pipeline.
@@ -117,17 +117,17 @@ class CdcSnapshotTrigger(BookkeepingTrigger):
             try:
                 snapshot = await self._query(lambda store: store.snapshot(k["pipeline"], k["generation"]), subject)
             except CdcError as error:
-                yield await self._make_event({"complete": False, "unseen": pack(error)})
+                yield await self._make_event({"complete": False, "unseen": embed_error(error)})
                 return
             if self._was_lost or (snapshot is not None and snapshot.state == "done"):
                 yield await self._make_event({"complete": not self._was_lost})
                 return
-            if snapshot is not None and time.monotonic() - logged_at > _LINE_SECONDS:
+            if snapshot is not None and time.monotonic() - logged_at > _LOG_SECONDS:
                 logged_at = time.monotonic()
                 await self._log_progress()
             if snapshot is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
                 stats_sent_at = time.monotonic()
-                await self._state_db.query_or_none(partial(tell, pipeline=k["pipeline"]))
+                await self._state_db.query_or_none(partial(send_stats, pipeline=k["pipeline"]))
             await asyncio.sleep(k["poll_seconds"])
 
     async def _log_progress(self) -> None:
@@ -139,10 +139,10 @@ class CdcSnapshotTrigger(BookkeepingTrigger):
 
 
 #: Those who ask for the stop of an epoch, until they have: an event loop forgets tasks that nobody holds.
-_asking: set[asyncio.Future[None]] = set()
+_stop_requests: set[asyncio.Future[None]] = set()
 
 
-class CdcStreamTrigger(BookkeepingTrigger):
+class CdcStreamTrigger(StateDatabaseTrigger):
     """Watches one epoch of a stream; fires when it has ended, was lost, or was taken over.
 
     :param pipeline: name of the pipeline.
@@ -181,7 +181,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
             report_seconds=report_seconds,
         )
         self._cancelled = False
-        self._reports = Reports(report_seconds)
+        self._reports = StreamReporter(report_seconds)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Watch until the epoch is over."""
@@ -201,10 +201,10 @@ class CdcStreamTrigger(BookkeepingTrigger):
         k = self._kwargs
         # Not at once: what could not be written down after it was told would be told all the time.
         stats_sent_at, alerts_checked_at = float("-inf"), time.monotonic()
-        watch, subject = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
+        watch, subject = EpochWatch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         self._began = time.monotonic()
 
-        def read_run(store: Store) -> StreamRow | None:
+        def read_run(store: StateDatabase) -> EpochRow | None:
             row = store.record_supervision(k["pipeline"], k["epoch"], k["supervisor"])
             return row if row is not None and row.epoch >= k["epoch"] else None
 
@@ -212,9 +212,9 @@ class CdcStreamTrigger(BookkeepingTrigger):
             try:
                 row = await self._query(read_run, subject)
             except CdcError as error:
-                yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "unseen": pack(error)})
+                yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "unseen": embed_error(error)})
                 return
-            verdict: Verdict | None = watch.observe(row, time.monotonic())
+            verdict: WatchOutcome | None = watch.observe(row, time.monotonic())
             if verdict is not None:
                 yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)})
                 return
@@ -222,20 +222,22 @@ class CdcStreamTrigger(BookkeepingTrigger):
                 await self._push_report(row)
             if row is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
                 stats_sent_at = time.monotonic()
-                await self._state_db.query_or_none(partial(tell, pipeline=k["pipeline"]))
+                await self._state_db.query_or_none(partial(send_stats, pipeline=k["pipeline"]))
             if row is not None and k["alerts"] and time.monotonic() - alerts_checked_at > STATS_SECONDS:
                 alerts_checked_at = time.monotonic()
-                if await self._state_db.query_or_none(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
+                if await self._state_db.query_or_none(
+                    partial(has_alert_changes, pipeline=k["pipeline"], request=k["alerts"])
+                ):
                     yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
                     return
             await asyncio.sleep(k["poll_seconds"])
 
-    async def _push_report(self, row: StreamRow) -> None:
+    async def _push_report(self, row: EpochRow) -> None:
         report = await self._state_db.query_or_none(partial(self._reports.make_report, run=row))
         if report is not None:
             for line in report[1]:
                 self.log.info("%s", line)
-            await in_thread(self._reports.push_xcom, report[0], self.task_instance, self.log)
+            await run_in_thread(self._reports.push_xcom, report[0], self.task_instance, self.log)
 
     async def on_kill(self) -> None:
         """Stop the epoch at a transaction boundary, if the task really is no longer deferred.
@@ -244,9 +246,9 @@ class CdcStreamTrigger(BookkeepingTrigger):
         that the trigger is cancelled, and would end this with it; and it gives up after a while, which may be too
         early: the first question that a busy triggerer is asked has taken more than half a minute. What asks goes on.
         """
-        stop_request, until = asyncio.ensure_future(self._stop_unless_deferred()), time.monotonic() + _kill_seconds()
-        _asking.add(stop_request)
-        stop_request.add_done_callback(_asking.discard)
+        stop_request, until = asyncio.ensure_future(self._stop_unless_deferred()), time.monotonic() + _on_kill_seconds()
+        _stop_requests.add(stop_request)
+        stop_request.add_done_callback(_stop_requests.discard)
         while not stop_request.done() and (left := until - time.monotonic()) > 0:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({stop_request}, timeout=left)
@@ -273,7 +275,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
             "the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if stopped[0] else "has ended"
         )
 
-    def _request_stop(self, store: Store) -> list[int | None]:
+    def _request_stop(self, store: StateDatabase) -> list[int | None]:
         k = self._kwargs
         return [store.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"])]
 
@@ -285,10 +287,10 @@ class CdcStreamTrigger(BookkeepingTrigger):
         k = self._kwargs
         while True:
             try:
-                state = await in_thread(task_state, self.task_instance)
+                state = await run_in_thread(read_task_state, self.task_instance)
                 if state == "deferred":  # of this try, or of the next one after a clear
                     run = await self._state_db.query(lambda store: store.newest_epoch(k["pipeline"]))
-                    if run is not None and later_try(k["supervisor"], run.supervisor):
+                    if run is not None and is_superseded_by(k["supervisor"], run.supervisor):
                         return "cleared"
                 return state
             except Exception as error:
@@ -316,14 +318,14 @@ class CdcPauseTrigger(BaseTrigger):
         yield TriggerEvent({})  # type: ignore[no-untyped-call]
 
 
-def _kill_seconds() -> float:
+def _on_kill_seconds() -> float:
     """For how long a trigger whose task was marked or cleared may ask for the stop of its stream."""
     from airflow.configuration import conf
 
     return max(conf.getint("triggerer", "on_kill_timeout", fallback=30) - _MARGIN_SECONDS, 1.0)
 
 
-def task_state(ti: Any) -> str | None:
+def read_task_state(ti: Any) -> str | None:
     """State of a task instance as Airflow sees it now. It blocks: a trigger calls it in a thread."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 

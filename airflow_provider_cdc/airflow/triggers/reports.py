@@ -6,18 +6,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.system.processes import tail
+from airflow_provider_cdc.system.processes import tail_log
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import Store, StreamRow
+    from airflow_provider_cdc.state import EpochRow, StateDatabase
 
 #: Key of the XCom.
-LAG = "lag"
+LAG_XCOM_KEY = "lag"
 #: Lines of the driver's log that are shown at first, and bytes of it that are read for one report.
-_FIRST_LINES, _MOST_BYTES = 10, 20_000
+_FIRST_LINES, _MAX_BYTES = 10, 20_000
 
 
-class Reports:
+class StreamReporter:
     """Reports of one process that watches a stream.
 
     :param seconds: between two of them.
@@ -26,7 +26,7 @@ class Reports:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._reported_at = float("-inf")
-        self._driver_log = DriverLog()
+        self._driver_log = DriverLogReader()
         self._push_failed = False
 
     @property
@@ -34,14 +34,14 @@ class Reports:
         """Whether it is time for the next one."""
         return time.monotonic() - self._reported_at >= self._seconds
 
-    def make_report(self, store: Store, run: StreamRow) -> tuple[dict[str, Any], list[str]]:
+    def make_report(self, store: StateDatabase, run: EpochRow) -> tuple[dict[str, Any], list[str]]:
         """Look how far a run is; what it says is a report.
 
         :returns: numbers for the XCom, and lines for the log.
         """
         self._reported_at = time.monotonic()
-        values = numbers(store, run)
-        return values, [text_of(values), *self._driver_log.read_new_lines(run.log, run.host)]
+        values = report_values(store, run)
+        return values, [report_text(values), *self._driver_log.read_new_lines(run.log, run.host)]
 
     def push_xcom(self, values: dict[str, Any], ti: Any, log: Any) -> None:
         """Write the XCom. What Airflow, or a backend for XComs, has against it is of no concern to the stream.
@@ -54,15 +54,15 @@ class Reports:
             return
         key = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id}
         try:
-            XCom.set(LAG, values, **key, map_index=-1 if ti.map_index is None else ti.map_index)
+            XCom.set(LAG_XCOM_KEY, values, **key, map_index=-1 if ti.map_index is None else ti.map_index)
             self._push_failed = False
         except Exception as error:
             if not self._push_failed:
-                log.warning("the XCom %s cannot be written now: %s", LAG, error)
+                log.warning("the XCom %s cannot be written now: %s", LAG_XCOM_KEY, error)
             self._push_failed = True
 
 
-def numbers(store: Store, run: StreamRow) -> dict[str, Any]:
+def report_values(store: StateDatabase, run: EpochRow) -> dict[str, Any]:
     """How far a run is, as plain values. What is not known is ``None``."""
     sample, end = store.last_sample(run.pipeline), run.end_offset or {}
     run_sample = sample if sample is not None and sample.epoch == run.epoch else None
@@ -80,7 +80,7 @@ def numbers(store: Store, run: StreamRow) -> dict[str, Any]:
     }
 
 
-def text_of(values: dict[str, Any]) -> str:
+def report_text(values: dict[str, Any]) -> str:
     """The same in a line."""
     if values["lag_seconds"] is not None:
         behind = f"{values['lag_seconds']:g} s and {values['lag_bytes'] or 0:,} bytes behind the source"
@@ -92,7 +92,7 @@ def text_of(values: dict[str, Any]) -> str:
     return f"epoch {values['epoch']}: {behind}; at {at}; {values['batches']:,} batches, {values['changes']:,} changes"
 
 
-class DriverLog:
+class DriverLogReader:
     """What is new in the log of a driver, looked at again and again."""
 
     def __init__(self) -> None:
@@ -114,13 +114,13 @@ class DriverLog:
             with open(path, "rb") as file:
                 if first:
                     self._read_up_to = size
-                    return [f"the driver's log {path}:", *tail(path, _FIRST_LINES)]
+                    return [f"the driver's log {path}:", *tail_log(path, _FIRST_LINES)]
                 file.seek(
                     self._read_up_to if size >= self._read_up_to else 0
                 )  # it begins anew when it has grown too large
-                skipped = max(0, size - file.tell() - _MOST_BYTES)
+                skipped = max(0, size - file.tell() - _MAX_BYTES)
                 file.seek(skipped, 1)
-                data = file.read(_MOST_BYTES)
+                data = file.read(_MAX_BYTES)
                 complete_bytes = data.rfind(b"\n") + 1
                 self._read_up_to = file.tell() - len(data) + complete_bytes
         except OSError:

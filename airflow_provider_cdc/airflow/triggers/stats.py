@@ -6,10 +6,10 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.observe.metrics import measure
+from airflow_provider_cdc.observe.metrics import measure_pipeline
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.state import StateDatabase
 
 #: Seconds between two times.
 STATS_SECONDS = 60.0
@@ -21,15 +21,15 @@ _TASK = ("airflow.sdk.observability.stats", "airflow.stats:Stats")
 log = logging.getLogger(__name__)
 
 
-def tell(store: Store, pipeline: str, *, task: bool = False) -> int:
+def send_stats(store: StateDatabase, pipeline: str, *, task: bool = False) -> int:
     """Hand the numbers of a pipeline to Airflow's stats. What goes wrong there is of no concern to a stream.
 
     :param task: whether this process runs a task; otherwise it is a triggerer.
     :returns: how many there are.
     """
-    measured = measure(store, pipeline)
+    measured = measure_pipeline(store, pipeline)
     try:
-        stats = _stats(task)
+        stats = _find_stats(task)
         for measurement in measured:
             stats.gauge(f"cdc.{measurement.name}", measurement.value, tags=measurement.tags)
     except Exception as error:  # a backend that is not installed, or an address that cannot be resolved
@@ -37,7 +37,7 @@ def tell(store: Store, pipeline: str, *, task: bool = False) -> int:
     return len(measured)
 
 
-def _stats(task: bool) -> Any:
+def _find_stats(task: bool) -> Any:
     for place in _TASK if task else _TRIGGERER:
         module, _, name = place.partition(":")
         try:

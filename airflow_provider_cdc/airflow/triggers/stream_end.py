@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 from airflow.triggers.base import TriggerEvent
 
-from airflow_provider_cdc.airflow.triggers.cdc import BookkeepingTrigger
-from airflow_provider_cdc.model.errors import CdcError, pack
-from airflow_provider_cdc.model.supervision import Watch
+from airflow_provider_cdc.airflow.triggers.cdc import StateDatabaseTrigger
+from airflow_provider_cdc.model.errors import CdcError, embed_error
+from airflow_provider_cdc.model.supervision import EpochWatch
 
 
-class CdcStreamEndTrigger(BookkeepingTrigger):
+class CdcStreamEndTrigger(StateDatabaseTrigger):
     """Fires when an epoch is over, or when there is no more time to wait for that.
 
     :param pipeline: name of the pipeline.
@@ -47,12 +47,12 @@ class CdcStreamEndTrigger(BookkeepingTrigger):
         """Look until there is something to say."""
         k = self._kwargs
         self._began = time.monotonic()
-        watch, subject = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
+        watch, subject = EpochWatch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         while True:
             try:
                 row = await self._query(lambda store: store.probe_newest_epoch(k["pipeline"]), subject)
             except CdcError as error:
-                yield await self._make_event({"epoch": k["epoch"], "unseen": pack(error)})
+                yield await self._make_event({"epoch": k["epoch"], "unseen": embed_error(error)})
                 return
             verdict = watch.observe(row, time.monotonic())
             if verdict is not None or time.time() > k["until"]:

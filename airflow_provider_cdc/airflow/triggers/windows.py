@@ -9,13 +9,13 @@ from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_cdc.airflow.triggers.bookkeeping import Bookkeeping
-from airflow_provider_cdc.observe.asset_windows import WATCHER, is_empty, mark_of, window
+from airflow_provider_cdc.airflow.triggers.bookkeeping import SharedStateDatabase
+from airflow_provider_cdc.observe.asset_windows import WATCHER, is_window_empty, window_between, window_mark
 
 #: The name under which the asset's own store has the place up to which it was told.
-KEY = "cdc_told"
+STORE_KEY = "cdc_told"
 #: Seconds between two looks; and those that Airflow gets to write an event down, before it counts as told.
-_LOOK_SECONDS, _WRITE_SECONDS = 15.0, 4.0
+_POLL_SECONDS, _WRITE_SECONDS = 15.0, 4.0
 
 
 class CdcTableTrigger(BaseEventTrigger):
@@ -59,17 +59,17 @@ class CdcTableTrigger(BaseEventTrigger):
         """Look now and then, for ever."""
         from airflow_provider_cdc.sinks.files.layout import LocalFiles
 
-        state_db = Bookkeeping.shared(
+        state_db = SharedStateDatabase.shared(
             self.state_conn_id, str(LocalFiles.for_pipeline(self.sink_path, self.pipeline).state_database)
         )
         table = self.database, self.table
         last_mark = await self._read_mark(state_db)
         while True:
             counts = await state_db.query_or_none(lambda store: store.table_counts(self.pipeline, table))
-            mark = mark_of(counts[0]) if counts else None
-            new_window = window(last_mark, mark) if mark else None
-            if mark is None or new_window is None or is_empty(new_window):
-                await asyncio.sleep(_LOOK_SECONDS)
+            mark = window_mark(counts[0]) if counts else None
+            new_window = window_between(last_mark, mark) if mark else None
+            if mark is None or new_window is None or is_window_empty(new_window):
+                await asyncio.sleep(_POLL_SECONDS)
                 continue
             began = time.monotonic()
             event_extra = {"pipeline": self.pipeline, "table": ".".join(table)}
@@ -77,26 +77,26 @@ class CdcTableTrigger(BaseEventTrigger):
             await asyncio.sleep(_WRITE_SECONDS)
             last_mark = mark
             await self._write_mark(state_db, mark)
-            await asyncio.sleep(max(_LOOK_SECONDS, began + self.min_seconds - time.monotonic()))
+            await asyncio.sleep(max(_POLL_SECONDS, began + self.min_seconds - time.monotonic()))
 
-    async def _read_mark(self, state_db: Bookkeeping) -> dict[str, Any] | None:
+    async def _read_mark(self, state_db: SharedStateDatabase) -> dict[str, Any] | None:
         """Up to where it was told. It waits until that is known: what was told is not told again."""
         while True:
             try:
                 if (asset_store := self._asset_store()) is not None:
-                    return await asset_store.aget(KEY)  # type: ignore[no-any-return]
+                    return await asset_store.aget(STORE_KEY)  # type: ignore[no-any-return]
                 # A list, so that nothing told yet differs from no answer.
                 answer = lambda store: [store.told(self.pipeline, WATCHER, (self.database, self.table))]  # noqa: E731
                 if (answers := await state_db.query_or_none(answer)) is not None:
                     return answers[0]  # type: ignore[no-any-return]
             except Exception as error:
                 self.log.warning("could not find out up to where %s was told: %s", self.table, error)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
-    async def _write_mark(self, state_db: Bookkeeping, mark: dict[str, Any]) -> None:
+    async def _write_mark(self, state_db: SharedStateDatabase, mark: dict[str, Any]) -> None:
         try:
             if (asset_store := self._asset_store()) is not None:
-                await asset_store.aset(KEY, mark)
+                await asset_store.aset(STORE_KEY, mark)
                 return
         except Exception as error:
             self.log.warning("could not note up to where %s was told; the next window notes it: %s", self.table, error)

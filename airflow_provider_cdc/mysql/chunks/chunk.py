@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.changes import apply_changes, last_changes, matched_rows
+from airflow_provider_cdc.model.changes import apply_changes, last_changes, mask_changed_keys
 from airflow_provider_cdc.model.errors import (
     OtherColumnsError,
     TableAlteredError,
@@ -19,26 +19,26 @@ from airflow_provider_cdc.model.errors import (
     TerminalError,
     UnknownPrepareError,
 )
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.model.unsupported_values import UnfitValue, in_table
-from airflow_provider_cdc.mysql.chunks.window_reader import Window, WindowReader
-from airflow_provider_cdc.mysql.client.catalog import altered, same_definition
-from airflow_provider_cdc.mysql.client.charsets import OneWayError
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
+from airflow_provider_cdc.model.unsupported_values import UnsupportedValue, select_value_error
+from airflow_provider_cdc.mysql.chunks.window_reader import ChangeWindow, WindowReader
+from airflow_provider_cdc.mysql.client.catalog import check_same_definition, table_altered_error
+from airflow_provider_cdc.mysql.client.charsets import NoRoundTripError
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.key_sql import (
-    comes_back,
-    copied_value,
-    in_chunk,
+    chunk_condition,
+    copied_expression,
     key_list,
     keys_of,
-    one_way,
-    quote,
+    no_round_trip_error,
+    quote_name,
+    round_trip_condition,
     table_name,
 )
-from airflow_provider_cdc.mysql.client.session import value
-from airflow_provider_cdc.mysql.keys.ownership import owners
+from airflow_provider_cdc.mysql.client.session import query_value
+from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
 from airflow_provider_cdc.mysql.positions.watermark import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.system.failpoints import failpoint
@@ -70,7 +70,7 @@ def read_chunk(
     reader: WindowReader,
     table: TableSchema,
     chunk: Chunk,
-    timeline: Lineage,
+    timeline: Timeline,
     watermarks: Watermarks,
 ) -> ChunkRead:
     """Low watermark, SELECT, high watermark, then the binlog between the two.
@@ -85,35 +85,35 @@ def read_chunk(
         low = watermarks.low(force_new=attempt > 0)
         failpoint("chunk.after_lw")
         try:
-            columns = select(connection, table, in_chunk(table, chunk))
+            columns = select_rows(connection, table, chunk_condition(table, chunk))
         except TableChangedError:
-            _window(connection, reader, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
+            _read_window(connection, reader, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
             continue
         except OtherColumnsError as error:
-            raise altered(table, f"seen at {low}: {error.message}", low) from None
+            raise table_altered_error(table, f"seen at {low}: {error.message}", low) from None
         except TerminalError:
             if connection.open:  # else a value was refused
-                same_definition(connection, table, low)
+                check_same_definition(connection, table, low)
             raise
         failpoint("chunk.after_select")
         high, clock = watermarks.high()
         failpoint("chunk.after_hw")
-        window = _window(connection, reader, low, high, chunk)
+        window = _read_window(connection, reader, low, high, chunk)
         if window is None:
             continue
         changes = window.changes
         seq = timeline.seq(high)
-        meta_arrays = stamps(seq, clock, len(columns[0])).values()
+        meta_arrays = meta_columns(seq, clock, len(columns[0])).values()
         retained = table.retained_nulls(len(columns[0]))
         rows = pa.Table.from_arrays([*columns, *retained, *meta_arrays], schema=table.sink_schema)
         if window.truncate_seq:
             rows = rows.slice(0, 0)
         corrected = 0
         if changes.num_rows:
-            changes = _of_chunk(connection, table, chunk, rows, changes)
+            changes = _changes_of_chunk(connection, table, chunk, rows, changes)
             corrected = changes.num_rows
         if corrected:
-            rows = _stamp(apply_changes(rows, changes, table.key), seq, clock)
+            rows = _set_meta_columns(apply_changes(rows, changes, table.key), seq, clock)
         return ChunkRead(rows, low, high, corrected, time.monotonic() - started)
     raise TerminalError(
         f"in each of {_ATTEMPTS} reads of chunk {chunk.number} of {table.label} the table was truncated, or an XA "
@@ -122,34 +122,36 @@ def read_chunk(
     )
 
 
-def select(connection: Connection[Any], table: TableSchema, condition: str) -> list[pa.ChunkedArray]:
+def select_rows(connection: Connection[Any], table: TableSchema, condition: str) -> list[pa.ChunkedArray]:
     """Rows of a table in key order, one Arrow array a copied column.
 
     :param condition: SQL condition on the key columns.
     :raises TerminalError: for a value that cannot be carried exactly, such as a zero date.
     """
-    wanted = ", ".join(copied_value(table, column) for column in table.copied_columns)
+    wanted = ", ".join(copied_expression(table, column) for column in table.copied_columns)
     sql = f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}"
     try:
-        arrays = list(resultset.read(connection, sql, table.arrow_schema, table.null_date_columns).columns)
+        arrays = list(resultset.query_arrow(connection, sql, table.arrow_schema, table.null_date_columns).columns)
         for column in table.key_columns:
             if arrays[i := table.copied_columns.index(column)].null_count:
-                error = _one_way(connection, table, column, condition)
-                raise UnfitValue(i, "key", str(error))
+                error = _no_round_trip_error(connection, table, column, condition)
+                raise UnsupportedValue(i, "key", str(error))
         return arrays
-    except UnfitValue as error:
-        raise in_table(table, table.copied_columns[error.column], error) from None
+    except UnsupportedValue as error:
+        raise select_value_error(table, table.copied_columns[error.column], error) from None
 
 
-def _one_way(connection: Connection[Any], table: TableSchema, column: Column, condition: str) -> OneWayError:
+def _no_round_trip_error(
+    connection: Connection[Any], table: TableSchema, column: Column, condition: str
+) -> NoRoundTripError:
     """The error for the value of a key that does not come back from Unicode, with one of those that are there now."""
-    sql = f"SELECT HEX({quote(column.name)}) FROM {table_name(table)} WHERE {condition} AND NOT ({comes_back(column)})"
-    return one_way(column, value(connection, f"{sql} LIMIT 1") or "")
+    sql = f"SELECT HEX({quote_name(column.name)}) FROM {table_name(table)} WHERE {condition} AND NOT ({round_trip_condition(column)})"
+    return no_round_trip_error(column, query_value(connection, f"{sql} LIMIT 1") or "")
 
 
-def _window(
+def _read_window(
     connection: Connection[Any], reader: WindowReader, low: Position, high: Position, chunk: Chunk
-) -> Window | None:
+) -> ChangeWindow | None:
     """What happened to the table in (low, high], as far as the chunk's rows may be concerned.
 
     :returns: ``None`` if they cannot be replayed, so that the chunk has to be read again: an XA transaction ends there
@@ -159,18 +161,18 @@ def _window(
     """
     try:
         key = reader.table.integer_key_column
-        only = (key, lambda keys: _in_range(keys, chunk)) if key is not None else None
+        only = (key, lambda keys: _mask_in_chunk(keys, chunk)) if key is not None else None
         return reader.read_window(low, high, key_filter=only)
     except UnknownPrepareError:
         return None
     except TableAlteredError:
         raise
     except TerminalError:  # rows of another layout, since a DDL stands before the low watermark
-        same_definition(connection, reader.table, high)
+        check_same_definition(connection, reader.table, high)
         raise
 
 
-def _of_chunk(
+def _changes_of_chunk(
     connection: Connection[Any], table: TableSchema, chunk: Chunk, rows: pa.Table, changes: pa.Table
 ) -> pa.Table:
     """The last change of each key that concerns the chunk.
@@ -178,17 +180,17 @@ def _of_chunk(
     Of integers, the keys in its range. Else deletes (harmless elsewhere), keys it holds, keys that belong into it.
     """
     if table.integer_key_column is not None:
-        return last_changes(changes.filter(_in_range(changes[table.integer_key_column], chunk)), table.key)
+        return last_changes(changes.filter(_mask_in_chunk(changes[table.integer_key_column], chunk)), table.key)
     changes = last_changes(changes, table.key)
-    is_concerned = pc.or_(pc.equal(changes[OP], "d"), matched_rows(changes, rows, table.key))
+    is_concerned = pc.or_(pc.equal(changes[OP_COLUMN], "d"), mask_changed_keys(changes, rows, table.key))
     open_keys = changes.filter(pc.invert(is_concerned))
     if open_keys.num_rows == 0:
         return changes.filter(is_concerned)
-    inside = iter(i == 0 for i in owners(connection, table, [chunk], keys_of(table, open_keys)))
+    inside = iter(i == 0 for i in find_owning_chunks(connection, table, [chunk], keys_of(table, open_keys)))
     return changes.filter(pa.array([c or next(inside) for c in is_concerned.to_pylist()], pa.bool_()))
 
 
-def _in_range(keys: Any, chunk: Chunk) -> Any:
+def _mask_in_chunk(keys: Any, chunk: Chunk) -> Any:
     """Mask of the integer keys (an array, chunked or not) that belong into a chunk."""
     to = Decimal if pa.types.is_decimal(keys.type) else int
     kind = keys.type if to is Decimal else pa.int64()
@@ -197,18 +199,18 @@ def _in_range(keys: Any, chunk: Chunk) -> Any:
     return pc.and_(pc.greater_equal(keys, low), below(keys, high))
 
 
-def _stamp(rows: pa.Table, seq: int, clock: int) -> pa.Table:
+def _set_meta_columns(rows: pa.Table, seq: int, clock: int) -> pa.Table:
     schema = rows.schema
-    for name, added in stamps(seq, clock, rows.num_rows).items():
+    for name, added in meta_columns(seq, clock, rows.num_rows).items():
         rows = rows.set_column(schema.get_field_index(name), schema.field(name), added)
     return rows
 
 
-def stamps(seq: int, clock: int, count: int) -> dict[str, pa.Array]:
+def meta_columns(seq: int, clock: int, count: int) -> dict[str, pa.Array]:
     """The columns that the project adds, in their order: the same in all rows of a chunk."""
     values = {
-        SEQ: pa.scalar(seq, pa.int64()),
-        OP: pa.scalar("r"),
-        TS: pa.scalar(clock, pa.timestamp("us", tz="UTC")),
+        SEQ_COLUMN: pa.scalar(seq, pa.int64()),
+        OP_COLUMN: pa.scalar("r"),
+        TS_COLUMN: pa.scalar(clock, pa.timestamp("us", tz="UTC")),
     }
     return {name: pa.repeat(value, count) for name, value in values.items()}

@@ -23,33 +23,33 @@ from airflow_provider_cdc.model.errors import (
     TransientError,
     UnknownPrepareError,
 )
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.unsupported_values import UnfitValue, in_table
-from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead, read_chunk, stamps
+from airflow_provider_cdc.model.unsupported_values import UnsupportedValue, select_value_error
+from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead, meta_columns, read_chunk
 from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
-from airflow_provider_cdc.mysql.client.catalog import altered, same_definition
+from airflow_provider_cdc.mysql.client.catalog import check_same_definition, table_altered_error
 from airflow_provider_cdc.mysql.client.identity import binlog_end
-from airflow_provider_cdc.mysql.client.key_sql import quote, table_name
-from airflow_provider_cdc.mysql.client.session import rows
+from airflow_provider_cdc.mysql.client.key_sql import quote_name, table_name
+from airflow_provider_cdc.mysql.client.session import query_rows
 from airflow_provider_cdc.mysql.positions.watermark import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.system.failpoints import failpoint
 
 #: How many views are opened before giving up, and the longest wait between two (seconds). A minute or so in all.
-_TRIES, _LONGEST_WAIT = 50, 2.0
-_PAUSE = "Run again while its writers pause for a moment, or add a primary key (or a NOT NULL unique key)"
+_MAX_VIEWS, _LONGEST_WAIT = 50, 2.0
+_PAUSE_WRITERS = "Run again while its writers pause for a moment, or add a primary key (or a NOT NULL unique key)"
 #: Bytes of rows that are handed on at a time.
-_PIECE_BYTES = 16 << 20
+_PART_BYTES = 16 << 20
 
 
-def pieces(
+def read_parts(
     connection: Connection[Any],
     reader: WindowReader,
     table: TableSchema,
     chunk: Chunk,
-    timeline: Lineage,
+    timeline: Timeline,
     watermarks: Watermarks,
 ) -> Generator[ChunkRead, None, None]:
     """A chunk, or in several pieces a table that has no key; parameters and errors as of the two functions."""
@@ -60,7 +60,7 @@ def pieces(
 
 
 def read_keyless(
-    connection: Connection[Any], reader: WindowReader, table: TableSchema, timeline: Lineage, watermarks: Watermarks
+    connection: Connection[Any], reader: WindowReader, table: TableSchema, timeline: Timeline, watermarks: Watermarks
 ) -> Generator[ChunkRead, None, None]:
     """All rows of a table exactly as of one high watermark, in pieces, at least one. The connection is busy until then.
 
@@ -71,28 +71,28 @@ def read_keyless(
     :raises TableAlteredError: if it is not what it was planned as.
     """
     started, change_count, window_seconds = time.monotonic(), 0, 0.0
-    for attempt in range(_TRIES):
+    for attempt in range(_MAX_VIEWS):
         failpoint("chunk.before_lw")
         low, opened = watermarks.low(force_new=attempt > 0), time.monotonic()
         failpoint("chunk.after_lw")
         try:
             watermarks.hold_view()
             # The table is opened in the view's transaction, so what follows is the same table: a DDL waits, or is done.
-            rows(connection, f"SELECT 1 FROM {table_name(table)} LIMIT 0")
+            query_rows(connection, f"SELECT 1 FROM {table_name(table)} LIMIT 0")
             high, clock = watermarks.high_in_view()
             window_seconds += time.monotonic() - opened
             failpoint("chunk.after_hw")
-            changes = _changes(reader, low, high)
+            changes = _count_changes(reader, low, high)
             if not changes:
-                yield from _read(connection, table, low, high, clock, timeline.seq(high), started)
+                yield from _read_view(connection, table, low, high, clock, timeline.seq(high), started)
                 return
         except TableChangedError:
-            changes = max(1, _changes(reader, low, binlog_end(connection)))  # says so if it was not a TRUNCATE
+            changes = max(1, _count_changes(reader, low, binlog_end(connection)))  # says so if it was not a TRUNCATE
         except TableAlteredError:
             raise
         except TerminalError:
             if connection.open:  # else a value was refused
-                same_definition(connection, table, low)
+                check_same_definition(connection, table, low)
             raise
         finally:
             if connection.open:
@@ -100,14 +100,14 @@ def read_keyless(
         change_count += changes
         time.sleep(min(_LONGEST_WAIT, 0.02 * 1.25**attempt) * random.uniform(0.5, 1.5))
     raise TransientError(
-        f"table {table.label}, which has no usable key, was written to in each of the {_TRIES} moments in which its "
-        f"reading was begun ({1000 * window_seconds / _TRIES:.1f} ms long, {change_count / _TRIES:.1f} changes each; "
+        f"table {table.label}, which has no usable key, was written to in each of the {_MAX_VIEWS} moments in which its "
+        f"reading was begun ({1000 * window_seconds / _MAX_VIEWS:.1f} ms long, {change_count / _MAX_VIEWS:.1f} changes each; "
         f"{time.monotonic() - started:.0f} s in all)",
-        watermarks.imprecision or _PAUSE,
+        watermarks.imprecision or _PAUSE_WRITERS,
     )
 
 
-def _changes(reader: WindowReader, low: Position, high: Position) -> int:
+def _count_changes(reader: WindowReader, low: Position, high: Position) -> int:
     """Changes of the table in (low, high], and whatever else makes its rows there uncertain."""
     try:
         window = reader.read_window(low, high)
@@ -116,17 +116,17 @@ def _changes(reader: WindowReader, low: Position, high: Position) -> int:
     return int(window.changes.num_rows) + (window.truncate_seq > 0)
 
 
-def _read(
+def _read_view(
     connection: Connection[Any], table: TableSchema, low: Position, high: Position, clock: int, seq: int, started: float
 ) -> Generator[ChunkRead, None, None]:
-    sql = f"SELECT {', '.join(quote(column.name) for column in table.copied_columns)} FROM {table_name(table)}"
-    batches = resultset.read_in_pieces(connection, sql, table.arrow_schema, table.null_date_columns, _PIECE_BYTES)
+    sql = f"SELECT {', '.join(quote_name(column.name) for column in table.copied_columns)} FROM {table_name(table)}"
+    batches = resultset.query_arrow_batches(connection, sql, table.arrow_schema, table.null_date_columns, _PART_BYTES)
     has_yielded = False
     try:
         with closing(batches):
             for piece in batches:
                 retained = table.retained_nulls(piece.num_rows)
-                arrays = [*piece.columns, *retained, *stamps(seq, clock, piece.num_rows).values()]
+                arrays = [*piece.columns, *retained, *meta_columns(seq, clock, piece.num_rows).values()]
                 part_rows = pa.Table.from_arrays(arrays, schema=table.sink_schema)
                 del piece, arrays
                 has_yielded = True
@@ -137,7 +137,7 @@ def _read(
             raise TransientError(error.message, error.remedy) from None
         raise
     except OtherColumnsError as error:
-        raise altered(table, f"seen at {low}: {error.message}", low) from None
-    except UnfitValue as error:
-        raise in_table(table, table.copied_columns[error.column], error) from None
+        raise table_altered_error(table, f"seen at {low}: {error.message}", low) from None
+    except UnsupportedValue as error:
+        raise select_value_error(table, table.copied_columns[error.column], error) from None
     failpoint("chunk.after_select")

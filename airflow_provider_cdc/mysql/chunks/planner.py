@@ -9,20 +9,26 @@ from typing import Any, TypeVar
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.definitions import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, TableChangedError, TerminalError, TransientError
-from airflow_provider_cdc.model.offset import Lineage, Offset
-from airflow_provider_cdc.model.plan import Chunk, Plan, PlanCost, chunks_of, number_and_group
+from airflow_provider_cdc.model.offset import Offset, Timeline
+from airflow_provider_cdc.model.plan import Chunk, Plan, PlanCost, chunks_from_bounds, number_and_group
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.mysql.client.catalog import ALTERED, capture, find_tables, key_index, read_schema
-from airflow_provider_cdc.mysql.client.key_sql import in_chunk, passed, text_literal
-from airflow_provider_cdc.mysql.client.session import pairs, rows
-from airflow_provider_cdc.mysql.keys.bounds import Bounds
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, with_beginning, with_exact_gtids
-from airflow_provider_cdc.mysql.positions.p0 import p0_now, with_open_xa
+from airflow_provider_cdc.mysql.client.catalog import (
+    ALTERED_REMEDY,
+    find_key_index,
+    find_tables,
+    read_captured_schemas,
+    read_schema,
+)
+from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, count_passed_bounds, text_literal
+from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows
+from airflow_provider_cdc.mysql.keys.bounds import ChunkBounds
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, with_exact_gtids, with_file_start_time
+from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 
 #: A chunk aims at no more than this many bytes, however few rows that are.
-CHUNK_BYTES = 16 << 20
+MAX_CHUNK_BYTES = 16 << 20
 #: How often tables may be altered while they are planned.
 _TRIES = 20
 P = TypeVar("P")
@@ -39,7 +45,7 @@ def make_plan(
     generation: int,
     chunk_rows: int,
     group_rows: int,
-    open_at: OpenAt,
+    open_at: OpenStreamAt,
 ) -> Plan:
     """Take P0, then plan the chunks of every captured table.
 
@@ -53,24 +59,33 @@ def make_plan(
     :raises NotReadyError: if no table matches or one cannot be copied exactly.
     :raises TransientError: if tables are altered all the time.
     """
-    (p0, open_xa), tables = _as_of(lambda: p0_now(connection), lambda: capture(connection, captures, keeps))
+    (p0, open_xa), tables = _with_stable_definitions(
+        lambda: take_p0(connection), lambda: read_captured_schemas(connection, captures, keeps)
+    )
     p0 = with_exact_gtids(connection, p0, open_at)
     p0 = with_open_xa(connection, p0, open_xa, tables, open_at)
     chunks: list[Chunk] = []
-    session_costs = [_meter(connection)]
+    session_costs = [_session_cost(connection)]
     for index, table in enumerate(tables):
         chunks += plan_table(connection, index, table, chunk_rows)
-        session_costs.append(_meter(connection))
+        session_costs.append(_session_cost(connection))
     # Each look at the counters is a statement too.
     costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(session_costs)]
-    timeline = Lineage(p0.server, p0.at.file)
+    timeline = Timeline(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
     return Plan(
-        pipeline, generation, p0, timeline, patterns, tuple(map(Definitions.from_single, tables)), grouped, tuple(costs)
+        pipeline,
+        generation,
+        p0,
+        timeline,
+        patterns,
+        tuple(map(DefinitionHistory.from_single, tables)),
+        grouped,
+        tuple(costs),
     )
 
 
-def make_amendment(
+def make_replan_amendment(
     connection: Connection[Any],
     plan: Plan,
     index: int,
@@ -83,7 +98,7 @@ def make_amendment(
 
     :param keeps: which (database, table, column) is copied.
     :param decide_definition: makes of the definition what the copy takes over of it.
-    :returns: an amendment, see :meth:`Plan.amended`.
+    :returns: an amendment, see :meth:`ActionPreview.amended`.
     :raises NotReadyError: if the table is gone, or cannot be copied any more.
     :raises TerminalError: if its chunks cannot hold it any more.
     :raises TransientError: if it is altered all the time.
@@ -96,26 +111,27 @@ def make_amendment(
             read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
         )
 
-    since, definition = _as_of(lambda: p0_now(connection, plan.p0.server)[0].at, read)
+    since, definition = _with_stable_definitions(lambda: take_p0(connection, plan.p0.server)[0].at, read)
     if definition.key_columns != old.key_columns:
-        raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED)
-    bounds = _bounds(connection, definition) if definition.key else None
+        raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED_REMEDY)
+    bounds = _chunk_bounds(connection, definition) if definition.key else None
     low, high = (bounds.edge_key(), bounds.edge_key(" DESC")) if bounds else (None, None)
     lower, upper = (chunks[0].lower, chunks[-1].upper) if chunks else (None, None)
     if low is not None and high is not None:
         if lower is None or upper is None:
             raise TerminalError(
-                f"{old.label} was empty when it was planned, and was altered before {since} while it was read", ALTERED
+                f"{old.label} was empty when it was planned, and was altered before {since} while it was read",
+                ALTERED_REMEDY,
             )
         keys = [lower, upper, low, high]
-        ranks = rows(connection, passed(definition, keys, [(key, False) for key in keys]))
+        ranks = query_rows(connection, count_passed_bounds(definition, keys, [(key, False) for key in keys]))
         order = sorted((int(str(rank)), int(str(number))) for number, rank in ranks)
         lower, upper = keys[order[0][1]], keys[order[-1][1]]
     replanned = plan.definitions[index].replanned(since, definition)
     return {"table": index, "definitions": replanned.to_json(), "lower": lower, "upper": upper}
 
 
-def plan_again(
+def plan_resnapshot(
     connection: Connection[Any],
     old: TableSchema,
     index: int,
@@ -123,7 +139,7 @@ def plan_again(
     *,
     keeps: Callable[[str, str, str], bool],
     cut_chunks: Callable[[Connection[Any], TableSchema], list[Chunk]],
-    open_at: OpenAt,
+    open_at: OpenStreamAt,
 ) -> tuple[Offset, TableSchema, list[Chunk]]:
     """Plan one table by itself, as it is now: a low watermark, its definition behind that, and chunks.
 
@@ -141,7 +157,7 @@ def plan_again(
         tables = find_tables(connection, lambda database, table: (database, table) == old.id)
         return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
 
-    (since, open_xa), definition = _as_of(lambda: p0_now(connection, server), read)
+    (since, open_xa), definition = _with_stable_definitions(lambda: take_p0(connection, server), read)
     since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), open_xa, [definition], open_at)
     try:
         chunks = cut_chunks(connection, definition)
@@ -149,10 +165,10 @@ def plan_again(
         if read() == definition:
             raise
         raise TableChangedError(f"table {definition.label} was altered while it was planned", "Run again") from None
-    return with_beginning(since, open_at), definition, chunks
+    return with_file_start_time(since, open_at), definition, chunks
 
 
-def _as_of(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
+def _with_stable_definitions(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
     """A place in the binlog, and the definitions that hold there: they are the same before and behind it.
 
     Else a DDL may stand behind the place that the definitions have in them, and the stream would follow it once more.
@@ -173,13 +189,13 @@ def plan_table(connection: Connection[Any], index: int, table: TableSchema, chun
     """
     if not table.key:
         return [Chunk(0, index, 0, (), (), includes_upper=True)]
-    bounds = _bounds(connection, table)
+    bounds = _chunk_bounds(connection, table)
     low, high = bounds.edge_key(), bounds.edge_key(" DESC")
     if low is None or high is None:
         return []
-    estimate, width = estimates(connection, table)
-    chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, width)))
-    return chunks_of(index, bounds.lower_bounds(low, high, estimate, chunk_rows), high)
+    estimate, width = estimate_table(connection, table)
+    chunk_rows = min(chunk_rows, max(1, MAX_CHUNK_BYTES // max(1, width)))
+    return chunks_from_bounds(index, bounds.lower_bounds(low, high, estimate, chunk_rows), high)
 
 
 def plan_ranges(
@@ -189,29 +205,29 @@ def plan_ranges(
 
     :param ranges: in the order of the key; none overlap.
     """
-    bounds, chunks = _bounds(connection, table), list[Chunk]()
-    chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, estimates(connection, table)[1])))
+    bounds, chunks = _chunk_bounds(connection, table), list[Chunk]()
+    chunk_rows = min(chunk_rows, max(1, MAX_CHUNK_BYTES // max(1, estimate_table(connection, table)[1])))
     for span in ranges:
         if span.lower == span.upper and len(span.lower) == len(table.key):  # a single key
             chunks.append(span)
             continue
-        low, high = (bounds.edge_key(direction, in_chunk(table, span)) for direction in ("", " DESC"))
+        low, high = (bounds.edge_key(direction, chunk_condition(table, span)) for direction in ("", " DESC"))
         if low is None or high is None:
             chunks.append(span)
             continue
         _, *inner = bounds.lower_bounds(low, high, bounds.estimate_rows(low, high), chunk_rows)
-        *first, last = chunks_of(span.table, [span.lower, *inner], span.upper)
+        *first, last = chunks_from_bounds(span.table, [span.lower, *inner], span.upper)
         chunks += [*first, replace(last, includes_upper=span.includes_upper)]
     return chunks
 
 
-def _bounds(connection: Connection[Any], table: TableSchema) -> Bounds:
-    return Bounds(connection, table, key_index(connection, table))
+def _chunk_bounds(connection: Connection[Any], table: TableSchema) -> ChunkBounds:
+    return ChunkBounds(connection, table, find_key_index(connection, table))
 
 
-def estimates(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
+def estimate_table(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
     """Estimated rows of a table and bytes a row, from the server's statistics."""
-    statistics = rows(
+    statistics = query_rows(
         connection,
         "SELECT table_rows, avg_row_length FROM information_schema.tables "
         f"WHERE table_schema = {text_literal(table.database)} AND table_name = {text_literal(table.name)}",
@@ -219,9 +235,9 @@ def estimates(connection: Connection[Any], table: TableSchema) -> tuple[int, int
     return (int(statistics[0][0] or 0), int(statistics[0][1] or 0)) if statistics else (0, 0)
 
 
-def _meter(connection: Connection[Any]) -> PlanCost:
+def _session_cost(connection: Connection[Any]) -> PlanCost:
     """What the session has cost the server so far."""
     # Reads without an index (rnd) are left out: those are of the server's own answers, to questions such as this one.
     names = "'Questions', 'Handler_read_first', 'Handler_read_last', 'Handler_read_key', 'Handler_read_next', "
-    counted = pairs(connection, f"SHOW SESSION STATUS WHERE variable_name IN ({names} 'Handler_read_prev')")
+    counted = query_pairs(connection, f"SHOW SESSION STATUS WHERE variable_name IN ({names} 'Handler_read_prev')")
     return PlanCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))

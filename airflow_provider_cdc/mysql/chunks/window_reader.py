@@ -8,28 +8,28 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.model.changes import shaped
-from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.changes import conform_to_schema
+from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import OtherHistoryError
-from airflow_provider_cdc.model.offset import Lineage, Position
-from airflow_provider_cdc.model.schema import SEQ
+from airflow_provider_cdc.model.offset import Position, Timeline
+from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
+from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from airflow_provider_cdc.mysql.binlog.walk.space import Only
-from airflow_provider_cdc.mysql.client.catalog import altered
-from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
-from airflow_provider_cdc.mysql.positions.lookback import LookBack
+from airflow_provider_cdc.mysql.binlog.walk.space import KeyFilter
+from airflow_provider_cdc.mysql.client.catalog import table_altered_error
+from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
+from airflow_provider_cdc.mysql.positions.lookback import XaLookback
 
 #: Rather than skip more than this many bytes, connect again at the wanted position.
 _SKIP_BYTES = 32 << 20
 #: Bytes of rows in the binlog that are held before they are put together.
-_FLUSH_BYTES = 16 << 20
+_MAX_HELD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Window:
+class ChangeWindow:
     """What happened to a table in (low, high].
 
     :param changes: its changes in binlog order, behind its last TRUNCATE.
@@ -57,17 +57,17 @@ class WindowReader:
     def __init__(
         self,
         open_at: Callable[[Position], BinlogStream],
-        definitions: Definitions,
-        timeline: Lineage,
-        look_back: Callable[[Position], LookBack],
-        decoders: Decoders = UNICODE,
+        definitions: DefinitionHistory,
+        timeline: Timeline,
+        look_back: Callable[[Position], XaLookback],
+        decoders: CharsetDecoders = UNICODE_DECODERS,
         *,
         with_before_images: bool = False,
     ) -> None:
         self.table, self._lineage, self._look_back = definitions.newest, timeline, look_back
-        self._captured = by_table([definitions])
-        self._lookback: LookBack | None = None
-        self._prepared: Prepared
+        self._captured = histories_by_table([definitions])
+        self._lookback: XaLookback | None = None
+        self._prepared: PreparedXaRows
         self._binlog = BinlogReader(
             open_at, self._captured, timeline, decoders, yield_ddl=True, with_before_images=with_before_images
         )
@@ -77,8 +77,8 @@ class WindowReader:
         low: Position,
         high: Position,
         prepared_rows: Mapping[str, tuple[RowsEvent, ...]] | None = None,
-        key_filter: Only | None = None,
-    ) -> Window:
+        key_filter: KeyFilter | None = None,
+    ) -> ChangeWindow:
         """What happened after ``low`` and at or before ``high``, which are ends of transactions.
 
         :param prepared_rows: rows of XA transactions that are open at ``low``, as far as they are known.
@@ -93,15 +93,15 @@ class WindowReader:
             if part.truncate_seq:
                 parts, emptied = [], part.truncate_seq
             parts.append(part.changes)
-        return Window(pa.concat_tables([self.table.sink_schema.empty_table(), *parts]), emptied)
+        return ChangeWindow(pa.concat_tables([self.table.sink_schema.empty_table(), *parts]), emptied)
 
     def read_parts(
         self,
         low: Position,
         high: Position,
         prepared_rows: Mapping[str, tuple[RowsEvent, ...]] | None = None,
-        key_filter: Only | None = None,
-    ) -> Iterator[Window]:
+        key_filter: KeyFilter | None = None,
+    ) -> Iterator[ChangeWindow]:
         """The same piece by piece, so that few changes are held; to be walked to its end.
 
         Parameters and errors are those of :meth:`window`. What came before a piece with a TRUNCATE does not count.
@@ -119,8 +119,12 @@ class WindowReader:
         self._binlog.close()
 
     def _read_parts(
-        self, low: Position, high: Position, prepared_rows: Mapping[str, tuple[RowsEvent, ...]], key_filter: Only | None
-    ) -> Iterator[Window]:
+        self,
+        low: Position,
+        high: Position,
+        prepared_rows: Mapping[str, tuple[RowsEvent, ...]],
+        key_filter: KeyFilter | None,
+    ) -> Iterator[ChangeWindow]:
         binlog, table = self._binlog, self.table
         if binlog.current_position is not None and self._is_near(binlog.current_position, low):
             for step in binlog.steps(binlog.current_position, low):
@@ -130,32 +134,32 @@ class WindowReader:
         if binlog.current_position != low:
             if self._lookback is None or self._lookback.position != low:
                 self._lookback = self._look_back(low)
-            self._prepared = Prepared(prepared_rows, self._lookback.prepared_rows, self._captured)
+            self._prepared = PreparedXaRows(prepared_rows, self._lookback.prepared_rows, self._captured)
         for step in binlog.steps(low, high) if low < high else ():
             if (item := step.transaction) is not None:
                 seq = self._lineage.seq(Position(step.file, step.position))
                 if table.id in item.altered_tables:
                     at = Position(item.file, item.position)
-                    raise altered(table, f"at {at}", at)
+                    raise table_altered_error(table, f"at {at}", at)
                 if item.emptied_table is not None:
                     binlog.take_changes()
-                    yield Window(table.sink_schema.empty_table(), seq)
+                    yield ChangeWindow(table.sink_schema.empty_table(), seq)
                 for _ in binlog.decode_rows(self._prepared.visible_rows(item), seq, item.commit_us):
                     yield from self._take_windows(high, key_filter)
-            if binlog.held_bytes >= _FLUSH_BYTES:
+            if binlog.held_bytes >= _MAX_HELD_BYTES:
                 yield from self._take_windows(high, key_filter)
         yield from self._take_windows(high, key_filter)
         if low < high and binlog.current_position != high:
             self.close()
 
-    def _take_windows(self, high: Position, key_filter: Only | None) -> Iterator[Window]:
+    def _take_windows(self, high: Position, key_filter: KeyFilter | None) -> Iterator[ChangeWindow]:
         """Changes up to a position that have been read; what stands behind it has been read in vain."""
         for _, batch in self._binlog.take_changes(key_filter=key_filter):
-            changes = shaped(batch, self.table.sink_schema)
+            changes = conform_to_schema(batch, self.table.sink_schema)
             newest = self._lineage.seq(high)
-            if changes.num_rows and pc.max(changes[SEQ]).as_py() > newest:
-                changes = changes.filter(pc.less_equal(changes[SEQ], newest))
-            yield Window(changes, 0)
+            if changes.num_rows and pc.max(changes[SEQ_COLUMN]).as_py() > newest:
+                changes = changes.filter(pc.less_equal(changes[SEQ_COLUMN], newest))
+            yield ChangeWindow(changes, 0)
 
     @staticmethod
     def _is_near(at: Position, low: Position) -> bool:

@@ -7,34 +7,34 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.gtid import GtidSet, MariadbPosition
+from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.model.start_mode import FIRST_POSITION
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
 from airflow_provider_cdc.mysql.client.identity import is_mariadb
-from airflow_provider_cdc.mysql.client.session import rows, value
+from airflow_provider_cdc.mysql.client.session import query_rows, query_value
 
 #: Events of a binlog that are listed at a time: the server may hold commits while it lists them.
-_EVENTS = 500
+_EVENTS_PER_QUERY = 500
 
 
-def before(connection: Connection[Any], file: str) -> GtidSet | MariadbPosition:
+def previous_gtids(connection: Connection[Any], file: str) -> GtidSet | MariadbGtidPosition:
     """The GTIDs that lie before a binlog file."""
     if is_mariadb(connection):
-        return MariadbPosition.parse(binlog_gtid_pos(connection, Position(file, FIRST_POSITION)))
+        return MariadbGtidPosition.parse(gtids_at_position(connection, Position(file, FIRST_EVENT_POSITION)))
     # The set at the head of a file leaves out what the server never had in its binlog, as after a restore.
-    purged = GtidSet.parse(value(connection, "SELECT @@global.gtid_purged") or "")
-    for row in rows(connection, f"SHOW BINLOG EVENTS IN '{file}' LIMIT 3"):
+    purged = GtidSet.parse(query_value(connection, "SELECT @@global.gtid_purged") or "")
+    for row in query_rows(connection, f"SHOW BINLOG EVENTS IN '{file}' LIMIT 3"):
         if row[2] == "Previous_gtids":
             return purged.union(GtidSet.parse(row[5] or ""))
     return purged
 
 
-def binlog_gtid_pos(connection: Connection[Any], at: Position) -> str:
+def gtids_at_position(connection: Connection[Any], at: Position) -> str:
     """The GTIDs at or before a position, of MariaDB."""
-    return value(connection, f"SELECT BINLOG_GTID_POS('{at.file}', {at.position})") or ""
+    return query_value(connection, f"SELECT BINLOG_GTID_POS('{at.file}', {at.position})") or ""
 
 
-def behind_torn_end(connection: Connection[Any], at: Position) -> Position | None:
+def next_file_after_torn_end(connection: Connection[Any], at: Position) -> Position | None:
     """The beginning of the next file, if it begins with the GTIDs of a place: what lies between is no transaction.
 
     MariaDB leaves a transaction that it was writing when it was killed in its binlog, cut off, and rolls it back.
@@ -43,16 +43,16 @@ def behind_torn_end(connection: Connection[Any], at: Position) -> Position | Non
     """
     if not is_mariadb(connection):
         return None  # MySQL cuts such a file when it starts again
-    files = [str(row[0]) for row in rows(connection, "SHOW BINARY LOGS")]
+    files = [str(row[0]) for row in query_rows(connection, "SHOW BINARY LOGS")]
     for file in files[files.index(at.file) + 1 :][:1]:
-        head = Position(file, FIRST_POSITION)
-        if binlog_gtid_pos(connection, head) == binlog_gtid_pos(connection, at):
+        head = Position(file, FIRST_EVENT_POSITION)
+        if gtids_at_position(connection, head) == gtids_at_position(connection, at):
             return head
     return None
 
 
 @dataclass(frozen=True)
-class SettledFile:
+class CheckpointedFile:
     """A binlog file of MariaDB; all transactions before it are committed in the engine.
 
     :param start: its beginning.
@@ -67,7 +67,7 @@ class SettledFile:
         return at.file == self.start.file and self.exact_from <= at
 
 
-def settled(connection: Connection[Any], file: str) -> SettledFile | None:
+def checkpointed_file(connection: Connection[Any], file: str) -> CheckpointedFile | None:
     """Look whether the newest binlog file of MariaDB says that all transactions before it are committed.
 
     When the server begins a file it tells its head as the position of views at once, though transactions of the file
@@ -77,13 +77,15 @@ def settled(connection: Connection[Any], file: str) -> SettledFile | None:
 
     :returns: ``None`` while there is no such event.
     """
-    at, transactions = FIRST_POSITION, 0
-    events: list[Any] = [None] * _EVENTS
-    while len(events) == _EVENTS:
-        events = rows(connection, f"SHOW BINLOG EVENTS IN '{file}' FROM {at} LIMIT {_EVENTS}")
+    at, transactions = FIRST_EVENT_POSITION, 0
+    events: list[Any] = [None] * _EVENTS_PER_QUERY
+    while len(events) == _EVENTS_PER_QUERY:
+        events = query_rows(connection, f"SHOW BINLOG EVENTS IN '{file}' FROM {at} LIMIT {_EVENTS_PER_QUERY}")
         for _, _, kind, _, end, text in events:
             transactions += kind == "Gtid"
             if kind == "Binlog_checkpoint" and text == file:
-                return SettledFile(Position(file, FIRST_POSITION), Position(file, int(end or 0) + (transactions > 0)))
+                return CheckpointedFile(
+                    Position(file, FIRST_EVENT_POSITION), Position(file, int(end or 0) + (transactions > 0))
+                )
         at = int(events[-1][1] or 0) if events else at
     return None

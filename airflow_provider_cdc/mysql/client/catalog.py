@@ -10,11 +10,11 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.ddl.column_names import misnamed
+from airflow_provider_cdc.ddl.column_names import column_name_problem
 from airflow_provider_cdc.model.errors import NotReadyError, TableAlteredError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import (
-    HIDDEN,
+    HIDDEN_SUFFIX,
     KEY_TYPES,
     MEMBER_TYPES,
     Column,
@@ -22,15 +22,15 @@ from airflow_provider_cdc.model.schema import (
 )
 from airflow_provider_cdc.mysql.client.identity import is_mariadb
 from airflow_provider_cdc.mysql.client.key_sql import text_literal
-from airflow_provider_cdc.mysql.client.session import rows, value
+from airflow_provider_cdc.mysql.client.session import query_rows, query_value
 
-ALTERED = "Start with a fresh sink.path (or remove the old one) and run again"
+ALTERED_REMEDY = "Start with a fresh sink.path (or remove the old one) and run again"
 _SYSTEM = "('mysql', 'sys', 'information_schema', 'performance_schema')"
-_MEMBER = re.compile(r"'((?:[^']|'')*)'")
+_QUOTED_MEMBER = re.compile(r"'((?:[^']|'')*)'")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r", "\\0": "\0", "''": "'"}
 
 
-def capture(
+def read_captured_schemas(
     connection: Connection[Any], captures: Callable[[str, str], bool], keeps: Callable[[str, str, str], bool]
 ) -> list[TableSchema]:
     """Schemas of all captured tables.
@@ -51,7 +51,7 @@ def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool
 
     :param captures: the pipeline's patterns, see :meth:`Pipeline.captures`.
     """
-    tables = rows(
+    tables = query_rows(
         connection,
         # Of a system-versioned table (MariaDB) row events hold more than SELECT shows: refused by this "engine".
         "SELECT table_schema, table_name, IF(table_type = 'BASE TABLE', engine, 'system versioning') "
@@ -61,7 +61,7 @@ def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool
     return [(str(d), str(t), str(e)) for d, t, e in tables if captures(str(d), str(t))]
 
 
-def definition(connection: Connection[Any], table: TableSchema) -> str:
+def current_fingerprint(connection: Connection[Any], table: TableSchema) -> str:
     """Fingerprint of a captured table as it is now, with the columns left out that were left out before."""
     return read_schema(
         connection, table.database, table.name, keeps=lambda *name: name[-1] not in table.excluded
@@ -87,16 +87,19 @@ def read_schema(
             f"table {label} uses engine {engine}",
             "Only InnoDB tables can be read at a watermark: convert the table or exclude it",
         )
-    columns, comments = _columns(connection, database, table)
+    columns, comments = _read_columns(connection, database, table)
     if not columns:
         raise NotReadyError(f"table {label} no longer exists", "Plan again, or exclude it")
     for column in columns:
         reason = column.unsupported_reason()
         if reason:
             raise NotReadyError(f"table {label}, column {column.name}: {reason}", "Exclude the table in source.exclude")
-    indexes, zoned = _unique_indexes(connection, database, table), _zoned(connection, database, table, columns)
-    index, key, _ = _key(indexes, columns, zoned)
-    columns += _hidden(indexes, columns)
+    indexes, zoned = (
+        _unique_indexes(connection, database, table),
+        _time_zone_dependent(connection, database, table, columns),
+    )
+    index, key, _ = _choose_key(indexes, columns, zoned)
+    columns += _hidden_columns(indexes, columns)
     left_out = tuple(
         c.name for c in columns if c.is_hidden or (c.name not in key and not keeps(database, table, c.name))
     )
@@ -115,43 +118,43 @@ def read_schema(
                 "'+00:00' AS DATETIME)",
             )
     schema = TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
-    if wrong := misnamed(schema):
+    if wrong := column_name_problem(schema):
         raise NotReadyError(f"table {label}, {wrong[0]}", wrong[1])
-    return replace(schema, collation=_collation(connection, database, table))
+    return replace(schema, collation=_table_collation(connection, database, table))
 
 
-def _collation(connection: Connection[Any], database: str, table: str) -> str | None:
-    return value(
+def _table_collation(connection: Connection[Any], database: str, table: str) -> str | None:
+    return query_value(
         connection,
         "SELECT table_collation FROM information_schema.tables "
         f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)}",
     )
 
 
-def same_definition(connection: Connection[Any], table: TableSchema, at: Position) -> None:
+def check_same_definition(connection: Connection[Any], table: TableSchema, at: Position) -> None:
     """Make sure that a table is still what it was planned as.
 
     :param at: up to where the binlog is known, for the message.
     :raises TableAlteredError: if it is not.
     """
-    if definition(connection, table) != table.fingerprint():
-        raise altered(table, f"at or before {at}", at)
+    if current_fingerprint(connection, table) != table.fingerprint():
+        raise table_altered_error(table, f"at or before {at}", at)
 
 
-def altered(table: TableSchema, where_seen: str, at: Position) -> TableAlteredError:
+def table_altered_error(table: TableSchema, where_seen: str, at: Position) -> TableAlteredError:
     """The error for a table that is no longer what it was planned as.
 
     :param where_seen: where that was seen, and how.
     """
     message = f"table {table.label} was altered while it was read, {where_seen}"
-    return TableAlteredError(message, ALTERED, table=table.label, place=str(at))
+    return TableAlteredError(message, ALTERED_REMEDY, table=table.label, place=str(at))
 
 
-def _columns(
+def _read_columns(
     connection: Connection[Any], database: str, table: str
 ) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
     """The columns of a table, and their comments by name."""
-    catalog_rows = rows(
+    catalog_rows = query_rows(
         connection,
         "SELECT column_name, data_type, column_type, is_nullable, character_maximum_length, character_octet_length, "
         "character_set_name, collation_name, numeric_precision, numeric_scale, datetime_precision, column_comment "
@@ -165,32 +168,34 @@ def _columns(
             comments.append((str(name), str(comment)))
         data_type = str(kind).lower()
         # Only digits and members matter below; ZEROFILL and display widths change nothing about a value.
-        members = tuple(_unescape(m) for m in _MEMBER.findall(str(full))) if data_type in MEMBER_TYPES else ()
+        members = tuple(_unescape(m) for m in _QUOTED_MEMBER.findall(str(full))) if data_type in MEMBER_TYPES else ()
         columns.append(
             Column(
                 name=str(name),
                 data_type=data_type,
                 column_type=str(full),
                 nullable=nullable == "YES",
-                length=_int(length),
-                octets=_int(octets),
+                length=_int_or_none(length),
+                octets=_int_or_none(octets),
                 charset=charset,
                 collation=collation,
-                precision=_int(precision) if data_type in ("decimal", "bit") else None,
-                scale=_int(scale) if data_type == "decimal" else None,
-                fsp=_int(fsp) or 0,
+                precision=_int_or_none(precision) if data_type in ("decimal", "bit") else None,
+                scale=_int_or_none(scale) if data_type == "decimal" else None,
+                fsp=_int_or_none(fsp) or 0,
                 members=members,
             )
         )
     return tuple(columns), tuple(comments)
 
 
-def _zoned(connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]) -> frozenset[str]:
+def _time_zone_dependent(
+    connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]
+) -> frozenset[str]:
     """Names of the generated columns whose values hang on the time zone of the session that looks at them.
 
     Those that are stored do not: they are what the session that wrote them has computed, for everybody.
     """
-    catalog_rows = rows(
+    catalog_rows = query_rows(
         connection,
         "SELECT column_name, generation_expression FROM information_schema.columns "
         f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} "
@@ -200,79 +205,81 @@ def _zoned(connection: Connection[Any], database: str, table: str, columns: tupl
     for name, expression in catalog_rows:  # one that is computed from another one stands behind it
         text = str(expression).lower()
         for moment in moments - dependent:  # UNIX_TIMESTAMP(column) and column AT TIME ZONE are the same everywhere
-            quoted = re.escape(_quoted(moment))
+            quoted = re.escape(_lower_quoted(moment))
             text = re.sub(rf"unix_timestamp\({quoted}\)|{quoted} at time zone", "", text)
         calls = re.search(r"\b(from_unixtime|unix_timestamp)\(", text)
-        if name in moments or calls or any(_quoted(n) in text for n in moments | dependent):
+        if name in moments or calls or any(_lower_quoted(n) in text for n in moments | dependent):
             dependent.add(str(name))
     return frozenset(dependent)
 
 
-def _quoted(name: str) -> str:
+def _lower_quoted(name: str) -> str:
     return "`{}`".format(name.lower().replace("`", "``"))
 
 
-def key_index(connection: Connection[Any], table: TableSchema) -> str:
+def find_key_index(connection: Connection[Any], table: TableSchema) -> str:
     """Name of the index that is the table's key.
 
     :raises NotReadyError: if it is gone.
     """
     for name, parts in _unique_indexes(connection, table.database, table.name).items():
-        if _unusable(parts, {c.name: c for c in table.columns}) is None and table.key == tuple(c for c, *_ in parts):
+        if _why_unusable(parts, {c.name: c for c in table.columns}) is None and table.key == tuple(
+            c for c, *_ in parts
+        ):
             return name
     raise NotReadyError(f"the key ({', '.join(table.key)}) of table {table.label} is gone", "Plan again, or exclude it")
 
 
 #: Of a part of an index: column, prefix length, whether the index is visible, whether it is one of hashes.
-_Parts = list[tuple[str | None, ...]]
+_IndexParts = list[tuple[str | None, ...]]
 
 
-def _unique_indexes(connection: Connection[Any], database: str, table: str) -> dict[str, _Parts]:
+def _unique_indexes(connection: Connection[Any], database: str, table: str) -> dict[str, _IndexParts]:
     """Parts of each unique index. The primary key comes first."""
     visible = "IF(ignored = 'YES', 'NO', 'YES')" if is_mariadb(connection) else "is_visible"
     hashed = "index_type = 'HASH' AND index_name <> 'PRIMARY'"  # which only says that it was declared so
-    catalog_rows = rows(
+    catalog_rows = query_rows(
         connection,
         f"SELECT index_name, column_name, sub_part, {visible}, {hashed} FROM information_schema.statistics "
         f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} AND non_unique = 0 "
         "ORDER BY index_name <> 'PRIMARY', index_name, seq_in_index",
     )
-    indexes: dict[str, _Parts] = {}
+    indexes: dict[str, _IndexParts] = {}
     for index, *part in catalog_rows:
         indexes.setdefault(str(index), []).append(tuple(part))
     return indexes
 
 
-def _hidden(indexes: dict[str, _Parts], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+def _hidden_columns(indexes: dict[str, _IndexParts], columns: tuple[Column, ...]) -> tuple[Column, ...]:
     """The columns that MariaDB adds for unique indexes of any length, one each: row events have them, nothing else."""
     used_names, numbers = {c.name.lower() for c in columns}, count(1)
     names = (name for n in numbers if (name := f"DB_ROW_HASH_{n}").lower() not in used_names)
     hashes = sum(1 for parts in indexes.values() if parts[0][-1] == "1")
-    return tuple(Column(name, "bigint", f"bigint unsigned {HIDDEN}", True) for name in islice(names, hashes))
+    return tuple(Column(name, "bigint", f"bigint unsigned {HIDDEN_SUFFIX}", True) for name in islice(names, hashes))
 
 
 def why_no_key(connection: Connection[Any], table: TableSchema) -> str:
     """Why none of the unique indexes of a table is its key, in brackets; empty where there are none."""
-    indexes, zoned = _unique_indexes(connection, *table.id), _zoned(connection, *table.id, table.columns)
-    reasons = _key(indexes, table.columns, zoned)[2]
+    indexes, zoned = _unique_indexes(connection, *table.id), _time_zone_dependent(connection, *table.id, table.columns)
+    reasons = _choose_key(indexes, table.columns, zoned)[2]
     return f" ({'; '.join(reasons)})" if reasons else ""
 
 
-def _key(
-    indexes: dict[str, _Parts], columns: tuple[Column, ...], zoned: Collection[str]
+def _choose_key(
+    indexes: dict[str, _IndexParts], columns: tuple[Column, ...], zoned: Collection[str]
 ) -> tuple[str | None, tuple[str, ...], list[str]]:
     """Index and columns of the key, if there is a usable one; and why the unique indexes before it are no keys."""
     by_name = {c.name: c for c in columns}
     reasons: list[str] = []
     for index, parts in indexes.items():
-        reason = _unusable(parts, by_name, zoned)
+        reason = _why_unusable(parts, by_name, zoned)
         if reason is None:
             return index, tuple(str(column) for column, *_ in parts), reasons
         reasons.append(f"{index}: {reason}")
     return None, (), reasons
 
 
-def _unusable(parts: _Parts, columns: dict[str, Column], zoned: Collection[str] = ()) -> str | None:
+def _why_unusable(parts: _IndexParts, columns: dict[str, Column], zoned: Collection[str] = ()) -> str | None:
     for name, part, visible, hashed in parts:
         if hashed == "1":
             return "a hash has no order"
@@ -305,5 +312,5 @@ def _unescape(member: str) -> str:
     return re.sub(r"\\[\\nr0]|''", lambda m: _ESCAPES[m[0]], member)
 
 
-def _int(text: str | None) -> int | None:
+def _int_or_none(text: str | None) -> int | None:
     return None if text is None else int(text)

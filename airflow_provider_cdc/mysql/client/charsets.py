@@ -16,18 +16,18 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import UTF8_CHARSETS, TableSchema
-from airflow_provider_cdc.mysql.client.session import raw, value
+from airflow_provider_cdc.mysql.client.session import query_bytes, query_value
 
-Decode = Callable[[bytes], str]
+TextDecoder = Callable[[bytes], str]
 
 #: Charsets that are Unicode in another form: the same everywhere. A lone surrogate is an error, as it is in a SELECT.
-_UNICODE = {"utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be", "ascii": "ascii"}
+_UNICODE_CODECS = {"utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be", "ascii": "ascii"}
 
 #: Bytes that may stand at each place of a character of several bytes, by charset: what the server knows among them
 #: is in its table.
 _HIGH, _TRAIL = range(0x80, 0x100), range(0x30, 0x100)
 _DIGIT = range(0x30, 0x3A)
-_PLACES: dict[str, tuple[tuple[range, ...], ...]] = {
+_BYTE_RANGES: dict[str, tuple[tuple[range, ...], ...]] = {
     **dict.fromkeys(("big5", "cp932", "euckr", "gb2312", "gbk", "sjis"), ((_HIGH, _TRAIL),)),
     **dict.fromkeys(("eucjpms", "ujis"), ((_HIGH, _TRAIL), (range(0x8F, 0x90), _HIGH, _HIGH))),
     # Of its four bytes the ones above 0x8F are Unicode in sequence, see _gb18030.
@@ -35,7 +35,7 @@ _PLACES: dict[str, tuple[tuple[range, ...], ...]] = {
 }
 
 
-class OneWayError(ValueError):
+class NoRoundTripError(ValueError):
     """A key's value that does not come back from Unicode as it was: another one may have the same text.
 
     :param charset: character set of the key's column; of an ENUM, nothing.
@@ -47,18 +47,18 @@ class OneWayError(ValueError):
         super().__init__(f"a key with no way back from Unicode ({what})")
 
 
-class Decoders(Mapping[str, Decode]):
+class CharsetDecoders(Mapping[str, TextDecoder]):
     """How text of each character set is decoded; a mapping that never changes.
 
     :param decoders: (character set -> function from bytes to text, which raises ``UnicodeDecodeError``).
-    :param for_keys: the same for keys, where it is another function: it also raises :class:`OneWayError`.
+    :param for_keys: the same for keys, where it is another function: it also raises :class:`NoRoundTripError`.
     """
 
-    def __init__(self, decoders: Mapping[str, Decode], of_keys: Mapping[str, Decode] | None = None) -> None:
+    def __init__(self, decoders: Mapping[str, TextDecoder], of_keys: Mapping[str, TextDecoder] | None = None) -> None:
         self._decoders = dict(decoders)
         self.for_keys = {**self._decoders, **(of_keys or {})}
 
-    def __getitem__(self, charset: str) -> Decode:
+    def __getitem__(self, charset: str) -> TextDecoder:
         return self._decoders[charset]
 
     def __iter__(self) -> Iterator[str]:
@@ -74,11 +74,11 @@ class Decoders(Mapping[str, Decode]):
         return self is other
 
 
-def _codec(name: str) -> Decode:
+def _codec_decoder(name: str) -> TextDecoder:
     return lambda data: data.decode(name)
 
 
-def _ucs2(data: bytes) -> str:
+def _decode_ucs2(data: bytes) -> str:
     """Text of ucs2, to which two halves of a surrogate are two characters that are none."""
     text = data.decode("utf-16-be")
     if 2 * len(text) != len(data):
@@ -87,21 +87,21 @@ def _ucs2(data: bytes) -> str:
 
 
 #: Those that need no server.
-UNICODE = Decoders(
+UNICODE_DECODERS = CharsetDecoders(
     {
         **dict.fromkeys(UTF8_CHARSETS, bytes.decode),
-        **{charset: _codec(name) for charset, name in _UNICODE.items()},
-        "ucs2": _ucs2,
+        **{charset: _codec_decoder(name) for charset, name in _UNICODE_CODECS.items()},
+        "ucs2": _decode_ucs2,
     }
 )
 
-_known: dict[tuple[str, str], tuple[Decode, Decode]] = {}
-_made: dict[tuple[str, frozenset[str]], Decoders] = {}
+_decoder_cache: dict[tuple[str, str], tuple[TextDecoder, TextDecoder]] = {}
+_decoders_cache: dict[tuple[str, frozenset[str]], CharsetDecoders] = {}
 
 
-def decoders(
+def load_decoders(
     open_connection: Callable[[], AbstractContextManager[Connection[Any]]], tables: Iterable[TableSchema]
-) -> Decoders:
+) -> CharsetDecoders:
     """Decoders of all character sets that tables have.
 
     :param open_connection: opens a connection to the server, or hands out one that is open; called only where a table has a
@@ -109,27 +109,27 @@ def decoders(
     :raises TerminalError: for a character set that is not known here.
     """
     table_by_charset = {str(c.charset): table.label for table in tables for c in table.columns if c.charset}
-    wanted = frozenset(table_by_charset.keys() - UNICODE.keys())
+    wanted = frozenset(table_by_charset.keys() - UNICODE_DECODERS.keys())
     if not wanted:
-        return UNICODE
+        return UNICODE_DECODERS
     with open_connection() as connection:
-        version = str(value(connection, "SELECT VERSION()"))
+        version = str(query_value(connection, "SELECT VERSION()"))
         for charset in wanted:
-            if (version, charset) not in _known:
-                _known[version, charset] = _ask(connection, charset, table_by_charset[charset])
-    texts, keys = ({charset: _known[version, charset][i] for charset in wanted} for i in (0, 1))
-    return _made.setdefault((version, wanted), Decoders({**UNICODE, **texts}, keys))
+            if (version, charset) not in _decoder_cache:
+                _decoder_cache[version, charset] = _build_decoders(connection, charset, table_by_charset[charset])
+    texts, keys = ({charset: _decoder_cache[version, charset][i] for charset in wanted} for i in (0, 1))
+    return _decoders_cache.setdefault((version, wanted), CharsetDecoders({**UNICODE_DECODERS, **texts}, keys))
 
 
-def _ask(connection: Connection[Any], charset: str, table: str) -> tuple[Decode, Decode]:
+def _build_decoders(connection: Connection[Any], charset: str, table: str) -> tuple[TextDecoder, TextDecoder]:
     """Make a decoder of what the server says of every character of a charset, and one of keys.
 
     :param table: one that has it, for the error.
     """
-    single, one_way = _characters(connection, charset, (range(0x100),))
-    if charset not in _PLACES:
+    single, one_way = _query_characters(connection, charset, (range(0x100),))
+    if charset not in _BYTE_RANGES:
         if (
-            raw(
+            query_bytes(
                 connection,
                 f"SELECT 1 FROM information_schema.character_sets WHERE character_set_name = '{charset}' "
                 "AND maxlen = 1",
@@ -146,24 +146,26 @@ def _ask(connection: Connection[Any], charset: str, table: str) -> tuple[Decode,
         def decode_single(data: bytes) -> str:
             return codecs.charmap_decode(data, "strict", table)[0]
 
-        return decode_single, _of_key(
+        return decode_single, _key_decoder(
             charset, decode_single, one_way, lambda data: (data[i : i + 1] for i in range(len(data)))
         )
     known = dict(single)
-    for places in _PLACES[charset]:
-        characters, new_one_way = _characters(connection, charset, places)
+    for places in _BYTE_RANGES[charset]:
+        characters, new_one_way = _query_characters(connection, charset, places)
         known, one_way = {**known, **characters}, one_way | new_one_way
     is_ascii = all(known.get(bytes([byte])) == chr(byte) for byte in range(0x80))
 
     def decode(data: bytes) -> str:
         if is_ascii and data.isascii():
             return data.decode("ascii")
-        return "".join(known.get(code) or _gb18030(code) for code in _codes(data, known, charset))
+        return "".join(known.get(code) or _decode_gb18030(code) for code in _split_characters(data, known, charset))
 
-    return decode, _of_key(charset, decode, one_way, lambda data: _codes(data, known, charset))
+    return decode, _key_decoder(charset, decode, one_way, lambda data: _split_characters(data, known, charset))
 
 
-def _of_key(charset: str, decode: Decode, one_way: Set[bytes], codes: Callable[[bytes], Iterable[bytes]]) -> Decode:
+def _key_decoder(
+    charset: str, decode: TextDecoder, one_way: Set[bytes], codes: Callable[[bytes], Iterable[bytes]]
+) -> TextDecoder:
     """A decoder of keys.
 
     :param one_way: characters that come back from Unicode as others.
@@ -176,13 +178,13 @@ def _of_key(charset: str, decode: Decode, one_way: Set[bytes], codes: Callable[[
     def decode_key(data: bytes) -> str:
         text = decode(data)
         if not (is_ascii and data.isascii()) and not one_way.isdisjoint(codes(data)):
-            raise OneWayError(charset, data.hex())
+            raise NoRoundTripError(charset, data.hex())
         return text
 
     return decode_key
 
 
-def _characters(
+def _query_characters(
     connection: Connection[Any], charset: str, places: tuple[range, ...]
 ) -> tuple[dict[bytes, str], frozenset[bytes]]:
     """Characters of a charset with what the server makes of them, and those that it does not make of that again."""
@@ -192,7 +194,7 @@ def _characters(
         for name, place in zip(names, ([f"x'{byte:02x}'" for byte in place] for place in places), strict=True)
     ]
     joined, whole = ", ".join(byte_tables), f"CONCAT({', '.join(names)})"
-    mapped = raw(
+    mapped = query_bytes(
         connection,
         f"SELECT code, HEX(CONVERT(text USING utf8mb4)), "
         f"HEX(CONVERT(CONVERT(text USING utf8mb4) USING {charset})) = code "
@@ -209,7 +211,7 @@ def _characters(
     return known, frozenset(one_way)
 
 
-def _codes(data: bytes, known: Mapping[bytes, str], charset: str) -> Iterator[bytes]:
+def _split_characters(data: bytes, known: Mapping[bytes, str], charset: str) -> Iterator[bytes]:
     """Split text into characters."""
     at = 0
     while at < len(data):
@@ -219,13 +221,13 @@ def _codes(data: bytes, known: Mapping[bytes, str], charset: str) -> Iterator[by
                 break
         else:
             size = 4
-            if charset != "gb18030" or not _gb18030(data[at : at + size]):
+            if charset != "gb18030" or not _decode_gb18030(data[at : at + size]):
                 raise UnicodeDecodeError(charset, data, at, at + 1, "not a character")
         yield data[at : at + size]
         at += size
 
 
-def _gb18030(four: bytes) -> str:
+def _decode_gb18030(four: bytes) -> str:
     """A character beyond U+FFFF, which gb18030 counts through from 0x90308130 on; nothing if it is none."""
     if len(four) < 4 or not 0x90 <= four[0] <= 0xE3:
         return ""

@@ -10,7 +10,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.client.identity import is_mariadb
-from airflow_provider_cdc.mysql.client.session import rows
+from airflow_provider_cdc.mysql.client.session import query_rows
 
 _NO_SUCH_COLUMN = 1054
 
@@ -34,10 +34,10 @@ class Collations:
 #: For readers that look at no row of a captured table: every collation is unknown, and differs from the definition.
 NO_COLLATIONS = Collations({})
 
-_known: dict[tuple[str, str], Collations] = {}
+_collations_cache: dict[tuple[str, str], Collations] = {}
 
 
-def canonical(charset: str) -> str:
+def canonical_charset(charset: str) -> str:
     """The name of a character set, of which servers and older plans write one in two ways."""
     return "utf8mb3" if charset == "utf8" else charset
 
@@ -48,22 +48,22 @@ def collations_of(connection: Connection[Any], server: str) -> Collations:
     :param server: its identity.
     """
     key = server, str(connection.get_server_info())  # type: ignore[no-untyped-call]
-    if key not in _known:
-        _known[key] = Collations(_ask(connection), is_mariadb(connection))
-    return _known[key]
+    if key not in _collations_cache:
+        _collations_cache[key] = Collations(_query_charsets(connection), is_mariadb(connection))
+    return _collations_cache[key]
 
 
-def _ask(connection: Connection[Any]) -> dict[int, str]:
-    collations = rows(
+def _query_charsets(connection: Connection[Any]) -> dict[int, str]:
+    collations = query_rows(
         connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL"
     )
     if is_mariadb(connection):
         try:  # one name stands for a collation of each of several character sets there
-            collations += rows(
+            collations += query_rows(
                 connection,
                 "SELECT id, character_set_name FROM information_schema.collation_character_set_applicability",
             )
         except TerminalError as error:
             if error.code != _NO_SUCH_COLUMN:  # before 10.10 there are no such collations
                 raise
-    return {int(number): canonical(charset) for number, charset in collations if number and charset}
+    return {int(number): canonical_charset(charset) for number, charset in collations if number and charset}

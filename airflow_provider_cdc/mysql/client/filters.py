@@ -14,7 +14,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.mysql.client.identity import is_mariadb
-from airflow_provider_cdc.mysql.client.session import named, pairs, value
+from airflow_provider_cdc.mysql.client.session import query_dicts, query_pairs, query_value
 from airflow_provider_cdc.mysql.client.throttle import replica_channels
 
 T = TypeVar("T")
@@ -23,35 +23,35 @@ _DO, _IGNORE = "Replicate_Do_Table", "Replicate_Ignore_Table"
 _WILD_DO, _WILD_IGNORE = "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table"
 #: What comes from one database goes to another: ``(from,to)`` on MySQL, ``from->to`` on MariaDB.
 _REWRITE = "Replicate_Rewrite_DB"
-_LISTS = (_DO_DB, _IGNORE_DB, _DO, _IGNORE, _WILD_DO, _WILD_IGNORE)
-NAMES = (*_LISTS, _REWRITE)
-_DOES = (_DO_DB, _DO, _WILD_DO)
-_BY_LOWER = {name.lower(): name for name in NAMES}
+_LIST_FILTERS = (_DO_DB, _IGNORE_DB, _DO, _IGNORE, _WILD_DO, _WILD_IGNORE)
+FILTER_NAMES = (*_LIST_FILTERS, _REWRITE)
+_DO_FILTERS = (_DO_DB, _DO, _WILD_DO)
+_BY_LOWER = {name.lower(): name for name in FILTER_NAMES}
 #: Where MySQL says which filters are set, whether there is a channel or not.
 _TABLES = ("replication_applier_global_filters", "replication_applier_filters")
 
 
-def filters(connection: Connection[Any]) -> list[dict[str, str]]:
+def read_filters(connection: Connection[Any]) -> list[dict[str, str]]:
     """The filters of each channel that has any, and those that are set without one: name -> comma-separated list.
 
     :raises NotReadyError: if that cannot be seen; it names the grant.
     """
     mariadb = is_mariadb(connection)
     grant = "REPLICA MONITOR ON *.*" if mariadb else "REPLICATION CLIENT ON *.*"
-    channels = _allowed(lambda: replica_channels(connection), grant)
-    all_filters = [{name: text for name in NAMES if (text := channel.get(name))} for channel in channels]
-    all_filters += [_of_mariadb(connection)] if mariadb else _of_mysql(connection)
+    channels = _require_grant(lambda: replica_channels(connection), grant)
+    all_filters = [{name: text for name in FILTER_NAMES if (text := channel.get(name))} for channel in channels]
+    all_filters += [_mariadb_filters(connection)] if mariadb else _mysql_filters(connection)
     return [one for number, one in enumerate(all_filters) if one and one not in all_filters[:number]]
 
 
-def _of_mariadb(connection: Connection[Any]) -> dict[str, str]:
+def _mariadb_filters(connection: Connection[Any]) -> dict[str, str]:
     """Those of the default connection, which stay when that is reset."""
-    shown = pairs(connection, "SHOW GLOBAL VARIABLES LIKE 'replicate%'")
+    shown = query_pairs(connection, "SHOW GLOBAL VARIABLES LIKE 'replicate%'")
     return {_BY_LOWER[name.lower()]: text for name, text in shown.items() if text and name.lower() in _BY_LOWER}
 
 
-def _of_mysql(connection: Connection[Any]) -> list[dict[str, str]]:
-    if value(connection, "SELECT @@performance_schema") != "1":
+def _mysql_filters(connection: Connection[Any]) -> list[dict[str, str]]:
+    if query_value(connection, "SELECT @@performance_schema") != "1":
         raise NotReadyError(
             "performance_schema is OFF, so the server does not tell which replication filters are set",
             "Start it with performance_schema = ON",
@@ -59,17 +59,17 @@ def _of_mysql(connection: Connection[Any]) -> list[dict[str, str]]:
     by_channel: dict[tuple[str, str | None], dict[str, str]] = {}
     for table in _TABLES:
         place, before = f"performance_schema.{table}", ""
-        for row in _allowed(lambda: named(connection, f"SELECT * FROM {place}"), f"SELECT ON {place}"):  # noqa: B023
+        for row in _require_grant(lambda: query_dicts(connection, f"SELECT * FROM {place}"), f"SELECT ON {place}"):  # noqa: B023
             name, rule = _BY_LOWER.get(str(row["FILTER_NAME"]).lower()), row["FILTER_RULE"] or ""
             # MySQL 9.7 shows that of the row before where a global rule was taken back. Taken for a list of what to
             # take, it would leave out everything else; in the others it names what the row before does.
-            stale, before = rule == before and name in _DOES, rule
+            stale, before = rule == before and name in _DO_FILTERS, rule
             if name and rule and not stale:
                 by_channel.setdefault((table, row.get("CHANNEL_NAME")), {})[name] = rule
     return [*by_channel.values()]
 
 
-def _allowed(look: Callable[[], T], grant: str) -> T:
+def _require_grant(look: Callable[[], T], grant: str) -> T:
     try:
         return look()
     except NotReadyError as error:
@@ -81,7 +81,7 @@ def _allowed(look: Callable[[], T], grant: str) -> T:
         ) from None
 
 
-def left_out(channel_filters: Mapping[str, str], database: str, table: str) -> str | None:
+def excluding_filter(channel_filters: Mapping[str, str], database: str, table: str) -> str | None:
     """The filter by which row changes of a table are left out, or go to another database; ``None`` if they are taken.
 
     The server's own order for row format: databases first, then tables, then patterns; the first that matches decides,
@@ -89,9 +89,9 @@ def left_out(channel_filters: Mapping[str, str], database: str, table: str) -> s
 
     :param channel_filters: filters of one channel.
     """
-    if any(database in pair and pair[0] != pair[1] for pair in _rewritten(channel_filters.get(_REWRITE, ""))):
+    if any(database in pair and pair[0] != pair[1] for pair in _parse_rewrites(channel_filters.get(_REWRITE, ""))):
         return _REWRITE
-    parts = {name: channel_filters.get(name, "").replace("`", "").split(",") for name in _LISTS}
+    parts = {name: channel_filters.get(name, "").replace("`", "").split(",") for name in _LIST_FILTERS}
     lists = {name: [part.strip() for part in names if part] for name, names in parts.items()}
     name = f"{database}.{table}"
     if lists[_DO_DB]:
@@ -103,20 +103,20 @@ def left_out(channel_filters: Mapping[str, str], database: str, table: str) -> s
         return None
     if name in lists[_IGNORE]:
         return _IGNORE
-    if _matches(lists[_WILD_DO], name):
+    if _matches_wildcard(lists[_WILD_DO], name):
         return None
-    if _matches(lists[_WILD_IGNORE], name):
+    if _matches_wildcard(lists[_WILD_IGNORE], name):
         return _WILD_IGNORE
     return _DO if lists[_DO] else _WILD_DO if lists[_WILD_DO] else None
 
 
-def _rewritten(text: str) -> list[tuple[str, str]]:
+def _parse_rewrites(text: str) -> list[tuple[str, str]]:
     """Databases, and what they are called instead."""
     rewrites = re.findall(r"\(([^,()]+),([^,()]+)\)|([^,()]+)->([^,()]+)", text.replace("`", ""))
     return [(one.strip(), other.strip()) for one, other in (filter(None, pair) for pair in rewrites)]
 
 
-def _matches(patterns: Iterable[str], name: str) -> bool:
+def _matches_wildcard(patterns: Iterable[str], name: str) -> bool:
     """Whether a name matches one of the server's patterns: ``%``, ``_``, a backslash before what is meant itself."""
     signs = {"%": ".*", "_": "."}
     for pattern in patterns:

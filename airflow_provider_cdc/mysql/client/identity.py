@@ -6,16 +6,16 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.ddl.affected_tables import xid_text
+from airflow_provider_cdc.ddl.affected_tables import format_xid
 from airflow_provider_cdc.model.errors import NotReadyError, OtherServerError, TerminalError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.client.product import Product
-from airflow_provider_cdc.mysql.client.session import pairs, raw, rows
+from airflow_provider_cdc.mysql.client.session import query_bytes, query_pairs, query_rows
 
 #: What the server says to a user without the privilege.
 _XAER_RMERR = 1401
 #: Variables of a server that may lose commits in a crash where one of them is not 1.
-DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
+DURABILITY_VARIABLES = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 
 
 def product_of(connection: Connection[Any]) -> Product:
@@ -28,7 +28,7 @@ def is_mariadb(connection: Connection[Any]) -> bool:
     return product_of(connection).is_mariadb
 
 
-def identity(connection: Connection[Any]) -> str:
+def server_identity(connection: Connection[Any]) -> str:
     """The server's identity, which positions belong to.
 
     On MySQL it is ``server_uuid``, which belongs to the data folder. MariaDB has none: there it is
@@ -36,18 +36,18 @@ def identity(connection: Connection[Any]) -> str:
     machine (docs/decisions/0015).
     """
     if not is_mariadb(connection):
-        return str(rows(connection, "SELECT @@server_uuid")[0][0])
+        return str(query_rows(connection, "SELECT @@server_uuid")[0][0])
     names = "('server_id', 'server_uid', 'hostname', 'port')"
-    variables = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}")
+    variables = query_pairs(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}")
     return f"mariadb:{variables['server_id']}:{variables.get('server_uid') or '{hostname}:{port}'.format(**variables)}"
 
 
-def is_numbered(connection: Connection[Any]) -> bool:
+def is_gtid_mode_on(connection: Connection[Any]) -> bool:
     """Whether MySQL gives GTIDs to all transactions that begin from now on."""
-    return not is_mariadb(connection) and rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
+    return not is_mariadb(connection) and query_rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
 
 
-def same_server(actual: str, expected: str | None) -> None:
+def check_same_server(actual: str, expected: str | None) -> None:
     """Refuse to go on with another server than the one the pipeline began with.
 
     :raises OtherServerError: if they differ.
@@ -66,7 +66,7 @@ def binlog_status(connection: Connection[Any]) -> tuple[Position, str, str]:
 
     :raises NotReadyError: if the server writes no binlog.
     """
-    status = rows(connection, product_of(connection).binlog_status_sql)
+    status = query_rows(connection, product_of(connection).binlog_status_sql)
     if not status:
         raise NotReadyError("the server writes no binary log", "Start it with --log-bin and binlog_format=ROW")
     file, position, do, ignore = status[0][:4]
@@ -78,13 +78,13 @@ def binlog_end(connection: Connection[Any]) -> Position:
     return binlog_status(connection)[0]
 
 
-def open_xa(connection: Connection[Any]) -> frozenset[str]:
+def open_xa_transactions(connection: Connection[Any]) -> frozenset[str]:
     """Names of the XA transactions that are prepared and not finished, those in the middle of their end included.
 
     :raises NotReadyError: if the user may not look (MySQL only).
     """
     try:
-        recovered = raw(connection, "XA RECOVER")
+        recovered = query_bytes(connection, "XA RECOVER")
     except TerminalError as error:
         if error.code != _XAER_RMERR:
             raise
@@ -92,4 +92,4 @@ def open_xa(connection: Connection[Any]) -> frozenset[str]:
             "the user may not list XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO the user of the connection"
         ) from None
     transactions = ((int(row[0] or 0), int(row[1] or 0), bytes(row[3] or b"")) for row in recovered)
-    return frozenset(xid_text(format_id, name[:size], name[size:]) for format_id, size, name in transactions)
+    return frozenset(format_xid(format_id, name[:size], name[size:]) for format_id, size, name in transactions)

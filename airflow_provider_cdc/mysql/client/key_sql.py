@@ -15,26 +15,26 @@ from airflow_provider_cdc.model.plan import Chunk, Key, KeyValue
 from airflow_provider_cdc.model.schema import (
     ADDRESS_TYPES,
     BINARY_TYPES,
-    BOTH_WAYS,
     INTEGER_TYPES,
+    ROUND_TRIP_CHARSETS,
     TEXT_TYPES,
     UTF8_CHARSETS,
     Column,
     TableSchema,
-    unknown_type,
+    unknown_type_error,
 )
-from airflow_provider_cdc.mysql.client.charsets import OneWayError
+from airflow_provider_cdc.mysql.client.charsets import NoRoundTripError
 
 #: Types whose canonical key value is a number. An ENUM's is the index of its member, by which it is sorted.
-_NUMBERS = INTEGER_TYPES | {"year", "enum"}
+_NUMERIC_KEY_TYPES = INTEGER_TYPES | {"year", "enum"}
 #: Keywords in front of literals.
-_KEYWORDS = {"date": "DATE", "time": "TIME", "datetime": "TIMESTAMP", "timestamp": "TIMESTAMP"}
+_LITERAL_KEYWORDS = {"date": "DATE", "time": "TIME", "datetime": "TIMESTAMP", "timestamp": "TIMESTAMP"}
 #: Collations with a smaller table to Unicode than their character set has, and one with the whole table: the server
 #: shows what the smaller one lacks as question marks.
-_WHOLE_TABLE = {"latin2_czech_cs": "latin2_bin"}
+_FULL_COLLATIONS = {"latin2_czech_cs": "latin2_bin"}
 
 
-def quote(name: str) -> str:
+def quote_name(name: str) -> str:
     """Name as an SQL identifier, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"
 
@@ -52,23 +52,23 @@ def row_literal(values: str) -> str:
 
 def table_name(table: TableSchema) -> str:
     """Qualified name of a table as SQL."""
-    return f"{quote(table.database)}.{quote(table.name)}"
+    return f"{quote_name(table.database)}.{quote_name(table.name)}"
 
 
 def key_list(table: TableSchema, suffix: str = "") -> str:
     """Key columns as an SQL list, each with a suffix such as `` DESC``."""
-    return ", ".join(quote(name) + suffix for name in table.key)
+    return ", ".join(quote_name(name) + suffix for name in table.key)
 
 
-def comes_back(column: Column) -> str | None:
+def round_trip_condition(column: Column) -> str | None:
     """SQL condition that a key's value is the only one with its text: it comes back from Unicode as it was.
 
     :returns: ``None`` if that holds of all values of the column.
     """
-    name = quote(column.name)
+    name = quote_name(column.name)
     if column.data_type == "enum":
         return f"{name} + 0 > 0" if "" in column.members else None  # 0, which is no member, is shown as '' too
-    if column.data_type not in TEXT_TYPES or column.charset in BOTH_WAYS:
+    if column.data_type not in TEXT_TYPES or column.charset in ROUND_TRIP_CHARSETS:
         return None
     back = f"CONVERT(CONVERT({name} USING utf8mb4) USING {column.charset})"
     same = f"CAST({back} AS BINARY) = CAST({name} AS BINARY)"
@@ -76,60 +76,63 @@ def comes_back(column: Column) -> str | None:
     return f"TRUE /*M!100000 AND {same} */" if column.charset == "ascii" else same
 
 
-def copied_value(table: TableSchema, column: Column) -> str:
+def copied_expression(table: TableSchema, column: Column) -> str:
     """SQL expression of what is copied of a column: NULL for a key's value that does not come back from Unicode."""
-    condition, name = comes_back(column) if column.name in table.key else None, _shown(column)
+    condition, name = (
+        round_trip_condition(column) if column.name in table.key else None,
+        _convertible_expression(column),
+    )
     # MySQL sends an ENUM out of IF under a type of its own.
     text = f"CAST({name} AS CHAR)" if column.data_type == "enum" else name
     return name if condition is None else f"IF({condition}, {text}, NULL)"
 
 
-def _shown(column: Column) -> str:
+def _convertible_expression(column: Column) -> str:
     """SQL expression that the server turns into Unicode as it does the character set of the column."""
-    whole = _WHOLE_TABLE.get(str(column.collation)) if column.data_type in TEXT_TYPES else None
-    return f"{quote(column.name)} COLLATE {whole}" if whole else quote(column.name)
+    whole = _FULL_COLLATIONS.get(str(column.collation)) if column.data_type in TEXT_TYPES else None
+    return f"{quote_name(column.name)} COLLATE {whole}" if whole else quote_name(column.name)
 
 
-def one_way(column: Column, code: str) -> OneWayError:
+def no_round_trip_error(column: Column, code: str) -> NoRoundTripError:
     """The error for a key's value that does not come back from Unicode.
 
     :param code: its bytes, in hex.
     """
-    return OneWayError(str(column.charset) if column.data_type in TEXT_TYPES else "", code)
+    return NoRoundTripError(str(column.charset) if column.data_type in TEXT_TYPES else "", code)
 
 
-def canonical(column: Column) -> str:
+def canonical_expression(column: Column) -> str:
     """SQL expression that gives a key column's canonical text (see :mod:`airflow_provider_cdc.model.plan`)."""
-    name, condition = quote(column.name), comes_back(column)
+    name, condition = quote_name(column.name), round_trip_condition(column)
     if column.data_type in BINARY_TYPES:
         return f"LOWER(HEX({name}))"
     if column.data_type in TEXT_TYPES:
-        utf8 = name if column.charset in UTF8_CHARSETS else f"CONVERT({_shown(column)} USING utf8mb4)"
+        utf8 = name if column.charset in UTF8_CHARSETS else f"CONVERT({_convertible_expression(column)} USING utf8mb4)"
         expression = f"LOWER(HEX({utf8}))"
     else:
         expression = f"CAST({name}{' + 0' if column.data_type == 'enum' else ''} AS CHAR)"
     return expression if condition is None else f"IF({condition}, {expression}, CONCAT('!', HEX({name})))"
 
 
-def parse(column: Column, text: str) -> KeyValue:
+def parse_canonical(column: Column, text: str) -> KeyValue:
     """Canonical key value from what :func:`canonical` selects.
 
     :raises OneWayError: if it does not come back from Unicode.
     """
     if text.startswith("!"):
-        raise one_way(column, text[1:])
+        raise no_round_trip_error(column, text[1:])
     if column.data_type in TEXT_TYPES:
         try:
             bytes.fromhex(text).decode()
         except UnicodeDecodeError:
-            raise one_way(column, text) from None
-    return int(text) if column.data_type in _NUMBERS else text
+            raise no_round_trip_error(column, text) from None
+    return int(text) if column.data_type in _NUMERIC_KEY_TYPES else text
 
 
-def literal(column: Column, value: KeyValue) -> str:
+def key_literal(column: Column, value: KeyValue) -> str:
     """Key value as an SQL literal that compares exactly as the column does."""
     kind = column.data_type
-    if kind in _NUMBERS:
+    if kind in _NUMERIC_KEY_TYPES:
         return str(int(value))
     if kind in TEXT_TYPES:
         if column.charset in UTF8_CHARSETS:
@@ -143,12 +146,12 @@ def literal(column: Column, value: KeyValue) -> str:
         return f"CAST('{value}' AS {kind})"
     if kind == "decimal":
         return f"CAST('{value}' AS DECIMAL({column.precision},{column.scale}))"
-    if kind in _KEYWORDS:
-        return f"{_KEYWORDS[kind]}'{value}'"
-    raise unknown_type(column)
+    if kind in _LITERAL_KEYWORDS:
+        return f"{_LITERAL_KEYWORDS[kind]}'{value}'"
+    raise unknown_type_error(column)
 
 
-def from_arrow(column: Column, value: Any) -> KeyValue:
+def key_value_from_arrow(column: Column, value: Any) -> KeyValue:
     """Canonical key value from an Arrow scalar's value."""
     kind = column.data_type
     if kind in INTEGER_TYPES or kind == "year":
@@ -160,13 +163,13 @@ def from_arrow(column: Column, value: Any) -> KeyValue:
     if kind in BINARY_TYPES:
         return str(value.hex())
     if kind == "time":
-        return time_text(int(value))
+        return format_time(int(value))
     if kind in {"datetime", "timestamp"}:
         return str(value.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds"))
     return str(value)
 
 
-def time_text(micros: int) -> str:
+def format_time(micros: int) -> str:
     """A TIME of so many microseconds as the server prints it."""
     seconds, fraction = divmod(abs(micros), 1_000_000)
     sign = "-" if micros < 0 else ""
@@ -175,11 +178,13 @@ def time_text(micros: int) -> str:
 
 def keys_of(table: TableSchema, data: pa.Table) -> list[Key]:
     """Canonical keys of the rows of an Arrow table."""
-    columns = [[from_arrow(column, value) for value in data[column.name].to_pylist()] for column in table.key_columns]
+    columns = [
+        [key_value_from_arrow(column, value) for value in data[column.name].to_pylist()] for column in table.key_columns
+    ]
     return list(zip(*columns, strict=True))
 
 
-def compare(table: TableSchema, key: Key, operator: str) -> str:
+def compare_key(table: TableSchema, key: Key, operator: str) -> str:
     """Condition that compares a row's key, in the expanded form: the range optimizer does not use (a, b) > (x, y).
 
     :param key: a key, or the first of its values: then only those columns are compared. Without values all keys are
@@ -193,30 +198,30 @@ def compare(table: TableSchema, key: Key, operator: str) -> str:
     alternatives = []
     for i, (column, value) in enumerate(zip(columns, key, strict=True)):
         strict = operator if i == len(columns) - 1 else operator[0]
-        alternatives.append(" AND ".join([*same, _relation(column, strict, value)]))
-        same.append(f"{quote(column.name)} = {literal(column, value)}")
+        alternatives.append(" AND ".join([*same, _compare_column(column, strict, value)]))
+        same.append(f"{quote_name(column.name)} = {key_literal(column, value)}")
     return alternatives[0] if len(alternatives) == 1 else "(" + " OR ".join(f"({a})" for a in alternatives) + ")"
 
 
-def _relation(column: Column, operator: str, value: KeyValue) -> str:
+def _compare_column(column: Column, operator: str, value: KeyValue) -> str:
     if column.data_type != "enum":
-        return f"{quote(column.name)} {operator} {literal(column, value)}"
+        return f"{quote_name(column.name)} {operator} {key_literal(column, value)}"
     # The server finds a member by its index, but not those above or below one. 0 is the index of what is no member.
     holds = {"<": int.__lt__, "<=": int.__le__, ">": int.__gt__, ">=": int.__ge__}[operator]
     none = len(column.members) + 1  # an index that no member has
     members = [i for i in range(none) if holds(i, int(value))]
     # Always two: one alone would be an equality, after which the server sorts all rows that it finds.
     members += [none, none + 1][: max(0, 2 - len(members))]
-    return f"{quote(column.name)} IN ({', '.join(map(str, members))})"
+    return f"{quote_name(column.name)} IN ({', '.join(map(str, members))})"
 
 
-def in_chunk(table: TableSchema, chunk: Chunk) -> str:
+def chunk_condition(table: TableSchema, chunk: Chunk) -> str:
     """Condition that a row belongs to a chunk."""
-    end = compare(table, chunk.upper, "<=" if chunk.includes_upper else "<")
-    return f"{compare(table, chunk.lower, '>=')} AND {end}"
+    end = compare_key(table, chunk.upper, "<=" if chunk.includes_upper else "<")
+    return f"{compare_key(table, chunk.lower, '>=')} AND {end}"
 
 
-def passed(table: TableSchema, keys: Iterable[Key], bounds: Iterable[tuple[Key, bool]]) -> str:
+def count_passed_bounds(table: TableSchema, keys: Iterable[Key], bounds: Iterable[tuple[Key, bool]]) -> str:
     """Statement that counts for each key the bounds that it has passed.
 
     By comparison, as :func:`in_chunk` and the index do: a server sorts keys of some collations in another order.
@@ -243,4 +248,4 @@ def passed(table: TableSchema, keys: Iterable[Key], bounds: Iterable[tuple[Key, 
 
 def _literals(table: TableSchema, key: Key) -> list[str]:
     """The values of a key, or its first ones, as SQL; NULL for the others."""
-    return [*map(literal, table.key_columns, key), *["NULL"] * (len(table.key) - len(key))]
+    return [*map(key_literal, table.key_columns, key), *["NULL"] * (len(table.key) - len(key))]

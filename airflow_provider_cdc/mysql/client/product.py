@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: The oldest versions that are read.
-OLDEST = {"MySQL": (8, 0, 22), "MariaDB": (10, 6)}
+MIN_VERSIONS = {"MySQL": (8, 0, 22), "MariaDB": (10, 6)}
 #: Versions (major, minor) that this project's tests have run with; docs/versions.md.
-TRIED = {"MySQL": ((9, 7),), "MariaDB": ((10, 11), (11, 8))}
+TESTED_VERSIONS = {"MySQL": ((9, 7),), "MariaDB": ((10, 11), (11, 8))}
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Product:
     @property
     def is_supported(self) -> bool:
         """Whether the version is new enough. Where the third number is not told, it is not held against a server."""
-        oldest = OLDEST[self.name]
+        oldest = MIN_VERSIONS[self.name]
         return len(self.version) > 1 and self.version >= oldest[: len(self.version)]
 
     @property
     def is_tested(self) -> bool:
         """Whether this project's tests have run with this version."""
-        return self.version[:2] in TRIED[self.name]
+        return self.version[:2] in TESTED_VERSIONS[self.name]
 
     @property
     def binlog_status_sql(self) -> str:
@@ -64,7 +64,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Service:
+class ManagedService:
     """A managed service: how settings are made there, and how long it keeps binlogs.
 
     :param setting_hint: how a server's setting is changed, for people, with ``{}`` for ``name = value``.
@@ -79,20 +79,20 @@ class Service:
 
 
 _RDS_KEEPS = "CALL mysql.rds_set_configuration('binlog retention hours', 168)"
-RDS = Service(
+RDS = ManagedService(
     "Amazon RDS",
     "set {} in the DB parameter group",
     _RDS_KEEPS,
     "Switch automated backups on: without them Amazon RDS writes no binary log",
 )
-AURORA = Service(
+AURORA = ManagedService(
     "Amazon Aurora",
     "set {} in the DB cluster parameter group, then reboot the writer",
     _RDS_KEEPS,
     "Set binlog_format = ROW in the DB cluster parameter group and reboot the writer. Connect to the cluster's own "
     "(writer) endpoint: a reader, which is what the read-only endpoint leads to, has no binary log",
 )
-CLOUD_SQL = Service(
+CLOUD_SQL = ManagedService(
     "Google Cloud SQL",
     "set the database flag {}",
     "",
@@ -100,7 +100,7 @@ CLOUD_SQL = Service(
 )
 
 
-def service_of(variables: Mapping[str, str]) -> Service | None:
+def managed_service_of(variables: Mapping[str, str]) -> ManagedService | None:
     """The managed service that a server belongs to, by its global variables; ``None`` if nothing tells of one."""
     version = variables.get("version", "").lower()
     if "aurora_version" in variables or "aurora" in version:

@@ -12,12 +12,12 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.config.load_limits import Limits, RateLimiter
+from airflow_provider_cdc.config.load_limits import LoadLimits, RateLimiter
 from airflow_provider_cdc.mysql.client.identity import product_of
-from airflow_provider_cdc.mysql.client.session import named, pairs
+from airflow_provider_cdc.mysql.client.session import query_dicts, query_pairs
 
 #: Seconds between two looks at the server's load.
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 
 class Throttle:
@@ -29,7 +29,7 @@ class Throttle:
     """
 
     def __init__(
-        self, connection: Connection[Any], limits: Limits, on_pause: Callable[[str | None], None] = lambda _: None
+        self, connection: Connection[Any], limits: LoadLimits, on_pause: Callable[[str | None], None] = lambda _: None
     ) -> None:
         self._connection, self._limits, self._on_pause = connection, limits, on_pause
         self._row_limiter, self._byte_limiter = (
@@ -49,7 +49,7 @@ class Throttle:
             if not paused:
                 self._on_pause(reason)
             paused = True
-            time.sleep(LOOK_SECONDS)
+            time.sleep(CHECK_SECONDS)
             check()
         if paused:
             self._on_pause(None)
@@ -65,7 +65,7 @@ class Throttle:
                 self._row_limiter.seconds_to_wait(now := time.monotonic()), self._byte_limiter.seconds_to_wait(now)
             )
         ) > 0:
-            time.sleep(min(pause, LOOK_SECONDS))
+            time.sleep(min(pause, CHECK_SECONDS))
             check()
 
     def record_chunk(self, began: float, rows: int, size: int) -> None:
@@ -82,7 +82,7 @@ class Throttle:
         limits = self._limits
         if limits.threads_running is None and limits.replica_lag_seconds is None:
             return None
-        if time.monotonic() - self._last_check < LOOK_SECONDS:
+        if time.monotonic() - self._last_check < CHECK_SECONDS:
             return None
         threads = None if limits.threads_running is None else threads_running(self._connection)
         replica, lag = (False, None) if limits.replica_lag_seconds is None else replica_lag(self._connection)
@@ -94,7 +94,7 @@ class Throttle:
 
 def threads_running(connection: Connection[Any]) -> int:
     """How many threads of the server are at work, the one that asks included."""
-    return int(pairs(connection, "SHOW GLOBAL STATUS LIKE 'Threads_running'")["Threads_running"])
+    return int(query_pairs(connection, "SHOW GLOBAL STATUS LIKE 'Threads_running'")["Threads_running"])
 
 
 def replica_channels(connection: Connection[Any]) -> list[dict[str, str | None]]:
@@ -102,7 +102,7 @@ def replica_channels(connection: Connection[Any]) -> list[dict[str, str | None]]
 
     :raises NotReadyError: if the user may not look (``REPLICATION CLIENT``; on MariaDB ``REPLICA MONITOR``).
     """
-    return named(connection, product_of(connection).replica_status_sql)
+    return query_dicts(connection, product_of(connection).replica_status_sql)
 
 
 def replica_lag(connection: Connection[Any]) -> tuple[bool, int | None]:

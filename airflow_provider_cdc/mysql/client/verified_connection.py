@@ -14,7 +14,7 @@ import pymysql
 from pymysql.connections import Connection
 from pymysql.constants import CR
 
-from airflow_provider_cdc.config.tls import DISABLED, PREFERRED, SETTINGS, VERIFY_IDENTITY, Tls
+from airflow_provider_cdc.config.tls import DISABLED, PREFERRED, TLS_SETTINGS, VERIFY_IDENTITY, TlsSettings
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 else:
     _Connection = Connection
 
-_OWN_CA = (
+_SERVER_CA_HINT = (
     "MySQL keeps the authority that it creates itself as ca.pem in its data folder: use ssl_mode VERIFY_CA, since its "
     "certificate has no name"
 )
 
 
-class GuardedConnection(_Connection):
-    """Keyword arguments are those of ``pymysql.connect``; for TLS, :data:`~airflow_provider_cdc.config.tls.SETTINGS`.
+class VerifiedConnection(_Connection):
+    """Keyword arguments are those of ``pymysql.connect``; for TLS, :data:`~airflow_provider_cdc.config.tls.TLS_SETTINGS`.
 
     :raises NotReadyError: if the server is not what is demanded of it, or wants the password itself without a proof.
     """
@@ -37,9 +37,9 @@ class GuardedConnection(_Connection):
     _sock: Any
 
     def __init__(self, **args: Any) -> None:
-        self._address = where(args)
-        self._tls = Tls.from_settings(f"the connection to {self._address}", args)
-        plain = {name: value for name, value in args.items() if name not in (*SETTINGS, "local_infile")}
+        self._address = describe_address(args)
+        self._tls = TlsSettings.from_settings(f"the connection to {self._address}", args)
+        plain = {name: value for name, value in args.items() if name not in (*TLS_SETTINGS, "local_infile")}
         if isinstance(password := plain.get("password"), str):
             plain["password"] = password.encode()  # the driver would take Latin-1, which not every password is
         if self._tls.mode == DISABLED:
@@ -84,7 +84,7 @@ class GuardedConnection(_Connection):
     @property
     def password(self) -> bytes:
         """As the driver finds it when it answers the server."""
-        return self._password if self._is_trusted else _Sealed(self._password, self._address)
+        return self._password if self._is_trusted else _SealedPassword(self._password, self._address)
 
     @password.setter
     def password(self, value: bytes) -> None:
@@ -100,7 +100,7 @@ class GuardedConnection(_Connection):
                 raise NotReadyError(
                     f"the server at {self._address} does not prove its identity: certificate verify failed: "
                     f"{cause.verify_message.rstrip('.')} (ssl_mode {self._tls.mode})",
-                    f"Set ssl_ca to the authority that signed its certificate. {_OWN_CA}. ssl_mode REQUIRED gives up "
+                    f"Set ssl_ca to the authority that signed its certificate. {_SERVER_CA_HINT}. ssl_mode REQUIRED gives up "
                     "the check",
                 ) from None
             if error.args[0] == CR.CR_SSL_CONNECTION_ERROR:
@@ -122,12 +122,12 @@ class GuardedConnection(_Connection):
             ) from None
 
 
-class _Sealed(bytes):
+class _SealedPassword(bytes):
     """A password for digests only: every way in which the driver would send it begins with appending a zero to it."""
 
     _address: str
 
-    def __new__(cls, value: bytes, place: str) -> _Sealed:
+    def __new__(cls, value: bytes, place: str) -> _SealedPassword:
         sealed = super().__new__(cls, value)
         sealed._address = place
         return sealed
@@ -135,7 +135,7 @@ class _Sealed(bytes):
     def _refuse(self, *_: object) -> NoReturn:
         raise NotReadyError(
             f"the server at {self._address} asks for the password itself, and has not proved its identity",
-            f"Let it prove its identity: set ssl_ca to the authority that signed its certificate. {_OWN_CA}",
+            f"Let it prove its identity: set ssl_ca to the authority that signed its certificate. {_SERVER_CA_HINT}",
         )
 
     __add__ = __radd__ = __iter__ = __getitem__ = decode = join = _refuse  # type: ignore[assignment]
@@ -146,6 +146,6 @@ class _Sealed(bytes):
     __str__ = __repr__
 
 
-def where(args: Mapping[str, Any]) -> str:
+def describe_address(args: Mapping[str, Any]) -> str:
     """Host and port for messages."""
     return str(args.get("unix_socket") or f"{args.get('host', '127.0.0.1')}:{args.get('port', 3306)}")

@@ -14,13 +14,13 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.plan import Key, KeyValue
 from airflow_provider_cdc.model.schema import BINARY_TYPES, TEXT_TYPES, Column, TableSchema
-from airflow_provider_cdc.mysql.client.key_sql import literal, row_literal, time_text
-from airflow_provider_cdc.mysql.client.session import rows
+from airflow_provider_cdc.mysql.client.key_sql import format_time, key_literal, row_literal
+from airflow_provider_cdc.mysql.client.session import query_rows
 
 #: Characters (or bytes) behind the first one that differs that count.
-_DIGITS = 12
+_MAX_DIGITS = 12
 #: Characters that are tried between two.
-_LETTERS, _BEYOND_LATIN = 16, 0x250
+_LETTERS_BETWEEN, _BEYOND_LATIN = 16, 0x250
 _PRINTABLE = "".join(map(chr, range(32, 127)))
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
@@ -35,7 +35,9 @@ class Midpoints:
 
     def __init__(self, connection: Connection[Any], table: TableSchema) -> None:
         self._columns = table.key_columns
-        self._alphabets = [_Alphabet(connection, c) if c.data_type in TEXT_TYPES else None for c in self._columns]
+        self._alphabets = [
+            _CollationAlphabet(connection, c) if c.data_type in TEXT_TYPES else None for c in self._columns
+        ]
 
     def propose_cuts(self, ranges: Sequence[tuple[Key, Key]]) -> list[Key | None]:
         """A partial key for each pair of keys: the columns they have in common, then a value between the next ones.
@@ -45,34 +47,36 @@ class Midpoints:
         """
         for i, alphabet in enumerate(self._alphabets):
             if alphabet is not None:
-                alphabet.load_characters([(_decoded(low[i]), _decoded(high[i])) for low, high in ranges])
+                alphabet.load_characters(
+                    [(_decode_key_text(low[i]), _decode_key_text(high[i])) for low, high in ranges]
+                )
         return [self._propose_cut(low, high) for low, high in ranges]
 
     def _propose_cut(self, low: Key, high: Key) -> Key | None:
         for i, (column, alphabet) in enumerate(zip(self._columns, self._alphabets, strict=True)):
             if low[i] != high[i]:
-                middle = _of_text(alphabet, low[i], high[i]) if alphabet else _middle(column, low[i], high[i])
+                middle = _middle_text(alphabet, low[i], high[i]) if alphabet else _middle_value(column, low[i], high[i])
                 if middle is not None:
                     return (*low[:i], middle)
                 # Else the two may be one value in two spellings: the next column tells them apart.
         return None
 
 
-def _middle(column: Column, low: KeyValue, high: KeyValue) -> KeyValue | None:
+def _middle_value(column: Column, low: KeyValue, high: KeyValue) -> KeyValue | None:
     if column.data_type in BINARY_TYPES:
         first, last = bytes.fromhex(str(low)), bytes.fromhex(str(high))
         shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
         # A byte is a digit from 1 to 256, the end of the value is 0.
-        digits = _halfway([b + 1 for b in first[shared:]], [b + 1 for b in last[shared:]], 0, 257)
+        digits = _halfway_digits([b + 1 for b in first[shared:]], [b + 1 for b in last[shared:]], 0, 257)
         return None if digits is None else (first[:shared] + bytes(d - 1 for d in digits)).hex()
     try:
-        a, b = _number(column, low), _number(column, high)
-        return _value(column, (a + b + 1) // 2) if a < b else None
+        a, b = _to_number(column, low), _to_number(column, high)
+        return _from_number(column, (a + b + 1) // 2) if a < b else None
     except (ValueError, OverflowError):
         return None  # such as a zero date
 
 
-def _number(column: Column, value: KeyValue) -> int:
+def _to_number(column: Column, value: KeyValue) -> int:
     kind = column.data_type
     if kind == "decimal":
         return int(str(value).replace(".", ""))
@@ -89,7 +93,7 @@ def _number(column: Column, value: KeyValue) -> int:
     return int(value)
 
 
-def _value(column: Column, number: int) -> KeyValue:
+def _from_number(column: Column, number: int) -> KeyValue:
     kind, scale = column.data_type, column.scale or 0
     if kind == "decimal":
         digits = str(abs(number)).rjust(scale + 1, "0")
@@ -100,11 +104,11 @@ def _value(column: Column, number: int) -> KeyValue:
     if kind in {"datetime", "timestamp"}:
         return (_EPOCH + number * _MICROSECOND).isoformat(sep=" ", timespec="microseconds")
     if kind == "time":
-        return time_text(number)
+        return format_time(number)
     return number
 
 
-class _Alphabet:
+class _CollationAlphabet:
     """Characters in the order of a column's collation, as the server sorts them."""
 
     def __init__(self, connection: Connection[Any], column: Column) -> None:
@@ -121,9 +125,9 @@ class _Alphabet:
             return
         letters = sorted(needed | self._ranks.keys())
         value_rows = ", ".join(
-            row_literal(f"{i}, {literal(self._column, c.encode().hex())}") for i, c in enumerate(letters)
+            row_literal(f"{i}, {key_literal(self._column, c.encode().hex())}") for i, c in enumerate(letters)
         )
-        ranked = rows(
+        ranked = query_rows(
             self._connection, f"WITH a (n, c) AS (VALUES {value_rows}) SELECT n, DENSE_RANK() OVER (ORDER BY c) FROM a"
         )
         self._ranks = {letters[int(str(n))]: int(str(rank)) for n, rank in ranked}
@@ -148,7 +152,7 @@ class _Alphabet:
         return "".join(self._by_rank[d] for d in digits)
 
 
-def _decoded(value: KeyValue) -> str:
+def _decode_key_text(value: KeyValue) -> str:
     return bytes.fromhex(str(value)).decode("utf-8", "replace")
 
 
@@ -156,36 +160,36 @@ def _between_letters(a: str, b: str) -> str:
     """Some characters between two, by their numbers. Those of Latin scripts are not guessed: some sort as several."""
     low, high = sorted((ord(a), ord(b)))
     first = max(low, _BEYOND_LATIN)
-    step = max(1, (high - first) // _LETTERS)
+    step = max(1, (high - first) // _LETTERS_BETWEEN)
     return "".join(chr(n) for n in range(first, high, step) if not 0xD800 <= n < 0xE000)
 
 
-def _of_text(alphabet: _Alphabet, low: KeyValue, high: KeyValue) -> KeyValue | None:
-    first, last = _decoded(low), _decoded(high)
+def _middle_text(alphabet: _CollationAlphabet, low: KeyValue, high: KeyValue) -> KeyValue | None:
+    first, last = _decode_key_text(low), _decode_key_text(high)
     a, b = alphabet.digits(first), alphabet.digits(last)
     shared = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    digits = _halfway(a[shared:], b[shared:], alphabet.end, alphabet.base)
+    digits = _halfway_digits(a[shared:], b[shared:], alphabet.end, alphabet.base)
     return None if digits is None else (first[:shared] + alphabet.text(digits)).encode().hex()
 
 
-def _halfway(low: Sequence[int], high: Sequence[int], end: int, base: int) -> list[int] | None:
+def _halfway_digits(low: Sequence[int], high: Sequence[int], end: int, base: int) -> list[int] | None:
     """The number half-way between two numbers of :data:`_DIGITS` digits; ``None`` if the first is not the lower one."""
-    a, b = _number_of(low, end, base), _number_of(high, end, base)
+    a, b = _digits_to_number(low, end, base), _digits_to_number(high, end, base)
     if a >= b:
         return None
     number, digits = (a + b + 1) // 2, list[int]()
-    for _ in range(_DIGITS):
+    for _ in range(_MAX_DIGITS):
         number, digit = divmod(number, base)
         digits.insert(0, digit)
     # 0 is the digit of no character, and nothing follows the end.
-    stop = next((i for i, digit in enumerate(digits) if digit in (0, end)), _DIGITS)
+    stop = next((i for i, digit in enumerate(digits) if digit in (0, end)), _MAX_DIGITS)
     leading_digits = digits[:stop]
     # Nothing that can be written lies between: the higher one itself is where to cut.
-    return leading_digits if _number_of(leading_digits, end, base) > a else list(high[:_DIGITS])
+    return leading_digits if _digits_to_number(leading_digits, end, base) > a else list(high[:_MAX_DIGITS])
 
 
-def _number_of(digits: Sequence[int], end: int, base: int) -> int:
+def _digits_to_number(digits: Sequence[int], end: int, base: int) -> int:
     number = 0
-    for digit in [*digits[:_DIGITS], *[end] * (_DIGITS - len(digits))]:
+    for digit in [*digits[:_MAX_DIGITS], *[end] * (_MAX_DIGITS - len(digits))]:
         number = number * base + digit
     return number

@@ -13,15 +13,17 @@ import pyarrow.compute as pc
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.plan import Chunk, Key
-from airflow_provider_cdc.model.schema import SEQ, TableSchema
-from airflow_provider_cdc.mysql.client.key_sql import keys_of, passed
-from airflow_provider_cdc.mysql.client.session import rows
+from airflow_provider_cdc.model.schema import SEQ_COLUMN, TableSchema
+from airflow_provider_cdc.mysql.client.key_sql import count_passed_bounds, keys_of
+from airflow_provider_cdc.mysql.client.session import query_rows
 
 #: Keys, and bounds of chunks, in one statement: each of the ones is compared with each of the others.
-_KEYS_A_QUERY, _BOUNDS_A_QUERY = 2000, 32
+_KEYS_PER_QUERY, _BOUNDS_PER_QUERY = 2000, 32
 
 
-def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]) -> list[int]:
+def find_owning_chunks(
+    connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]
+) -> list[int]:
     """Index of the owning chunk of each key, -1 for the virtual chunks below the smallest and above the largest key.
 
     Integers are compared here, exactly; keys of every other type are compared with the bounds by the server.
@@ -36,11 +38,13 @@ def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chu
         ends = [int(c.upper[0]) + c.includes_upper for c in chunks]
         chunk_indexes = [bisect_right(lowers, int(key[0])) - 1 for key in keys]
         return [i if i >= 0 and int(key[0]) < ends[i] else -1 for i, key in zip(chunk_indexes, keys, strict=True)]
-    key_batches = (keys[start : start + _KEYS_A_QUERY] for start in range(0, len(keys), _KEYS_A_QUERY))
-    return [i for some in key_batches for i in _narrowed(connection, table, chunks, some)]
+    key_batches = (keys[start : start + _KEYS_PER_QUERY] for start in range(0, len(keys), _KEYS_PER_QUERY))
+    return [i for some in key_batches for i in _find_owners(connection, table, chunks, some)]
 
 
-def owned(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], rows: pa.Table) -> pa.Array:
+def mask_owned_rows(
+    connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], rows: pa.Table
+) -> pa.Array:
     """Mask of the rows whose keys some chunks own.
 
     :param chunks: as in :func:`owners`.
@@ -51,7 +55,9 @@ def owned(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chun
         or not pa.types.is_integer(rows.schema.field(table.integer_key_column).type)
         or not chunks
     ):
-        return pa.array([i >= 0 for i in owners(connection, table, chunks, keys_of(table, rows))], pa.bool_())
+        return pa.array(
+            [i >= 0 for i in find_owning_chunks(connection, table, chunks, keys_of(table, rows))], pa.bool_()
+        )
     keys = rows[table.integer_key_column].to_numpy().astype(np.int64, copy=False)
     lowers, uppers = (
         np.array([int(end[0]) for end in ends]) for ends in ([c.lower for c in chunks], [c.upper for c in chunks])
@@ -61,35 +67,37 @@ def owned(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chun
     return pa.array((at >= 0) & ((keys < uppers[at]) | (closed[at] & (keys == uppers[at]))))
 
 
-def _narrowed(
+def _find_owners(
     connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]
 ) -> list[int]:
     """Like :func:`_ranked`, for any number of chunks: a statement with all bounds would compare far too much.
 
     First among runs of neighbours, then among the chunks of those runs that hold a key.
     """
-    if len(chunks) <= _BOUNDS_A_QUERY:
-        return _ranked(connection, table, chunks, keys)
-    size = -(-len(chunks) // _BOUNDS_A_QUERY)
+    if len(chunks) <= _BOUNDS_PER_QUERY:
+        return _compare_with_bounds(connection, table, chunks, keys)
+    size = -(-len(chunks) // _BOUNDS_PER_QUERY)
     runs = [chunks[i : i + size] for i in range(0, len(chunks), size)]
     spans = [replace(run[0], upper=run[-1].upper, includes_upper=run[-1].includes_upper) for run in runs]
     keys_by_run: dict[int, list[int]] = {}
-    for i, run in enumerate(_narrowed(connection, table, spans, keys)):
+    for i, run in enumerate(_find_owners(connection, table, spans, keys)):
         keys_by_run.setdefault(run, []).append(i)
     owner_indexes = [-1] * len(keys)
     wanted = sorted(keys_by_run.keys() - {-1})
-    for start in range(0, len(wanted), max(1, _BOUNDS_A_QUERY // size)):
-        together = wanted[start : start + max(1, _BOUNDS_A_QUERY // size)]
+    for start in range(0, len(wanted), max(1, _BOUNDS_PER_QUERY // size)):
+        together = wanted[start : start + max(1, _BOUNDS_PER_QUERY // size)]
         numbers = [run * size + i for run in together for i in range(len(runs[run]))]
         key_numbers = [i for run in together for i in keys_by_run[run]]
         # Runs between these hold none of the keys, so what counts is how many of the bounds a key has passed.
-        ranks = _ranked(connection, table, [chunks[n] for n in numbers], [keys[i] for i in key_numbers])
+        ranks = _compare_with_bounds(connection, table, [chunks[n] for n in numbers], [keys[i] for i in key_numbers])
         for i, rank in zip(key_numbers, ranks, strict=True):
             owner_indexes[i] = numbers[rank] if rank >= 0 else -1
     return owner_indexes
 
 
-def _ranked(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]) -> list[int]:
+def _compare_with_bounds(
+    connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]
+) -> list[int]:
     bounds, owner = list[tuple[Key, bool]](), [-1]
     for i, chunk in enumerate(chunks):
         bounds.append((chunk.lower, False))
@@ -100,12 +108,12 @@ def _ranked(connection: Connection[Any], table: TableSchema, chunks: Sequence[Ch
             bounds.append((chunk.upper, chunk.includes_upper))
             owner.append(-1)
     owner_indexes = [-1] * len(keys)
-    for number, count in rows(connection, passed(table, keys, bounds)):
+    for number, count in query_rows(connection, count_passed_bounds(table, keys, bounds)):
         owner_indexes[int(str(number))] = owner[int(str(count))]
     return owner_indexes
 
 
-def uncovered(
+def changes_after_snapshot(
     connection: Connection[Any],
     table: TableSchema,
     chunks: Sequence[Chunk],
@@ -121,9 +129,9 @@ def uncovered(
     :param changes: changes in binlog order.
     """
     newest = max([p0, *high_watermarks])
-    if changes.num_rows == 0 or pc.min(changes[SEQ]).as_py() > newest:
+    if changes.num_rows == 0 or pc.min(changes[SEQ_COLUMN]).as_py() > newest:
         return changes
     marks = [*high_watermarks, p0]  # index -1 is the virtual chunks'
-    chunk_indexes = owners(connection, table, chunks, keys_of(table, changes))
+    chunk_indexes = find_owning_chunks(connection, table, chunks, keys_of(table, changes))
     watermark_by_row = pa.array([marks[i] for i in chunk_indexes], pa.int64())
-    return changes.filter(pc.greater(changes[SEQ], watermark_by_row))
+    return changes.filter(pc.greater(changes[SEQ_COLUMN], watermark_by_row))

@@ -11,48 +11,48 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Offset, Position, split_file
-from airflow_provider_cdc.model.start_mode import FIRST_POSITION
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.event_types import BEGINS, FORMAT_DESCRIPTION
-from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
+from airflow_provider_cdc.mysql.binlog.events.event_types import FORMAT_DESCRIPTION, TRANSACTION_STARTS
+from airflow_provider_cdc.mysql.binlog.events.gtid_event import parse_gtid_event
 from airflow_provider_cdc.mysql.client.identity import binlog_end, is_mariadb
 from airflow_provider_cdc.mysql.client.key_sql import text_literal
-from airflow_provider_cdc.mysql.client.session import pairs, rows, value
+from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows, query_value
 
 #: Opens a binlog stream at a position.
-OpenAt = Callable[[Position], BinlogStream]
+OpenStreamAt = Callable[[Position], BinlogStream]
 
 
-def binlog_files(connection: Connection[Any]) -> list[str]:
+def list_binlog_files(connection: Connection[Any]) -> list[str]:
     """Names of the binlog files that the server has, the oldest first."""
     return list(binlog_sizes(connection))
 
 
 def binlog_sizes(connection: Connection[Any]) -> dict[str, int]:
     """Likewise, each with its size in bytes."""
-    return {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
+    return {str(row[0]): int(row[1] or 0) for row in query_rows(connection, "SHOW BINARY LOGS")}
 
 
-def are_renamed(connection: Connection[Any], at: Position) -> bool:
+def are_files_renamed(connection: Connection[Any], at: Position) -> bool:
     """Whether the server has binlog files, and all have another name than that of a position, but for the number."""
-    series, files = split_file(at.file)[0], binlog_files(connection)
+    series, files = split_file(at.file)[0], list_binlog_files(connection)
     return bool(files) and all(split_file(file)[0] != series for file in files)
 
 
-def expire_seconds(connection: Connection[Any]) -> float | None:
+def binlog_expire_seconds(connection: Connection[Any]) -> float | None:
     """Seconds that the server's settings keep a binlog file after its end; ``None`` for ever."""
-    variables = pairs(connection, "SHOW GLOBAL VARIABLES LIKE 'binlog_expire_logs%'")
+    variables = query_pairs(connection, "SHOW GLOBAL VARIABLES LIKE 'binlog_expire_logs%'")
     seconds = float(variables.get("binlog_expire_logs_seconds", 0))
     return seconds if seconds > 0 and variables.get("binlog_expire_logs_auto_purge", "ON") == "ON" else None
 
 
-def table_sizes(connection: Connection[Any], tables: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
+def estimate_table_sizes(connection: Connection[Any], tables: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
     """Rows and bytes of tables, by the server's statistics; one query.
 
     :param tables: (database, name) of each.
     """
     wanted = set(tables)
-    catalog_rows = rows(
+    catalog_rows = query_rows(
         connection,
         "SELECT table_schema, table_name, table_rows, data_length FROM information_schema.tables "
         f"WHERE table_schema IN ({', '.join(text_literal(d) for d in sorted({d for d, _ in wanted})) or 'NULL'})",
@@ -62,10 +62,10 @@ def table_sizes(connection: Connection[Any], tables: Iterable[tuple[str, str]]) 
 
 def server_time(connection: Connection[Any]) -> float:
     """The server's clock in seconds since the epoch: files are as old as *it* says."""
-    return float(value(connection, "SELECT UNIX_TIMESTAMP(NOW(6))") or 0)
+    return float(query_value(connection, "SELECT UNIX_TIMESTAMP(NOW(6))") or 0)
 
 
-def open_to_end(args: Mapping[str, Any], server_id: int, replica_uuid: str, at: Position) -> BinlogStream:
+def open_stream_to_end(args: Mapping[str, Any], server_id: int, replica_uuid: str, at: Position) -> BinlogStream:
     """A binlog stream from a position on that ends where the binlog ends.
 
     :param args: pymysql.connect keyword arguments.
@@ -76,27 +76,27 @@ def open_to_end(args: Mapping[str, Any], server_id: int, replica_uuid: str, at: 
     )
 
 
-def file_began(open_at: OpenAt, file: str) -> float | None:
+def file_start_time(open_at: OpenStreamAt, file: str) -> float | None:
     """When a binlog file was begun, by the server's clock: the time of its first event.
 
     :param open_at: opens a stream that ends where the binlog ends.
     """
-    began = with_beginning(Offset("", Position(file, FIRST_POSITION), ""), open_at).file_start_time
+    began = with_file_start_time(Offset("", Position(file, FIRST_EVENT_POSITION), ""), open_at).file_start_time
     return float(began) if began else None
 
 
-def with_beginning(offset: Offset, open_at: OpenAt) -> Offset:
+def with_file_start_time(offset: Offset, open_at: OpenStreamAt) -> Offset:
     """An offset with the time at which its file was begun; if it has one, that is compared.
 
     :raises OtherHistoryError: if the file was begun at another time.
     """
-    with closing(open_at(Position(offset.at.file, FIRST_POSITION))) as stream:
+    with closing(open_at(Position(offset.at.file, FIRST_EVENT_POSITION))) as stream:
         stream.expect_file_starts({offset.at.file: offset.file_start_time} if offset.file_start_time else {})
         next((event for event in stream if event.type == FORMAT_DESCRIPTION), None)
         return replace(offset, file_start_time=stream.file_start_times.get(offset.at.file, 0))
 
 
-def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenAt) -> Offset:
+def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> Offset:
     """An offset whose GTIDs were asked for after its position, without those that stand behind it (MySQL)."""
     if not offset.gtid_set or is_mariadb(connection):
         return offset
@@ -105,8 +105,8 @@ def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenA
         return offset
     with closing(open_at(offset.at)) as stream:
         for event in stream:
-            if event.type in BEGINS:
-                later_gtids.append(read_gtid(event).gtid)
+            if event.type in TRANSACTION_STARTS:
+                later_gtids.append(parse_gtid_event(event).gtid)
             if end <= Position(event.file, event.position):
                 break
     exact = GtidSet.parse(offset.gtid_set).subtract(GtidSet().with_all(filter(None, later_gtids)))

@@ -14,26 +14,26 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import CdcError, PurgedError, TerminalError, TransientError
-from airflow_provider_cdc.model.gtid import GtidSet, MariadbPosition, kind_of
+from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition, gtid_class_of
 from airflow_provider_cdc.model.offset import Offset
-from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
-from airflow_provider_cdc.mysql.client.identity import identity, is_mariadb, same_server
-from airflow_provider_cdc.mysql.client.session import rows
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, are_renamed, with_beginning
-from airflow_provider_cdc.mysql.positions.start import Place, PlaceFinder
+from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
+from airflow_provider_cdc.mysql.client.identity import check_same_server, is_mariadb, server_identity
+from airflow_provider_cdc.mysql.client.session import query_rows
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, are_files_renamed, with_file_start_time
+from airflow_provider_cdc.mysql.positions.start import BinlogPoint, PositionFinder
 
 #: Seconds to wait for a server that is about to have all transactions.
-_SECONDS = 10.0
-_FRESH = "start with a fresh sink.path (or remove the old one)"
+_WAIT_SECONDS = 10.0
+_FRESH_SINK_REMEDY = "start with a fresh sink.path (or remove the old one)"
 
 
-def is_elsewhere(connection: Connection[Any], offset: Offset) -> bool:
+def is_other_server(connection: Connection[Any], offset: Offset) -> bool:
     """Whether positions of an offset mean nothing at the server that the connection reaches."""
-    return identity(connection) != offset.server or are_renamed(connection, offset.at)
+    return server_identity(connection) != offset.server or are_files_renamed(connection, offset.at)
 
 
-def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> Offset:
+def fail_over(connection: Connection[Any], open_at: OpenStreamAt, offset: Offset) -> Offset:
     """The offset at this server that stands for the same transactions.
 
     It is the last place before which is nothing that ``offset`` lacks. What ``offset`` has and stands behind it is in
@@ -45,45 +45,49 @@ def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> O
     :raises TerminalError: if it cannot be proved that it is the same database, or it has purged what comes next.
     :raises PurgedError: in their place, if it is the same server, whose binlog files have got another name.
     """
-    server = identity(connection)
+    server = server_identity(connection)
     try:
-        return _taken_over(connection, server, open_at, offset)
+        return _fail_over(connection, server, open_at, offset)
     except TerminalError as error:
         if server != offset.server or type(error) is not TerminalError:
             raise
         raise PurgedError(
             f"the binlog position {offset.at} is no longer on the server, whose files have another name, and GTIDs do "
             f"not tell where to go on: {error.message}",
-            _FRESH.capitalize(),
+            _FRESH_SINK_REMEDY.capitalize(),
         ) from None
 
 
-def _taken_over(connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset) -> Offset:
-    if not (offset.gtid_set and kind_of(server) is kind_of(offset.server) and _has_gtids(connection)):
-        same_server(server, offset.server)
-        raise TerminalError("transactions have no GTIDs, or had none", _FRESH)
-    for xid, at in map(parse_entry, offset.open_xa):
+def _fail_over(connection: Connection[Any], server: str, open_at: OpenStreamAt, offset: Offset) -> Offset:
+    if not (offset.gtid_set and gtid_class_of(server) is gtid_class_of(offset.server) and _has_gtids(connection)):
+        check_same_server(server, offset.server)
+        raise TerminalError("transactions have no GTIDs, or had none", _FRESH_SINK_REMEDY)
+    for xid, at in map(parse_xa_entry, offset.open_xa):
         if at is not None:
             raise TerminalError(
                 f"XA transaction {xid} is open, and only the binlog of server {offset.server} has its rows, at {at}",
-                f"Point the connection to that server until it has ended, or {_FRESH}",
+                f"Point the connection to that server until it has ended, or {_FRESH_SINK_REMEDY}",
             )
-    place, already_applied = (_in_domains if is_mariadb(connection) else _in_sets)(connection, server, open_at, offset)
+    place, already_applied = (_find_by_domains if is_mariadb(connection) else _find_by_gtid_set)(
+        connection, server, open_at, offset
+    )
     # Those without captured rows may have been prepared in a file before the one that was read.
-    xa = {parse_entry(text)[0]: text for text in offset.open_xa} | place.open_xa
+    xa = {parse_xa_entry(text)[0]: text for text in offset.open_xa} | place.open_xa
     xas, numbered = tuple(sorted(xa.values())), not is_mariadb(connection)
     new_offset = Offset(server, place.position, str(place.gtids), xas, str(already_applied), gtid_mode_on=numbered)
-    return with_beginning(new_offset, open_at)
+    return with_file_start_time(new_offset, open_at)
 
 
 def _has_gtids(connection: Connection[Any]) -> bool:
-    return is_mariadb(connection) or rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
+    return is_mariadb(connection) or query_rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
 
 
 # ------------------------------------------------------------ MySQL: sets
 
 
-def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset) -> tuple[Place, GtidSet]:
+def _find_by_gtid_set(
+    connection: Connection[Any], server: str, open_at: OpenStreamAt, offset: Offset
+) -> tuple[BinlogPoint, GtidSet]:
     wanted = GtidSet.parse(offset.gtid_set).union(GtidSet.parse(offset.already_applied))
     if not offset.gtid_mode_on:
         raise TerminalError(
@@ -91,10 +95,10 @@ def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: 
             "known to be "
             f"ON where the stream stands: whether server {server} has them cannot be known",
             f"Point the connection to the previous server until the stream has reached its end with gtid_mode=ON, or "
-            f"{_FRESH}",
+            f"{_FRESH_SINK_REMEDY}",
         )
-    _has_all(connection, server, wanted, offset)
-    finder = PlaceFinder(connection, open_at)
+    _wait_for_gtids(connection, server, wanted, offset)
+    finder = PositionFinder(connection, open_at)
     file = finder.newest_file_before(wanted)
     assert file is not None  # nothing else was purged
     # What has no GTID the server does not hand out while its gtid_mode is ON.
@@ -105,68 +109,70 @@ def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: 
     return place, wanted.subtract(place.gtids)
 
 
-def _has_all(connection: Connection[Any], server: str, wanted: GtidSet, offset: Offset) -> None:
-    end = time.monotonic() + _SECONDS
+def _wait_for_gtids(connection: Connection[Any], server: str, wanted: GtidSet, offset: Offset) -> None:
+    end = time.monotonic() + _WAIT_SECONDS
     while True:
-        executed, purged = rows(connection, "SELECT @@global.gtid_executed, @@global.gtid_purged")[0]
+        executed, purged = query_rows(connection, "SELECT @@global.gtid_executed, @@global.gtid_purged")[0]
         missing = wanted.subtract(GtidSet.parse(executed or ""))
         if not missing or time.monotonic() > end:
             break
         time.sleep(0.2)
     if missing:
-        raise _not_yet(server, offset)(
+        raise _missing_gtids_error(server, offset)(
             f"the connection reaches server {server} now, which has not executed {missing}, which the copy holds",
-            f"Run again when it has caught up; if it never will, the copy holds what it does not: {_FRESH}",
+            f"Run again when it has caught up; if it never will, the copy holds what it does not: {_FRESH_SINK_REMEDY}",
         )
     if gap := GtidSet.parse(purged or "").subtract(wanted):
         raise TerminalError(
             f"the connection reaches server {server} now, which has purged {gap}, which was never read",
-            f"Point the connection to a server that still has them in its binlog, or {_FRESH}",
+            f"Point the connection to a server that still has them in its binlog, or {_FRESH_SINK_REMEDY}",
         )
 
 
 # ------------------------------------------------------------ MariaDB: an order in each domain
 
 
-def _in_domains(
-    connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset
-) -> tuple[Place, MariadbPosition]:
+def _find_by_domains(
+    connection: Connection[Any], server: str, open_at: OpenStreamAt, offset: Offset
+) -> tuple[BinlogPoint, MariadbGtidPosition]:
     """What the offset has is told by the newest GTID of each domain; so the order in a domain must be the same."""
-    wanted = MariadbPosition.parse(f"{offset.gtid_set},{offset.already_applied}")  # the newer ones come last, and count
-    if rows(connection, "SELECT @@global.gtid_strict_mode")[0][0] != "1":
+    wanted = MariadbGtidPosition.parse(
+        f"{offset.gtid_set},{offset.already_applied}"
+    )  # the newer ones come last, and count
+    if query_rows(connection, "SELECT @@global.gtid_strict_mode")[0][0] != "1":
         raise TerminalError(
             f"the connection reaches server {server} now, where gtid_strict_mode is OFF: nothing proves that it ran "
             "the transactions of a domain in the order of the server before it",
             "If nobody but replication wrote to it while it was a replica, SET GLOBAL gtid_strict_mode = ON and run "
-            f"again; otherwise {_FRESH}",
+            f"again; otherwise {_FRESH_SINK_REMEDY}",
         )
-    _has_domains(connection, server, wanted, offset)
-    finder = PlaceFinder(connection, open_at)
+    _wait_for_domains(connection, server, wanted, offset)
+    finder = PositionFinder(connection, open_at)
     file = finder.newest_file_before(wanted)
     if file is None:
         first = finder.file_start(finder.files[0]).gtids
         raise TerminalError(
             f"the connection reaches server {server} now, whose binlog begins after {first}; the copy ends at "
             f"{wanted}, and what lies in between was never read",
-            f"Point the connection to a server that still has it in its binlog, or {_FRESH}",
+            f"Point the connection to a server that still has it in its binlog, or {_FRESH_SINK_REMEDY}",
         )
-    first_missing: Place | None = None
+    first_missing: BinlogPoint | None = None
     reached_domains = set[int]()
 
-    def meet(place: Place) -> None:
-        assert isinstance(place.gtids, MariadbPosition)
+    def meet(place: BinlogPoint) -> None:
+        assert isinstance(place.gtids, MariadbGtidPosition)
         for domain, newest in wanted.newest.items():
             reached = place.gtids.newest.get(domain, (0, 0))
             if reached == newest:
                 reached_domains.add(domain)
             elif reached[1] >= newest[1] and domain not in reached_domains:
                 raise TerminalError(
-                    f"the connection reaches server {server} now, which ran {_gtid(domain, reached)}, and never "
-                    f"{_gtid(domain, newest)}, which the copy holds",
-                    f"Point the connection to a server that did, or {_FRESH}",
+                    f"the connection reaches server {server} now, which ran {_format_gtid(domain, reached)}, and never "
+                    f"{_format_gtid(domain, newest)}, which the copy holds",
+                    f"Point the connection to a server that did, or {_FRESH_SINK_REMEDY}",
                 )
 
-    def is_over(place: Place, item: Transaction | Reached) -> bool:
+    def is_over(place: BinlogPoint, item: Transaction | ReachedPosition) -> bool:
         nonlocal first_missing
         meet(place)
         if isinstance(item, Transaction):
@@ -174,7 +180,7 @@ def _in_domains(
                 raise TerminalError(
                     f"the connection reaches server {server} now, where {item.gtid} comes after {place.gtids}, at "
                     f"{item.file}:{item.start_position}",
-                    f"Its binlog has no order that GTIDs show: {_FRESH}",
+                    f"Its binlog has no order that GTIDs show: {_FRESH_SINK_REMEDY}",
                 )
             if first_missing is None and item.gtid not in wanted:
                 first_missing = replace(place, open_xa=dict(place.open_xa))
@@ -184,28 +190,30 @@ def _in_domains(
     meet(end)
     assert len(reached_domains) == len(wanted.newest)  # it has them all, and each was met where it is
     place = first_missing or end
-    assert isinstance(place.gtids, MariadbPosition)
-    return place, MariadbPosition({d: at for d, at in wanted.newest.items() if _gtid(d, at) not in place.gtids})
+    assert isinstance(place.gtids, MariadbGtidPosition)
+    return place, MariadbGtidPosition(
+        {d: at for d, at in wanted.newest.items() if _format_gtid(d, at) not in place.gtids}
+    )
 
 
-def _gtid(domain: int, newest: tuple[int, int]) -> str:
+def _format_gtid(domain: int, newest: tuple[int, int]) -> str:
     return f"{domain}-{newest[0]}-{newest[1]}"
 
 
-def _not_yet(server: str, offset: Offset) -> type[CdcError]:
+def _missing_gtids_error(server: str, offset: Offset) -> type[CdcError]:
     """What to raise of a server that lacks transactions: another one may get them."""
     return TerminalError if server == offset.server else TransientError
 
 
-def _has_domains(connection: Connection[Any], server: str, wanted: MariadbPosition, offset: Offset) -> None:
-    end = time.monotonic() + _SECONDS
+def _wait_for_domains(connection: Connection[Any], server: str, wanted: MariadbGtidPosition, offset: Offset) -> None:
+    end = time.monotonic() + _WAIT_SECONDS
     while True:
-        logged = MariadbPosition.parse(rows(connection, "SELECT @@global.gtid_binlog_pos")[0][0] or "")
+        logged = MariadbGtidPosition.parse(query_rows(connection, "SELECT @@global.gtid_binlog_pos")[0][0] or "")
         if wanted.issubset(logged):
             return
         if time.monotonic() > end:
-            raise _not_yet(server, offset)(
+            raise _missing_gtids_error(server, offset)(
                 f"the connection reaches server {server} now, whose binlog ends at {logged}, and the copy at {wanted}",
-                f"Run again when it has caught up (it needs log_slave_updates); if it never will, {_FRESH}",
+                f"Run again when it has caught up (it needs log_slave_updates); if it never will, {_FRESH_SINK_REMEDY}",
             )
         time.sleep(0.2)

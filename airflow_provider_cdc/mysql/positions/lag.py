@@ -8,22 +8,22 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.mysql.binlog.events.event_types import BEGINS
-from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
-from airflow_provider_cdc.mysql.client.session import rows
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt
+from airflow_provider_cdc.mysql.binlog.events.event_types import TRANSACTION_STARTS
+from airflow_provider_cdc.mysql.binlog.events.gtid_event import parse_gtid_event
+from airflow_provider_cdc.mysql.client.session import query_rows
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt
 
 
 def unread_bytes(connection: Connection[Any], at: Position) -> int | None:
     """Bytes of binlog behind a position; ``None`` if its file is not on the server."""
-    sizes = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
+    sizes = {str(row[0]): int(row[1] or 0) for row in query_rows(connection, "SHOW BINARY LOGS")}
     if at.file not in sizes:
         return None
     later = list(sizes)[list(sizes).index(at.file) :]
     return max(0, sum(sizes[file] for file in later) - at.position)
 
 
-def oldest_unread(open_at: OpenAt, at: Position) -> float | None:
+def oldest_unread_commit(open_at: OpenStreamAt, at: Position) -> float | None:
     """When the first transaction behind a position was committed; ``None`` if there is none.
 
     Only its first event is read, whatever its size.
@@ -34,6 +34,6 @@ def oldest_unread(open_at: OpenAt, at: Position) -> float | None:
     """
     with closing(open_at(at)) as stream:
         for event in stream:
-            if event.type in BEGINS:
-                return read_gtid(event).commit_us / 1e6
+            if event.type in TRANSACTION_STARTS:
+                return parse_gtid_event(event).commit_us / 1e6
     return None

@@ -9,23 +9,23 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.definitions import CapturedTables
 from airflow_provider_cdc.model.errors import UnknownPrepareError
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import entry, read_prepared
+from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry, read_prepared_rows
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 
 #: Where the first event of a file stands.
-_HEAD = 4
+_FIRST_EVENT = 4
 _LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 _FRESH = "Its rows are missing: start with a fresh sink.path (or remove the old one) and run again"
 
 
-class LookBack:
+class XaLookback:
     """Finds XA transactions that are prepared at a place.
 
     Files are walked from their beginning to the place, or to their end, the newest first; each once, and none before
@@ -42,7 +42,7 @@ class LookBack:
         at: Position,
         files: Callable[[], Mapping[str, int]],
         open_at: Callable[[Position], BinlogStream],
-        captured: Captured,
+        captured: CapturedTables,
         remedy: str = _FRESH,
     ) -> None:
         self.position, self._files, self._open_at, self._captured, self._remedy = at, files, open_at, captured, remedy
@@ -62,15 +62,15 @@ class LookBack:
                 "is no longer in the binlog (or was prepared with sql_log_bin=0)",
                 self._remedy,
             )
-        return read_prepared([entry(xid, place)], self._open_at, self._captured)[xid]
+        return read_prepared_rows([format_xa_entry(xid, place)], self._open_at, self._captured)[xid]
 
     def offset_entry(self, xid: str) -> str | None:
         """How an offset at the place lists an XA transaction; ``None`` if the binlog does not say that it is open."""
         place = self.prepare_position(xid)
         if place is None:
             return None
-        has_rows = read_prepared([entry(xid, place)], self._open_at, self._captured)[xid]
-        return entry(xid, place if has_rows else None)
+        has_rows = read_prepared_rows([format_xa_entry(xid, place)], self._open_at, self._captured)[xid]
+        return format_xa_entry(xid, place if has_rows else None)
 
     def prepare_position(self, xid: str) -> Position | None:
         """Where an XA transaction begins that is prepared at the place."""
@@ -89,8 +89,8 @@ class LookBack:
         )
 
         prepared, ended = dict[str, Position | None](), dict[str, Position | None]()
-        with closing(BinlogReader(self._open_at, {}, Lineage("", file), count_only=True)) as binlog:
-            for step in binlog.steps(Position(file, _HEAD), high):
+        with closing(BinlogReader(self._open_at, {}, Timeline("", file), count_only=True)) as binlog:
+            for step in binlog.steps(Position(file, _FIRST_EVENT), high):
                 if (item := step.transaction) is None:
                     continue
                 if item.xa_prepared is not None:
@@ -100,8 +100,10 @@ class LookBack:
         return ended | prepared
 
 
-def look_back(connect_args: Mapping[str, Any], server: str, captured: Captured, at: Position) -> LookBack:
-    """A :class:`LookBack` with connections of its own, as any number of readers may need at any time.
+def make_xa_lookback(
+    connect_args: Mapping[str, Any], server: str, captured: CapturedTables, at: Position
+) -> XaLookback:
+    """A :class:`XaLookback` with connections of its own, as any number of readers may need at any time.
 
     :param connect_args: pymysql.connect keyword arguments.
     :param server: identity of the server.
@@ -111,10 +113,10 @@ def look_back(connect_args: Mapping[str, Any], server: str, captured: Captured, 
         with closing(connect(connect_args)) as connection:
             return binlog_sizes(connection)
 
-    return LookBack(at, files, partial(_open_beside, connect_args, server), captured)
+    return XaLookback(at, files, partial(_open_with_random_id, connect_args, server), captured)
 
 
-def _open_beside(connect_args: Mapping[str, Any], server: str, at: Position) -> BinlogStream:
+def _open_with_random_id(connect_args: Mapping[str, Any], server: str, at: Position) -> BinlogStream:
     """A binlog stream from a position on, under a replication server id by chance: no other reader is thrown out."""
     return BinlogStream(
         connect_args,

@@ -10,20 +10,20 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.mysql.client.identity import open_xa
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, binlog_sizes
-from airflow_provider_cdc.mysql.positions.lookback import LookBack
-from airflow_provider_cdc.mysql.positions.watermark import low_watermark, wait_for
+from airflow_provider_cdc.mysql.client.identity import open_xa_transactions
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, binlog_sizes
+from airflow_provider_cdc.mysql.positions.lookback import XaLookback
+from airflow_provider_cdc.mysql.positions.watermark import take_low_watermark, wait_until_gone
 
 #: Seconds to wait for open XA transactions to end.
 _XA_SECONDS = 10
 
 
-def p0_now(connection: Connection[Any], server: str | None = None) -> tuple[Offset, frozenset[str]]:
+def take_p0(connection: Connection[Any], server: str | None = None) -> tuple[Offset, frozenset[str]]:
     """P0: a low watermark, taken when the XA transactions that were open before it have ended, if they do so soon.
 
     Rows of those that are open at P0 stand before it in the binlog: the stream looks back for them when they end. After
@@ -32,12 +32,14 @@ def p0_now(connection: Connection[Any], server: str | None = None) -> tuple[Offs
     """
     still_open: frozenset[str] = frozenset()
     with suppress(NotReadyError):
-        still_open = wait_for(open_xa(connection), lambda: open_xa(connection), time.monotonic() + _XA_SECONDS)
-    return low_watermark(connection, server), still_open
+        still_open = wait_until_gone(
+            open_xa_transactions(connection), lambda: open_xa_transactions(connection), time.monotonic() + _XA_SECONDS
+        )
+    return take_low_watermark(connection, server), still_open
 
 
 def with_open_xa(
-    connection: Connection[Any], p0: Offset, xids: frozenset[str], tables: Sequence[TableSchema], open_at: OpenAt
+    connection: Connection[Any], p0: Offset, xids: frozenset[str], tables: Sequence[TableSchema], open_at: OpenStreamAt
 ) -> Offset:
     """P0 with the XA transactions in its list that have been open for long: their binlog is needed until they end.
 
@@ -48,11 +50,11 @@ def with_open_xa(
     """
     if not xids:
         return p0
-    lookback = LookBack(
-        p0.at, lambda: binlog_sizes(connection), open_at, by_table(map(Definitions.from_single, tables))
+    lookback = XaLookback(
+        p0.at, lambda: binlog_sizes(connection), open_at, histories_by_table(map(DefinitionHistory.from_single, tables))
     )
     entries = {xid: lookback.offset_entry(xid) for xid in sorted(xids)}
-    if missing := [xid for xid, text in entries.items() if text is None and xid in open_xa(connection)]:
+    if missing := [xid for xid, text in entries.items() if text is None and xid in open_xa_transactions(connection)]:
         raise TransientError(
             f"{len(missing)} XA transactions are prepared, and what they changed is not in the binlog any more "
             f"({', '.join(missing[:3])})",

@@ -13,21 +13,26 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import OtherHistoryError, PurgedError
-from airflow_provider_cdc.model.gtid import GtidSet, MariadbPosition
+from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
 from airflow_provider_cdc.model.offset import Offset, Position
-from airflow_provider_cdc.model.start_mode import FIRST_POSITION
-from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
-from airflow_provider_cdc.mysql.client.binlog_headers import before, binlog_gtid_pos
-from airflow_provider_cdc.mysql.client.identity import identity, is_mariadb, is_numbered, same_server
-from airflow_provider_cdc.mysql.client.session import value
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, are_renamed, binlog_sizes, with_beginning
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
+from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, previous_gtids
+from airflow_provider_cdc.mysql.client.identity import check_same_server, is_gtid_mode_on, is_mariadb, server_identity
+from airflow_provider_cdc.mysql.client.session import query_value
+from airflow_provider_cdc.mysql.positions.binlog_files import (
+    OpenStreamAt,
+    are_files_renamed,
+    binlog_sizes,
+    with_file_start_time,
+)
 
-_FRESH = "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds"
+_FRESH_SINK_REMEDY = "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds"
 #: Seconds to wait for transactions that the stream has seen to be committed in the engine.
 _COMMIT_SECONDS = 10.0
 
 
-def resume(connection: Connection[Any], offset: Offset, open_at: OpenAt) -> Offset:
+def check_resume_offset(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> Offset:
     """The offset to go on from: exactly where the reading stopped.
 
     It is the offset itself, unless its file was removed and nothing was in it that had not been read.
@@ -37,48 +42,48 @@ def resume(connection: Connection[Any], offset: Offset, open_at: OpenAt) -> Offs
     :raises OtherServerError: if it is another one.
     :raises OtherHistoryError: if its binlog is not the one that was read.
     """
-    same_server(identity(connection), offset.server)
+    check_same_server(server_identity(connection), offset.server)
     sizes = binlog_sizes(connection)
     (oldest, *_), at = sizes, offset.at
-    if are_renamed(connection, at):  # such as by another --log-bin: only GTIDs can tell (failover.py)
+    if are_files_renamed(connection, at):  # such as by another --log-bin: only GTIDs can tell (failover.py)
         raise PurgedError(
             f"the binlog position {at} is no longer on the server, whose files have another name, such as {oldest}",
-            _FRESH,
+            _FRESH_SINK_REMEDY,
         )
     if at.file in sizes:
         if sizes[at.file] < at.position:
             raise OtherHistoryError(f"{at.file} of the server ends at {sizes[at.file]}, and was read up to {at}")
         if offset.file_start_time:
-            with_beginning(offset, open_at)
-        (_same_domains if is_mariadb(connection) else _same_sets)(connection, offset)
+            with_file_start_time(offset, open_at)
+        (_check_domains if is_mariadb(connection) else _check_gtid_sets)(connection, offset)
     elif at < Position(oldest, 0):
-        offset = _behind_purged(connection, offset, oldest, open_at)
+        offset = _offset_after_purge(connection, offset, oldest, open_at)
     else:
         raise OtherHistoryError(f"the server has no binlog file after {[*sizes][-1]}, and was read up to {at}")
-    _check_xa(offset, sizes)
+    _check_open_xa(offset, sizes)
     return offset
 
 
-def gone(connection: Connection[Any], offset: Offset, open_at: OpenAt) -> str | None:
+def why_purged(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> str | None:
     """Why the server does not have all that comes behind an offset any more; ``None`` if it has.
 
     Parameters and other errors as :func:`resume`.
     """
     try:
-        if resume(connection, offset, open_at) == offset:
+        if check_resume_offset(connection, offset, open_at) == offset:
             return None
     except PurgedError as error:
         return error.message
     return f"the binlog position {offset.at} is no longer on the server"
 
 
-def _same_sets(connection: Connection[Any], offset: Offset) -> None:
+def _check_gtid_sets(connection: Connection[Any], offset: Offset) -> None:
     """MySQL: nothing lies before the file, or was purged, that was not read; and the server has all that was."""
     read = GtidSet.parse(offset.gtid_set)
-    _has_executed(connection, offset, read)
-    if gap := GtidSet.parse(value(connection, "SELECT @@global.gtid_purged") or "").subtract(read):
-        raise PurgedError(f"the server has purged {gap}, which was not read up to {offset.at}", _FRESH)
-    head = before(connection, offset.at.file)
+    _wait_until_executed(connection, offset, read)
+    if gap := GtidSet.parse(query_value(connection, "SELECT @@global.gtid_purged") or "").subtract(read):
+        raise PurgedError(f"the server has purged {gap}, which was not read up to {offset.at}", _FRESH_SINK_REMEDY)
+    head = previous_gtids(connection, offset.at.file)
     assert isinstance(head, GtidSet)
     if more := head.subtract(read):
         raise OtherHistoryError(
@@ -86,10 +91,10 @@ def _same_sets(connection: Connection[Any], offset: Offset) -> None:
         )
 
 
-def _same_domains(connection: Connection[Any], offset: Offset) -> None:
+def _check_domains(connection: Connection[Any], offset: Offset) -> None:
     """MariaDB says which GTIDs its binlog has up to the position: the same ones as when it was read."""
-    text = binlog_gtid_pos(connection, offset.at)
-    on_server, read = (MariadbPosition.parse(gtids).newest for gtids in (text, offset.gtid_set))
+    text = gtids_at_position(connection, offset.at)
+    on_server, read = (MariadbGtidPosition.parse(gtids).newest for gtids in (text, offset.gtid_set))
     if (
         offset.file_start_time
     ):  # the file is the same: a domain that is missing was taken out by FLUSH ... DELETE_DOMAIN_ID
@@ -100,40 +105,40 @@ def _same_domains(connection: Connection[Any], offset: Offset) -> None:
         )
 
 
-def _behind_purged(connection: Connection[Any], offset: Offset, oldest: str, open_at: OpenAt) -> Offset:
+def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str, open_at: OpenStreamAt) -> Offset:
     """The beginning of the oldest file, if the server says that nothing lies before it but what was read."""
-    head, gap = before(connection, oldest), ""
-    first = replace(offset, at=Position(oldest, FIRST_POSITION), gtid_set=str(head), file_start_time=0)
-    if isinstance(head, MariadbPosition):
-        is_proved = bool(head) and not offset.already_applied and head == MariadbPosition.parse(offset.gtid_set)
+    head, gap = previous_gtids(connection, oldest), ""
+    first = replace(offset, at=Position(oldest, FIRST_EVENT_POSITION), gtid_set=str(head), file_start_time=0)
+    if isinstance(head, MariadbGtidPosition):
+        is_proved = bool(head) and not offset.already_applied and head == MariadbGtidPosition.parse(offset.gtid_set)
     else:
         read, already_applied = GtidSet.parse(offset.gtid_set), GtidSet.parse(offset.already_applied)
-        _has_executed(connection, offset, read)
+        _wait_until_executed(connection, offset, read)
         more, already_applied = head.subtract(read.union(already_applied)), already_applied.subtract(head)
         # Of transactions without a GTID nobody can tell, neither now nor when the position was the end of the binlog.
-        is_proved = offset.gtid_mode_on and is_numbered(connection) and read.issubset(head) and not more
+        is_proved = offset.gtid_mode_on and is_gtid_mode_on(connection) and read.issubset(head) and not more
         first, gap = (
             replace(first, already_applied=str(already_applied)),
             f"; purged and never read: {more}" if more else "",
         )
     if not is_proved:
-        raise PurgedError(f"the binlog position {offset.at} is no longer on the server{gap}", _FRESH)
-    return with_beginning(first, open_at)
+        raise PurgedError(f"the binlog position {offset.at} is no longer on the server{gap}", _FRESH_SINK_REMEDY)
+    return with_file_start_time(first, open_at)
 
 
-def _has_executed(connection: Connection[Any], offset: Offset, read: GtidSet) -> None:
+def _wait_until_executed(connection: Connection[Any], offset: Offset, read: GtidSet) -> None:
     end = time.monotonic() + _COMMIT_SECONDS
-    while missing := read.subtract(GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")):
+    while missing := read.subtract(GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or "")):
         if time.monotonic() > end:
             raise OtherHistoryError(f"the server no longer has {missing}, which was read up to {offset.at}")
         time.sleep(0.2)  # what was read from the binlog may still be on its way into the engine
 
 
-def _check_xa(offset: Offset, files: Collection[str]) -> None:
+def _check_open_xa(offset: Offset, files: Collection[str]) -> None:
     """Rows of open XA transactions are read again from where they were prepared."""
-    for xid, at in map(parse_entry, offset.open_xa):
+    for xid, at in map(parse_xa_entry, offset.open_xa):
         if at is not None and at.file not in files:
             raise PurgedError(
                 f"XA transaction {xid} was prepared at {at}, which is no longer on the server, and is still open",
-                _FRESH,
+                _FRESH_SINK_REMEDY,
             )

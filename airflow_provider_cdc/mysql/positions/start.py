@@ -16,36 +16,43 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.definitions import DefinitionHistory
 from airflow_provider_cdc.model.errors import NotReadyError, TornFileError
-from airflow_provider_cdc.model.gtid import GtidSet, MariadbPosition
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position, split_file
+from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline, split_file
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.start_mode import EARLIEST, FIRST_POSITION, LATEST, Start, moment_of, start_text
-from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction, read_transactions
-from airflow_provider_cdc.mysql.binlog.events.xa import entry
-from airflow_provider_cdc.mysql.client.binlog_headers import before, behind_torn_end, binlog_gtid_pos
-from airflow_provider_cdc.mysql.client.catalog import capture
-from airflow_provider_cdc.mysql.client.identity import identity, is_mariadb
-from airflow_provider_cdc.mysql.client.session import rows
+from airflow_provider_cdc.model.start_mode import (
+    EARLIEST,
+    FIRST_EVENT_POSITION,
+    LATEST,
+    StreamStart,
+    format_start,
+    start_timestamp,
+)
+from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry
+from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, next_file_after_torn_end, previous_gtids
+from airflow_provider_cdc.mysql.client.catalog import read_captured_schemas
+from airflow_provider_cdc.mysql.client.identity import is_mariadb, server_identity
+from airflow_provider_cdc.mysql.client.session import query_rows
 from airflow_provider_cdc.mysql.positions.binlog_files import (
-    OpenAt,
-    binlog_files,
-    file_began,
+    OpenStreamAt,
+    file_start_time,
+    list_binlog_files,
     server_time,
     with_exact_gtids,
 )
-from airflow_provider_cdc.mysql.positions.p0 import p0_now, with_open_xa
+from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 
 #: Seconds to wait for transactions of a GTID set that stand between binlog and engine.
 _COMMIT_SECONDS = 10.0
-_KEY = "stream.start"
+_SETTING = "stream.start"
 #: Whether a place has been found: looked at with the next item, which is not taken then.
-Found = Callable[["Place", Transaction | Reached], bool]
+StopCondition = Callable[["BinlogPoint", Transaction | ReachedPosition], bool]
 
 
 @dataclass
-class Place:
+class BinlogPoint:
     """A place between two transactions, and what lies at or before it.
 
     :param position: the place.
@@ -54,10 +61,10 @@ class Place:
     """
 
     position: Position
-    gtids: GtidSet | MariadbPosition
+    gtids: GtidSet | MariadbGtidPosition
     open_xa: dict[str, str] = field(default_factory=dict)
 
-    def advance(self, item: Transaction | Reached) -> None:
+    def advance(self, item: Transaction | ReachedPosition) -> None:
         """Go on behind an item."""
         self.position = Position(item.file, item.position)
         if isinstance(item, Transaction):
@@ -65,12 +72,12 @@ class Place:
                 self.gtids = self.gtids.add(item.gtid)
             if item.xa_prepared is not None:
                 began = Position(item.file, item.start_position)
-                self.open_xa[item.xa_prepared] = entry(item.xa_prepared, began)
+                self.open_xa[item.xa_prepared] = format_xa_entry(item.xa_prepared, began)
             if item.xa_finished is not None:
                 self.open_xa.pop(item.xa_finished, None)
 
 
-def plan_from(
+def plan_without_snapshot(
     connection: Connection[Any],
     pipeline: str,
     captures: Callable[[str, str], bool],
@@ -78,8 +85,8 @@ def plan_from(
     patterns: tuple[tuple[str, ...], ...],
     keeps: Callable[[str, str, str], bool],
     generation: int,
-    start: Start,
-    open_at: OpenAt,
+    start: StreamStart,
+    open_at: OpenStreamAt,
 ) -> Plan:
     """A plan that reads no rows: its P0 is the place where the stream begins. Parameters as of ``make_plan``.
 
@@ -88,40 +95,40 @@ def plan_from(
     :raises NotReadyError: if there is no such place in the binlog, or it is not there any more; and as ``make_plan``.
     """
     if start == LATEST:
-        p0, left = p0_now(connection)
+        p0, left = take_p0(connection)
         p0 = with_exact_gtids(connection, p0, open_at)
     else:
         p0, left = start_offset(connection, start, open_at), frozenset()
-    tables = tuple(capture(connection, captures, keeps))
+    tables = tuple(read_captured_schemas(connection, captures, keeps))
     if without := [table.label for table in tables if not table.key]:
         raise NotReadyError(
-            f"{_KEY}: {', '.join(without[:3])} has no usable key, so a delete of a row that the sink lacks cannot be "
+            f"{_SETTING}: {', '.join(without[:3])} has no usable key, so a delete of a row that the sink lacks cannot be "
             "told from a mistake",
             "Give it a key, leave it out with source.exclude, or begin with a snapshot",
         )
     p0 = with_open_xa(connection, p0, left, tables, open_at)
-    over_time, timeline = tuple(map(Definitions.from_single, tables)), Lineage(p0.server, p0.at.file)
+    over_time, timeline = tuple(map(DefinitionHistory.from_single, tables)), Timeline(p0.server, p0.at.file)
     return Plan(pipeline, generation, p0, timeline, patterns, over_time, (), start=start)
 
 
-def start_offset(connection: Connection[Any], start: Start, open_at: OpenAt) -> Offset:
+def start_offset(connection: Connection[Any], start: StreamStart, open_at: OpenStreamAt) -> Offset:
     """The offset that a start other than latest means on this server; parameters and errors as :func:`plan_from`."""
-    finder = PlaceFinder(connection, open_at)
+    finder = PositionFinder(connection, open_at)
     if start == EARLIEST:
         place = finder.file_start(finder.files[0])
     elif isinstance(start, Mapping) and "file" in start:
         place = finder.at_position(Position(start["file"], start["position"]))
     elif isinstance(start, Mapping) and "timestamp" in start:
-        place = finder.at_time(moment_of(start))
+        place = finder.at_time(start_timestamp(start))
     elif isinstance(start, Mapping) and "gtid_set" in start:
         place = finder.at_gtid_set(start["gtid_set"])
     else:
-        raise ValueError(f"{start_text(start)} is not a start without a snapshot")
-    gtids = binlog_gtid_pos(connection, place.position) if finder.mariadb else str(place.gtids)
-    return Offset(identity(connection), place.position, gtids, tuple(sorted(place.open_xa.values())))
+        raise ValueError(f"{format_start(start)} is not a start without a snapshot")
+    gtids = gtids_at_position(connection, place.position) if finder.mariadb else str(place.gtids)
+    return Offset(server_identity(connection), place.position, gtids, tuple(sorted(place.open_xa.values())))
 
 
-class PlaceFinder:
+class PositionFinder:
     """Finds places in the binlog of a server, reading it from the beginning of a file on.
 
     :param connection: connection to the server.
@@ -129,42 +136,43 @@ class PlaceFinder:
     :raises NotReadyError: if the server has no binlog.
     """
 
-    def __init__(self, connection: Connection[Any], open_at: OpenAt) -> None:
-        self.connection, self.open_at, self.files = connection, open_at, binlog_files(connection)
+    def __init__(self, connection: Connection[Any], open_at: OpenStreamAt) -> None:
+        self.connection, self.open_at, self.files = connection, open_at, list_binlog_files(connection)
         if not self.files:
             raise NotReadyError("the server has no binary log", "Start it with --log-bin and binlog_format=ROW")
         self.mariadb = is_mariadb(connection)
 
-    def file_start(self, file: str) -> Place:
+    def file_start(self, file: str) -> BinlogPoint:
         """The beginning of a file."""
-        return Place(Position(file, FIRST_POSITION), before(self.connection, file))
+        return BinlogPoint(Position(file, FIRST_EVENT_POSITION), previous_gtids(self.connection, file))
 
-    def at_position(self, wanted: Position) -> Place:
+    def at_position(self, wanted: Position) -> BinlogPoint:
         """A position that somebody gave."""
         if wanted.file not in self.files:
             raise NotReadyError(
-                f"{_KEY}: binlog file {wanted.file} is not on the server", f"It has {self.files[0]} to {self.files[-1]}"
+                f"{_SETTING}: binlog file {wanted.file} is not on the server",
+                f"It has {self.files[0]} to {self.files[-1]}",
             )
         place = self.search_from(wanted.file, lambda place, item: wanted < Position(item.file, item.position))
         if place.position != wanted:
             raise NotReadyError(
-                f"{_KEY}: no transaction ends at {wanted}",
+                f"{_SETTING}: no transaction ends at {wanted}",
                 f"The last one before it ends at {place.position}; SHOW BINLOG EVENTS lists all ends",
             )
         return place
 
-    def at_time(self, wanted: datetime) -> Place:
+    def at_time(self, wanted: datetime) -> BinlogPoint:
         """The place before the first transaction, in the order of the binlog, that was committed then or later."""
         seconds = wanted.timestamp()
         if seconds > server_time(self.connection):
-            raise NotReadyError(f"{_KEY}: {wanted.isoformat()} is in the future of the server", "Use latest")
+            raise NotReadyError(f"{_SETTING}: {wanted.isoformat()} is in the future of the server", "Use latest")
         # What was committed before a file was begun is in the files before it. The file tells whole seconds.
         index = bisect_right(self.files, seconds - 1, key=self._file_start_time) - 1
         first = self.file_start(self.files[0])
         if index < 0 and (split_file(self.files[0])[1] != 1 or str(first.gtids)):
             began = datetime.fromtimestamp(self._file_start_time(self.files[0]), UTC)
             raise NotReadyError(
-                f"{_KEY}: {wanted.isoformat()} is before the first remaining binlog, {self.files[0]}",
+                f"{_SETTING}: {wanted.isoformat()} is before the first remaining binlog, {self.files[0]}",
                 f"It was begun at {began.isoformat()}; use a later time, or earliest",
             )
         micros = round(seconds * 1e6)
@@ -173,13 +181,13 @@ class PlaceFinder:
             lambda place, item: isinstance(item, Transaction) and item.commit_us >= micros,
         )
 
-    def at_gtid_set(self, text: str) -> Place:
+    def at_gtid_set(self, text: str) -> BinlogPoint:
         """The first place at or before which are exactly the GTIDs of a set."""
         try:
-            wanted = (MariadbPosition if self.mariadb else GtidSet).parse(text)
+            wanted = (MariadbGtidPosition if self.mariadb else GtidSet).parse(text)
         except ValueError:
             raise NotReadyError(
-                f"{_KEY}: {text[:80]} is not in the GTID format of this kind of server",
+                f"{_SETTING}: {text[:80]} is not in the GTID format of this kind of server",
                 "Give a position such as 0-1-100" if self.mariadb else "Give a GTID set such as uuid:1-100",
             ) from None
         if isinstance(wanted, GtidSet):
@@ -190,48 +198,48 @@ class PlaceFinder:
             if isinstance(wanted, GtidSet) and isinstance(first.gtids, GtidSet):
                 gap = f"; the set lacks {first.gtids.subtract(wanted)} of that"
             raise NotReadyError(
-                f"{_KEY}: transactions after {text[:80]} are no longer on the server",
+                f"{_SETTING}: transactions after {text[:80]} are no longer on the server",
                 f"The first remaining binlog, {self.files[0]}, begins after {first.gtids}{gap}",
             )
 
-        def complete(place: Place, item: Transaction | Reached) -> bool:
-            if _held(wanted, place.gtids):
+        def complete(place: BinlogPoint, item: Transaction | ReachedPosition) -> bool:
+            if _is_subset(wanted, place.gtids):
                 return True
             # What is not in the set may not come before what is: it would never be read.
-            if isinstance(item, Transaction) and item.gtid and not _held(place.gtids.add(item.gtid), wanted):
+            if isinstance(item, Transaction) and item.gtid and not _is_subset(place.gtids.add(item.gtid), wanted):
                 raise NotReadyError(
-                    f"{_KEY}: {item.gtid} is not in the set, but stands before the last transactions of the set in "
+                    f"{_SETTING}: {item.gtid} is not in the set, but stands before the last transactions of the set in "
                     "the binlog",
                     f"Give a set that ends at one place in the server's binlog, such as {place.gtids} at {place.position}",
                 )
             return False
 
         place = self.search_from(file, complete)
-        if not _held(wanted, place.gtids):
-            raise NotReadyError(f"{_KEY}: the server does not have all of {text[:80]}", f"It has {place.gtids}")
+        if not _is_subset(wanted, place.gtids):
+            raise NotReadyError(f"{_SETTING}: the server does not have all of {text[:80]}", f"It has {place.gtids}")
         return place
 
-    def newest_file_before(self, wanted: GtidSet | MariadbPosition) -> str | None:
+    def newest_file_before(self, wanted: GtidSet | MariadbGtidPosition) -> str | None:
         """The newest file that begins with nothing but GTIDs of a set."""
-        return next((f for f in reversed(self.files) if _held(self.file_start(f).gtids, wanted)), None)
+        return next((f for f in reversed(self.files) if _is_subset(self.file_start(f).gtids, wanted)), None)
 
     def _check_executed(self, wanted: GtidSet) -> None:
         end = time.monotonic() + _COMMIT_SECONDS
         while True:
-            mode, executed = rows(self.connection, "SELECT @@global.gtid_mode, @@global.gtid_executed")[0]
+            mode, executed = query_rows(self.connection, "SELECT @@global.gtid_mode, @@global.gtid_executed")[0]
             if mode != "ON":
-                raise NotReadyError(f"{_KEY}: gtid_mode is {mode}", "Use file and position, or a timestamp")
+                raise NotReadyError(f"{_SETTING}: gtid_mode is {mode}", "Use file and position, or a timestamp")
             missing = wanted.subtract(GtidSet.parse(executed or ""))
             if not missing:
                 return
             if time.monotonic() > end:  # what is in the binlog may still be on its way into the engine
                 raise NotReadyError(
-                    f"{_KEY}: the server has not executed {missing}",
+                    f"{_SETTING}: the server has not executed {missing}",
                     "Give a set of this server, such as an earlier @@global.gtid_executed",
                 )
             time.sleep(0.2)
 
-    def search_from(self, file: str, is_found: Found) -> Place:
+    def search_from(self, file: str, is_found: StopCondition) -> BinlogPoint:
         """Read on from the beginning of a file; the place before the item at which the search ends, or the end."""
         place = self.file_start(file)
         while True:
@@ -243,20 +251,22 @@ class PlaceFinder:
                         place.advance(item)
                 return place
             except TornFileError:
-                if (at := behind_torn_end(self.connection, place.position)) is None:
+                if (at := next_file_after_torn_end(self.connection, place.position)) is None:
                     raise
                 place.position = at
 
     def _file_start_time(self, file: str) -> float:
-        began = file_began(self.open_at, file)
+        began = file_start_time(self.open_at, file)
         if began is None:
-            raise NotReadyError(f"{_KEY}: binlog file {file} does not say when it was begun", "Use file and position")
+            raise NotReadyError(
+                f"{_SETTING}: binlog file {file} does not say when it was begun", "Use file and position"
+            )
         return began
 
 
-def _held(part: GtidSet | MariadbPosition, whole: GtidSet | MariadbPosition) -> bool:
+def _is_subset(part: GtidSet | MariadbGtidPosition, whole: GtidSet | MariadbGtidPosition) -> bool:
     """Whether everything at or before one place is at or before the other."""
     if isinstance(part, GtidSet) and isinstance(whole, GtidSet):
         return part.issubset(whole)
-    assert isinstance(part, MariadbPosition) and isinstance(whole, MariadbPosition)
+    assert isinstance(part, MariadbGtidPosition) and isinstance(whole, MariadbGtidPosition)
     return part.issubset(whole)

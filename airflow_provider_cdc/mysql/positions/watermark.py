@@ -22,18 +22,18 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import NotReadyError, OtherHistoryError, TransientError, UnlistedError
-from airflow_provider_cdc.model.gtid import GtidSet, parse_owned
+from airflow_provider_cdc.model.gtid import GtidSet, parse_gtid_owned
 from airflow_provider_cdc.model.offset import Offset, Position
-from airflow_provider_cdc.mysql.client.binlog_headers import SettledFile, binlog_gtid_pos, settled
+from airflow_provider_cdc.mysql.client.binlog_headers import CheckpointedFile, checkpointed_file, gtids_at_position
 from airflow_provider_cdc.mysql.client.identity import (
     binlog_end,
-    identity,
+    check_same_server,
+    is_gtid_mode_on,
     is_mariadb,
-    is_numbered,
-    open_xa,
-    same_server,
+    open_xa_transactions,
+    server_identity,
 )
-from airflow_provider_cdc.mysql.client.session import pairs, rows, value
+from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows, query_value
 
 #: Seconds to wait for transactions that stand between binlog and engine.
 BARRIER_SECONDS = 30.0
@@ -41,7 +41,7 @@ BARRIER_SECONDS = 30.0
 #: is as good as a newer one, only with more to replay.
 FLUSH_BYTES = 4 << 20
 #: Seconds for which the end of one read may be where the next one begins.
-_NEXT_SECONDS = 1.0
+_REUSE_SECONDS = 1.0
 _CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)"
 _GRANTS = (
     "GRANT BACKUP_ADMIN ON *.* and GRANT SELECT ON performance_schema.log_status (or GRANT RELOAD ON *.*) TO the user "
@@ -50,7 +50,7 @@ _GRANTS = (
 
 
 #: MariaDB with a new binlog file in which nothing stands behind the event that says what is committed.
-_UNTOLD = (
+_IMPRECISE = (
     "The server does not tell the exact position of a read view at {at}, near the beginning of a binlog file, until "
     "the next transaction: write anything, run FLUSH BINARY LOGS, or GRANT RELOAD ON *.* TO the user of the connection"
 )
@@ -94,16 +94,16 @@ class Watermarks(ABC):
     def high_in_view(self) -> tuple[Position, int]:
         """Like :meth:`high`, but a view that is held stays."""
         at = binlog_end(self.connection)
-        same_server(identity(self.connection), self._server)
-        return at, int(value(self.connection, f"SELECT {_CLOCK}") or 0)
+        check_same_server(server_identity(self.connection), self._server)
+        return at, int(query_value(self.connection, f"SELECT {_CLOCK}") or 0)
 
     def release_view(self) -> None:
         """End a view that is held, and with it the transaction that it is the view of."""
-        rows(self.connection, "COMMIT")
+        query_rows(self.connection, "COMMIT")
 
     def _wait_for_xa(self, noted: frozenset[str], end: float) -> None:
         """Wait until none of the XA transactions noted is open any more."""
-        left = wait_for(noted, lambda: open_xa(self.connection), end)
+        left = wait_until_gone(noted, lambda: open_xa_transactions(self.connection), end)
         if left:
             raise TransientError(
                 f"XA transactions {', '.join(sorted(left)[:3])} are prepared and do not end: whether they stand "
@@ -113,7 +113,7 @@ class Watermarks(ABC):
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _EndObservation:
     """A position, and what was on its way there.
 
     :param owned: owners of GTIDs that were looked at after the position: whatever stands at or before it and is not
@@ -127,7 +127,7 @@ class _Seen:
     observed_at: float
 
 
-class _MySQL(Watermarks):
+class _MySqlWatermarks(Watermarks):
     """MySQL: the barrier, else a position that the server itself takes under lock.
 
     The position of a high watermark is where the next low watermark may be: its owners have had the time in between to
@@ -138,7 +138,7 @@ class _MySQL(Watermarks):
         super().__init__(connection, server)
         self._stuck_gtids: frozenset[str] = frozenset()  # owners that did not end in time: not waited for again
         self._flushed_at: Position | None = None
-        self._last_end: _Seen | None = None
+        self._last_end: _EndObservation | None = None
         self._may_read_log_status = True
 
     def low(self, timeout: float = BARRIER_SECONDS, *, force_new: bool = False) -> Position:
@@ -147,7 +147,7 @@ class _MySQL(Watermarks):
         if force_new:
             self._flushed_at = None
         seen, self._last_end = self._last_end, None
-        if force_new or seen is None or time.monotonic() - seen.observed_at > _NEXT_SECONDS:
+        if force_new or seen is None or time.monotonic() - seen.observed_at > _REUSE_SECONDS:
             seen = self._observe_end()[0]
         position, mode = seen.at, seen.mode
         if mode != "ON":
@@ -156,29 +156,29 @@ class _MySQL(Watermarks):
                 raise NotReadyError(
                     f"gtid_mode is {mode}, and the user has no grant for a low watermark without GTIDs", _GRANTS
                 )
-            self._wait_for_xa(open_xa(self.connection), end)
+            self._wait_for_xa(open_xa_transactions(self.connection), end)
             return at
-        noted = frozenset(parse_owned(seen.owned))
-        still_owned = noted and (noted & self._stuck_gtids or wait_for(noted, self._owned_gtids, end))
+        noted = frozenset(parse_gtid_owned(seen.owned))
+        still_owned = noted and (noted & self._stuck_gtids or wait_until_gone(noted, self._owned_gtids, end))
         if not still_owned:
             return position
         self._stuck_gtids |= still_owned
         locked_position = self._position_under_lock()
         if locked_position is None:
             raise self._timeout_error(still_owned, position, timeout)
-        self._wait_for_xa(open_xa(self.connection), time.monotonic() + timeout)
+        self._wait_for_xa(open_xa_transactions(self.connection), time.monotonic() + timeout)
         return locked_position
 
     def hold_view(self) -> None:
         """See :meth:`Watermarks.hold`."""
-        rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        query_rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
 
     def high_in_view(self) -> tuple[Position, int]:
         """See :meth:`Watermarks.bound`."""
         self._last_end, clock = self._observe_end()
         return self._last_end.at, clock
 
-    def _observe_end(self) -> tuple[_Seen, int]:
+    def _observe_end(self) -> tuple[_EndObservation, int]:
         """The end of the binlog, then who owns a GTID, and the time.
 
         In this order: who owns a GTID at or before the position and is not visible still owns it afterwards. And where
@@ -186,15 +186,15 @@ class _MySQL(Watermarks):
         """
         when, at = time.monotonic(), binlog_end(self.connection)
         sql = f"SELECT @@server_uuid, @@global.gtid_mode, @@global.gtid_owned, {_CLOCK}"
-        server, mode, owned, clock = rows(self.connection, sql)[0]
-        same_server(str(server), self._server)
-        return _Seen(at, mode or "", owned or "", when), int(clock or 0)
+        server, mode, owned, clock = query_rows(self.connection, sql)[0]
+        check_same_server(str(server), self._server)
+        return _EndObservation(at, mode or "", owned or "", when), int(clock or 0)
 
     def _owned_gtids(self) -> frozenset[str]:
-        return frozenset(parse_owned(value(self.connection, "SELECT @@global.gtid_owned") or ""))
+        return frozenset(parse_gtid_owned(query_value(self.connection, "SELECT @@global.gtid_owned") or ""))
 
     def _timeout_error(self, left: frozenset[str], at: Position, timeout: float) -> TransientError:
-        owners = parse_owned(value(self.connection, "SELECT @@global.gtid_owned") or "")
+        owners = parse_gtid_owned(query_value(self.connection, "SELECT @@global.gtid_owned") or "")
         named = [
             f"{gtid} (connection {', '.join(map(str, owners[gtid]))})" if owners.get(gtid) else gtid
             for gtid in sorted(left)[:3]
@@ -209,7 +209,7 @@ class _MySQL(Watermarks):
         """A position behind which nothing but ends of XA transactions can be invisible; ``None`` without the grants."""
         if self._may_read_log_status:
             try:
-                log_status = rows(
+                log_status = query_rows(
                     self.connection,
                     "SELECT JSON_UNQUOTE(local->'$.binary_log_file'), local->'$.binary_log_position' "
                     "FROM performance_schema.log_status",
@@ -220,14 +220,14 @@ class _MySQL(Watermarks):
         now = binlog_end(self.connection)
         if self._flushed_at and self._flushed_at.file == now.file and now.position < FLUSH_BYTES:
             return self._flushed_at
-        if not _flush(self.connection):
+        if not _flush_binlog(self.connection):
             return None
         # Whatever file is in use now: its beginning waited for all commits in the files before it.
         self._flushed_at = Position(binlog_end(self.connection).file, 4)
         return self._flushed_at
 
 
-class _MariaDB(Watermarks):
+class _MariaDbWatermarks(Watermarks):
     """MariaDB: the SELECT runs in a read view whose exact position the server tells; it is both watermarks.
 
     The position is exact with two exceptions. Where it is not, a lower bound is taken, and then another view is opened.
@@ -240,48 +240,53 @@ class _MariaDB(Watermarks):
     """
 
     _view_position: Position | None = None
-    _checkpointed: SettledFile | None = None
+    _checkpointed: CheckpointedFile | None = None
     _has_flushed = False
 
     def low(self, timeout: float = BARRIER_SECONDS, *, force_new: bool = False) -> Position:
         """See :meth:`Watermarks.low`."""
-        same_server(identity(self.connection), self._server)
+        check_same_server(server_identity(self.connection), self._server)
         end = time.monotonic() + timeout
         at, xa_committed = self._open_view()
         if not (self._checkpointed and self._checkpointed.is_exact_at(at)):
             # The view ends here; what the next one may be told of its position is known before it is opened.
             self._checkpointed = self._wait_for_checkpoint(end)
             at, xa_committed = self._open_view()
-        if force_new and not self._checkpointed.is_exact_at(at) and not self._has_flushed and _flush(self.connection):
+        if (
+            force_new
+            and not self._checkpointed.is_exact_at(at)
+            and not self._has_flushed
+            and _flush_binlog(self.connection)
+        ):
             self._has_flushed = (
                 True  # once: behind a new file of a server that is written to, the next transaction helps
             )
             self._checkpointed = self._wait_for_checkpoint(end)
             at, xa_committed = self._open_view()
         is_exact = self._checkpointed.is_exact_at(at)
-        self.imprecision = "" if is_exact else _UNTOLD.format(at=at)
+        self.imprecision = "" if is_exact else _IMPRECISE.format(at=at)
         self._view_position = at
         if xa_committed or not is_exact:
             self._view_position = None
-            self._wait_for_xa(open_xa(self.connection), end)
+            self._wait_for_xa(open_xa_transactions(self.connection), end)
             self._start_view()
         return at if is_exact else self._checkpointed.start
 
     def _open_view(self) -> tuple[Position, bool]:
         """Open a view; the position that the server tells, and whether an XA COMMIT may have been going on."""
         # Counted first, then listed: what is neither has ended before the view, or begins after the second count.
-        begun, going_on = self._count_xa_commits(), open_xa(self.connection)
+        begun, going_on = self._count_xa_commits(), open_xa_transactions(self.connection)
         at = self._start_view()
         return at, bool(going_on) or self._count_xa_commits() != begun
 
-    def _wait_for_checkpoint(self, end: float) -> SettledFile:
-        if value(self.connection, "SELECT @@global.binlog_optimize_thread_scheduling") != "1":
+    def _wait_for_checkpoint(self, end: float) -> CheckpointedFile:
+        if query_value(self.connection, "SELECT @@global.binlog_optimize_thread_scheduling") != "1":
             raise NotReadyError(
                 "binlog_optimize_thread_scheduling is OFF: transactions of a group become visible one by one, and the "
                 "positions of read views are not exact",
                 "Start the server with binlog_optimize_thread_scheduling=ON, its default",
             )
-        rows(self.connection, "COMMIT")
+        query_rows(self.connection, "COMMIT")
         while (checkpointed := self._find_checkpoint()) is None:
             if time.monotonic() > end:
                 raise TransientError(
@@ -293,13 +298,13 @@ class _MariaDB(Watermarks):
             time.sleep(0.05)
         return checkpointed
 
-    def _find_checkpoint(self) -> SettledFile | None:
+    def _find_checkpoint(self) -> CheckpointedFile | None:
         file = binlog_end(self.connection).file
         try:
-            return settled(self.connection, file)
+            return checkpointed_file(self.connection, file)
         except UnlistedError as error:
             # From 11.7 on a large transaction gets a file of its own, and stands before what is looked for there.
-            if _flush(self.connection):
+            if _flush_binlog(self.connection):
                 return None
             raise TransientError(
                 f"the events of binlog file {file} cannot be listed, because one of them is larger than "
@@ -329,48 +334,50 @@ class _MariaDB(Watermarks):
 
     def _count_xa_commits(self) -> str:
         """How many XA COMMIT statements have begun on the server."""
-        return pairs(self.connection, "SHOW GLOBAL STATUS LIKE 'Com_xa_commit'")["Com_xa_commit"]
+        return query_pairs(self.connection, "SHOW GLOBAL STATUS LIKE 'Com_xa_commit'")["Com_xa_commit"]
 
     def _start_view(self) -> Position:
-        rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
-        status = pairs(self.connection, "SHOW STATUS LIKE 'binlog\\_snapshot\\_%'")
+        query_rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        status = query_pairs(self.connection, "SHOW STATUS LIKE 'binlog\\_snapshot\\_%'")
         return Position(status["Binlog_snapshot_file"], int(status["Binlog_snapshot_position"]))
 
 
-def watermarks(connection: Connection[Any], server: str | None = None) -> Watermarks:
+def make_watermarks(connection: Connection[Any], server: str | None = None) -> Watermarks:
     """The watermarks that fit the server.
 
     :param connection: autocommit connection; reads between a low and a high watermark go over it.
     :param server: expected identity of the server; ``None`` accepts any.
     """
-    return (_MariaDB if is_mariadb(connection) else _MySQL)(connection, server)
+    return (_MariaDbWatermarks if is_mariadb(connection) else _MySqlWatermarks)(connection, server)
 
 
-def low_watermark(connection: Connection[Any], server: str | None = None, timeout: float = BARRIER_SECONDS) -> Offset:
+def take_low_watermark(
+    connection: Connection[Any], server: str | None = None, timeout: float = BARRIER_SECONDS
+) -> Offset:
     """A low watermark by itself, as an offset to start from; parameters and errors as :class:`Watermarks`."""
-    marks, numbered = watermarks(connection, server), is_numbered(connection)
+    marks, numbered = make_watermarks(connection, server), is_gtid_mode_on(connection)
     at = marks.low(timeout)
     marks.high()
-    return Offset(identity(connection), at, _gtids(connection, at), gtid_mode_on=numbered)
+    return Offset(server_identity(connection), at, _gtids_at(connection, at), gtid_mode_on=numbered)
 
 
-def _gtids(connection: Connection[Any], at: Position) -> str:
+def _gtids_at(connection: Connection[Any], at: Position) -> str:
     if is_mariadb(connection):
-        return binlog_gtid_pos(connection, at)
+        return gtids_at_position(connection, at)
     # Read after the low watermark, so it has every GTID at or before the position, and perhaps some just behind it.
-    return str(GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or ""))
+    return str(GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or ""))
 
 
-def _flush(connection: Connection[Any]) -> bool:
+def _flush_binlog(connection: Connection[Any]) -> bool:
     """Begin a new binlog file, if the user may."""
     try:
-        rows(connection, "FLUSH LOCAL BINARY LOGS")
+        query_rows(connection, "FLUSH LOCAL BINARY LOGS")
     except NotReadyError:
         return False
     return True
 
 
-def wait_for(noted: frozenset[str], present: Callable[[], frozenset[str]], end: float) -> frozenset[str]:
+def wait_until_gone(noted: frozenset[str], present: Callable[[], frozenset[str]], end: float) -> frozenset[str]:
     """Look again until each name has once not been present, or the time is over; what is left then.
 
     A name that comes again is another one's, which began later.

@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 from pymysql.constants import FIELD_TYPE
 
-from airflow_provider_cdc.model.unsupported_values import UnfitValue
+from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
 from airflow_provider_cdc.mysql.resultset import kernel
 from airflow_provider_cdc.native import buffers
-from airflow_provider_cdc.native.buffers import copied, enlarged, is_utf8
+from airflow_provider_cdc.native.buffers import copy_to_arrow, enlarge, is_utf8
+from airflow_provider_cdc.native.primitives import PADDING
 
 _UNSIGNED = 32  # flag of a column definition
 _BINARY = 63  # character set of what is not text
@@ -17,7 +18,7 @@ _VECTOR = 242
 _VECTORS = pa.list_(pa.float32())
 
 #: (type on the wire, unsigned) -> the Arrow type that holds every value of it, and how it is read.
-_NUMBERS: dict[tuple[int, bool], tuple[pa.DataType, int]] = {
+_INTEGER_TYPES: dict[tuple[int, bool], tuple[pa.DataType, int]] = {
     (FIELD_TYPE.TINY, False): (pa.int8(), kernel.COPY_1),
     (FIELD_TYPE.TINY, True): (pa.int16(), kernel.WIDEN_1),
     (FIELD_TYPE.SHORT, False): (pa.int16(), kernel.COPY_2),
@@ -30,7 +31,7 @@ _NUMBERS: dict[tuple[int, bool], tuple[pa.DataType, int]] = {
     (FIELD_TYPE.LONGLONG, False): (pa.int64(), kernel.COPY_8),
     (FIELD_TYPE.LONGLONG, True): (pa.decimal128(20, 0), kernel.WIDEN_8),
 }
-_OTHERS: dict[int, tuple[pa.DataType, int]] = {
+_OTHER_TYPES: dict[int, tuple[pa.DataType, int]] = {
     FIELD_TYPE.FLOAT: (pa.float32(), kernel.COPY_4),
     FIELD_TYPE.DOUBLE: (pa.float64(), kernel.COPY_8),
     FIELD_TYPE.DATE: (pa.date32(), kernel.DATE),
@@ -69,7 +70,7 @@ _WIDTHS = {
 _FIRST_ROWS, _FIRST_BYTES = 1024, 1024
 
 
-def how_to_read(type_code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
+def column_kind(type_code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
     """(kind, scale) for the kernel; ``None`` if the column does not hold what is wanted.
 
     :param type_code: type, ``flags``, ``charset`` and ``scale``: from the server's definition of the column.
@@ -83,11 +84,11 @@ def how_to_read(type_code: int, flags: int, charset: int, scale: int, wanted: pa
         # MariaDB sends vectors as bytes.
         right = wanted in (pa.binary(), _VECTORS) if charset == _BINARY else wanted == pa.string()
         return (kernel.BYTES, 0) if right else None
-    type_and_kind = _NUMBERS.get((type_code, bool(flags & _UNSIGNED))) or _OTHERS.get(type_code)
+    type_and_kind = _INTEGER_TYPES.get((type_code, bool(flags & _UNSIGNED))) or _OTHER_TYPES.get(type_code)
     return (type_and_kind[1], 0) if type_and_kind is not None and type_and_kind[0] == wanted else None
 
 
-class Columns:
+class ColumnBuffers:
     """Space for rows that grows as they come; it is used again after they have been taken.
 
     :param schema: the columns.
@@ -97,7 +98,7 @@ class Columns:
     def __init__(self, schema: pa.Schema, kinds: tuple[tuple[int, int], ...]) -> None:
         self.schema, self.kinds, self.row_capacity = schema, kinds, 0
         #: What the kernel is told of the columns: addresses of the arrays below, and how much room they have.
-        self.column_lines = np.zeros((len(kinds), kernel.FIELDS), np.int64)
+        self.column_lines = np.zeros((len(kinds), kernel.COLUMN_FIELDS), np.int64)
         self._values = [np.zeros(0, np.uint8)] * len(kinds)
         self._offsets = [np.zeros(1, np.int32)] * len(kinds)
         self._validity = [np.zeros(0, np.uint8)] * len(kinds)
@@ -117,17 +118,17 @@ class Columns:
         """Make space for so many rows, or for twice as many as there is space for."""
         self.row_capacity = rows or 2 * self.row_capacity
         for i, (kind, _) in enumerate(self.kinds):
-            self._validity[i] = enlarged(self._validity[i], self.row_capacity // 8 + 1, 0xFF)
+            self._validity[i] = enlarge(self._validity[i], self.row_capacity // 8 + 1, 0xFF)
             if kind == kernel.BYTES:
-                self._offsets[i] = enlarged(self._offsets[i], self.row_capacity + 1)
+                self._offsets[i] = enlarge(self._offsets[i], self.row_capacity + 1)
             else:
-                self._values[i] = enlarged(self._values[i], self.row_capacity * _WIDTHS[kind])
+                self._values[i] = enlarge(self._values[i], self.row_capacity * _WIDTHS[kind])
             self._update_addresses(i)
 
     def grow_column(self, column: int, size: int) -> None:
         """Make space for so many bytes in a column of strings, or for twice as many as there is space for."""
-        size = max(size, min(2 * int(self.column_lines[column, kernel.CAPACITY]), buffers.LARGEST))
-        self._values[column] = enlarged(self._values[column], size + kernel.SLACK)
+        size = max(size, min(2 * int(self.column_lines[column, kernel.CAPACITY]), buffers.MAX_STRING_BYTES))
+        self._values[column] = enlarge(self._values[column], size + PADDING)
         self.column_lines[column, kernel.CAPACITY] = size
         self._update_addresses(column)
 
@@ -141,31 +142,31 @@ class Columns:
 
     def _to_arrow(self, i: int, wanted: pa.DataType, rows: int) -> pa.Array:
         kind, validity, used = self.kinds[i][0], None, (rows + 7) // 8
-        if self.column_lines[i, kernel.NULLS]:
-            validity = copied(self._validity[i][:used])
+        if self.column_lines[i, kernel.HAS_NULLS]:
+            validity = copy_to_arrow(self._validity[i][:used])
             # The row that comes next may have been begun already: its bit, too.
             self._validity[i][: rows // 8 + 1] = 0xFF
-            self.column_lines[i, kernel.NULLS] = 0
+            self.column_lines[i, kernel.HAS_NULLS] = 0
         if kind != kernel.BYTES:
-            values = copied(self._values[i][: rows * _WIDTHS[kind]])
+            values = copy_to_arrow(self._values[i][: rows * _WIDTHS[kind]])
             array = pa.Array.from_buffers(wanted, rows, [validity, values])
         else:
             offsets = self._offsets[i][: rows + 1]
-            values = copied(self._values[i][: offsets[-1]])
+            values = copy_to_arrow(self._values[i][: offsets[-1]])
             if wanted == pa.string() and not is_utf8(values, offsets):
-                raise UnfitValue(i, "text", "there is text that is not UTF-8")
+                raise UnsupportedValue(i, "text", "there is text that is not UTF-8")
             if pa.types.is_list(wanted):
                 if (offsets % 4).any():
-                    raise UnfitValue(i, "damaged", "a vector has a part of a number")
+                    raise UnsupportedValue(i, "damaged", "a vector has a part of a number")
                 floats = pa.Array.from_buffers(wanted.value_type, int(offsets[-1]) // 4, [None, values])
-                numbers = copied(offsets // 4)
+                numbers = copy_to_arrow(offsets // 4)
                 return pa.Array.from_buffers(wanted, rows, [validity, numbers], children=[floats])
-            array = pa.Array.from_buffers(wanted, rows, [validity, copied(offsets), values])
+            array = pa.Array.from_buffers(wanted, rows, [validity, copy_to_arrow(offsets), values])
         if kind == kernel.DECIMAL:
             try:
                 array.validate(full=True)  # no more digits than declared
             except pa.ArrowInvalid as error:
-                raise UnfitValue(i, "damaged", str(error)) from None
+                raise UnsupportedValue(i, "damaged", str(error)) from None
         return array
 
     def _update_addresses(self, i: int) -> None:

@@ -16,25 +16,27 @@ import numpy as np
 from airflow_provider_cdc.native import primitives
 from airflow_provider_cdc.native.compile import compiled
 from airflow_provider_cdc.native.primitives import (
-    NO_DATE,
-    copy,
+    INVALID_DATE,
+    PADDING,
+    clear_bit,
+    copy_bytes,
     days_since_1970,
     inlined,
     load32,
+    read16,
+    read32,
+    read64,
     store8,
     store16,
     store32,
     store64,
-    take16,
-    take32,
-    take64,
-    unset,
 )
-from airflow_provider_cdc.native.primitives import SLACK as SLACK
 
 # How a call ends: with one row read; at the end of the data; at a packet that is not a row; at one of several pieces;
 # for want of rows or of room in a column; and with what is wrong.
-READ, MORE, OTHER, LARGE, ROWS, ROOM, SEQUENCE, MALFORMED, VALUE = range(9)
+ROW_READ, NEED_DATA, NOT_A_ROW, MULTI_PACKET_ROW, NEED_ROWS, NEED_ROOM, OUT_OF_SEQUENCE, MALFORMED, INVALID_VALUE = (
+    range(9)
+)
 
 # How a column is read: what is on the wire, and what becomes of it.
 (
@@ -54,17 +56,17 @@ READ, MORE, OTHER, LARGE, ROWS, ROOM, SEQUENCE, MALFORMED, VALUE = range(9)
 ) = range(13)
 
 # The fields of a column's line. SCALE: digits behind the point of a decimal; of a date, whether a zero date is NULL.
-KIND, SCALE, VALUES, OFFSETS, VALIDITY, NULLS, CAPACITY = range(7)
-FIELDS = 7
+KIND, SCALE, VALUES, OFFSETS, VALIDITY, HAS_NULLS, CAPACITY = range(7)
+COLUMN_FIELDS = 7
 
 # The fields of the state that calls share: where to go on, the next row and packet number, which column is in trouble,
 # and how many bytes are wanted.
-AT, ROW, NUMBER, COLUMN, WANTED = range(5)
-STATE = 5
+DATA_AT, ROW, PACKET_NUMBER, FAILED_COLUMN, WANTED_BYTES = range(5)
+STATE_SIZE = 5
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _size(data: Any, at: Any, end: Any) -> Any:
+def _read_length(data: Any, at: Any, end: Any) -> Any:
     """(length-encoded integer, where it ends); -1 if there is none."""
     if at >= end:
         return -1, at
@@ -72,26 +74,26 @@ def _size(data: Any, at: Any, end: Any) -> Any:
     if first < 251:
         return first, at + 1
     if first == 252 and at + 3 <= end:
-        return np.int64(take16(data, at + 1)), at + 3
+        return np.int64(read16(data, at + 1)), at + 3
     if first == 253 and at + 4 <= end:
-        return np.int64(take32(data, at)) >> 8, at + 4
+        return np.int64(read32(data, at)) >> 8, at + 4
     if first == 254 and at + 9 <= end:
-        return np.int64(take64(data, at + 1)), at + 9  # a negative one is refused like any that is too long
+        return np.int64(read64(data, at + 1)), at + 9  # a negative one is refused like any that is too long
     return -1, at
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _clock(data: Any, at: Any, size: Any) -> Any:
+def _read_clock(data: Any, at: Any, size: Any) -> Any:
     """Microseconds of hour, minute, second and, if there are 7 bytes, microseconds; -1 if that is no time of day."""
     hour, minute, second = np.int64(data[at]), np.int64(data[at + 1]), np.int64(data[at + 2])
-    micros = np.int64(take32(data, at + 3)) if size == 7 else np.int64(0)
+    micros = np.int64(read32(data, at + 3)) if size == 7 else np.int64(0)
     if hour > 23 or minute > 59 or second > 59 or micros > 999_999:
         return -1
     return ((hour * 60 + minute) * 60 + second) * 1_000_000 + micros
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _decimal(data: Any, at: Any, end: Any, scale: Any, address: Any) -> Any:
+def _store_decimal(data: Any, at: Any, end: Any, scale: Any, address: Any) -> Any:
     """Store a decimal number that the server printed; whether it is one, with so many digits behind the point."""
     negative = at < end and data[at] == ord("-")
     if negative:
@@ -141,7 +143,7 @@ def _decimal(data: Any, at: Any, end: Any, scale: Any, address: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _temporal(data: Any, at: Any, end: Any, kind: Any, address: Any) -> Any:
+def _store_temporal(data: Any, at: Any, end: Any, kind: Any, address: Any) -> Any:
     """Store a date, a date with time, or a time; where it ends, or minus what is wrong."""
     if at >= end:
         return -MALFORMED
@@ -155,24 +157,24 @@ def _temporal(data: Any, at: Any, end: Any, kind: Any, address: Any) -> Any:
             return at
         if size != 8 and size != 12:
             return -MALFORMED
-        clock = _clock(data, at + 5, size - 5)
-        days = np.int64(take32(data, at + 1))
+        clock = _read_clock(data, at + 5, size - 5)
+        days = np.int64(read32(data, at + 1))
         if clock < 0 or days > 34 or data[at] > 1:
             return -MALFORMED
         clock += days * 86_400_000_000
         store64(address, np.uint64(-clock if data[at] == 1 else clock))
         return at + size
     if size == 0:
-        return -VALUE
+        return -INVALID_VALUE
     if size != 4 and (kind == DATE or (size != 7 and size != 11)):
         return -MALFORMED
-    day = days_since_1970(np.int64(take16(data, at)), np.int64(data[at + 2]), np.int64(data[at + 3]))
-    if day == NO_DATE:
-        return -VALUE
+    day = days_since_1970(np.int64(read16(data, at)), np.int64(data[at + 2]), np.int64(data[at + 3]))
+    if day == INVALID_DATE:
+        return -INVALID_VALUE
     if kind == DATE:
         store32(address, np.uint32(day))
         return at + size
-    clock = _clock(data, at + 4, size - 4) if size > 4 else np.int64(0)
+    clock = _read_clock(data, at + 4, size - 4) if size > 4 else np.int64(0)
     if clock < 0:
         return -MALFORMED
     store64(address, np.uint64(day * 86_400_000_000 + clock))
@@ -180,7 +182,7 @@ def _temporal(data: Any, at: Any, end: Any, kind: Any, address: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _blank(kind: Any, values: Any, row: Any) -> Any:
+def _store_null(kind: Any, values: Any, row: Any) -> Any:
     """What stands where there is NULL: always the same."""
     if kind == DECIMAL or kind == WIDEN_8:
         store64(values + 16 * row, np.uint64(0))
@@ -196,7 +198,7 @@ def _blank(kind: Any, values: Any, row: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _row(data: Any, at: Any, end: Any, columns: Any, row: Any, state: Any) -> Any:
+def _read_row(data: Any, at: Any, end: Any, columns: Any, row: Any, state: Any) -> Any:
     """Read one row; the same row may be read again after ROOM."""
     count = columns.shape[0]
     nulls = at + 1
@@ -206,60 +208,60 @@ def _row(data: Any, at: Any, end: Any, columns: Any, row: Any, state: Any) -> An
     for i in range(count):
         kind, values = columns[i, KIND], columns[i, VALUES]
         if (data[nulls + ((i + 2) >> 3)] >> ((i + 2) & 7)) & 1:
-            columns[i, NULLS] = 1
-            unset(columns[i, VALIDITY], row)
+            columns[i, HAS_NULLS] = 1
+            clear_bit(columns[i, VALIDITY], row)
             if kind == BYTES:
                 offsets = columns[i, OFFSETS] + 4 * row
                 store32(offsets + 4, load32(offsets))
             else:
-                _blank(kind, values, row)
+                _store_null(kind, values, row)
             continue
         if kind == BYTES:
-            size, at = _size(data, at, end)
+            size, at = _read_length(data, at, end)
             if size < 0 or size > end - at:
-                state[COLUMN] = i
+                state[FAILED_COLUMN] = i
                 return MALFORMED
             offsets = columns[i, OFFSETS] + 4 * row
             used = np.int64(load32(offsets))
             if used + size > columns[i, CAPACITY]:
-                state[COLUMN], state[WANTED] = i, used + size
-                return ROOM
+                state[FAILED_COLUMN], state[WANTED_BYTES] = i, used + size
+                return NEED_ROOM
             target = values + used
             if size <= 16:
-                store64(target, take64(data, at))
-                store64(target + 8, take64(data, at + 8))
+                store64(target, read64(data, at))
+                store64(target + 8, read64(data, at + 8))
             else:
-                copy(target, data, at, size)
+                copy_bytes(target, data, at, size)
             store32(offsets + 4, np.uint32(used + size))
             at += size
         elif kind == COPY_4:
             if at + 4 > end:
                 return MALFORMED
-            store32(values + 4 * row, take32(data, at))
+            store32(values + 4 * row, read32(data, at))
             at += 4
         elif kind == COPY_8:
             if at + 8 > end:
                 return MALFORMED
-            store64(values + 8 * row, take64(data, at))
+            store64(values + 8 * row, read64(data, at))
             at += 8
         elif kind == DATE or kind == DATETIME or kind == TIME:
-            state[COLUMN] = i
+            state[FAILED_COLUMN] = i
             start = at
-            at = _temporal(data, at, end, kind, values + (4 if kind == DATE else 8) * row)
-            if at == -VALUE and columns[i, SCALE]:
-                columns[i, NULLS] = 1
-                unset(columns[i, VALIDITY], row)
-                _blank(kind, values, row)
+            at = _store_temporal(data, at, end, kind, values + (4 if kind == DATE else 8) * row)
+            if at == -INVALID_VALUE and columns[i, SCALE]:
+                columns[i, HAS_NULLS] = 1
+                clear_bit(columns[i, VALIDITY], row)
+                _store_null(kind, values, row)
                 at = start + 1 + np.int64(data[start])
             elif at < 0:
-                state[WANTED] = start
+                state[WANTED_BYTES] = start
                 return -at
         elif kind == DECIMAL:
-            size, at = _size(data, at, end)
-            state[COLUMN] = i
+            size, at = _read_length(data, at, end)
+            state[FAILED_COLUMN] = i
             if size < 0 or size > end - at:
                 return MALFORMED
-            if not _decimal(data, at, at + size, columns[i, SCALE], values + 16 * row):
+            if not _store_decimal(data, at, at + size, columns[i, SCALE], values + 16 * row):
                 return MALFORMED
             at += size
         elif kind == COPY_1:
@@ -275,33 +277,33 @@ def _row(data: Any, at: Any, end: Any, columns: Any, row: Any, state: Any) -> An
         elif kind == COPY_2:
             if at + 2 > end:
                 return MALFORMED
-            store16(values + 2 * row, take16(data, at))
+            store16(values + 2 * row, read16(data, at))
             at += 2
         elif kind == WIDEN_2:
             if at + 2 > end:
                 return MALFORMED
-            store32(values + 4 * row, np.uint32(take16(data, at)))
+            store32(values + 4 * row, np.uint32(read16(data, at)))
             at += 2
         elif kind == WIDEN_4:
             if at + 4 > end:
                 return MALFORMED
-            store64(values + 8 * row, np.uint64(take32(data, at)))
+            store64(values + 8 * row, np.uint64(read32(data, at)))
             at += 4
         else:  # WIDEN_8
             if at + 8 > end:
                 return MALFORMED
-            store64(values + 16 * row, take64(data, at))
+            store64(values + 16 * row, read64(data, at))
             store64(values + 16 * row + 8, np.uint64(0))
             at += 8
-    return READ if at == end else MALFORMED
+    return ROW_READ if at == end else MALFORMED
 
 
 @compiled("int64(uint8[::1], int64, int64, int64[:, ::1], int64, int64[::1])", __file__, primitives.__file__)
 def read_row(data: Any, at: Any, end: Any, columns: Any, row: Any, state: Any) -> Any:
     """Read one row that stands at [at, end) without packet headers."""
-    if at < 0 or at >= end or end + SLACK > data.shape[0]:
+    if at < 0 or at >= end or end + PADDING > data.shape[0]:
         return MALFORMED
-    return _row(data, at, end, columns, row, state)
+    return _read_row(data, at, end, columns, row, state)
 
 
 @compiled("int64(uint8[::1], int64, int64[:, ::1], int64, int64[::1])", __file__, primitives.__file__)
@@ -312,34 +314,34 @@ def read_rows(data: Any, end: Any, columns: Any, rows: Any, state: Any) -> Any:
     :param state: is brought up to date for the next call.
     :returns: why it ended; never READ.
     """
-    at, row, number = state[AT], state[ROW], state[NUMBER]
-    if at < 0 or end + SLACK > data.shape[0]:
+    at, row, number = state[DATA_AT], state[ROW], state[PACKET_NUMBER]
+    if at < 0 or end + PADDING > data.shape[0]:
         return MALFORMED
-    why = MORE
-    state[WANTED] = 5
+    why = NEED_DATA
+    state[WANTED_BYTES] = 5
     while end - at >= 5:
-        size = np.int64(take32(data, at) & 0xFFFFFF)
+        size = np.int64(read32(data, at) & 0xFFFFFF)
         if data[at + 3] != number:
-            why = SEQUENCE
+            why = OUT_OF_SEQUENCE
             break
         if size == 0xFFFFFF:
-            why = LARGE
+            why = MULTI_PACKET_ROW
             break
         if end - at - 4 < size:
-            state[WANTED] = size + 4
+            state[WANTED_BYTES] = size + 4
             break
         if size == 0 or data[at + 4] != 0:
-            why = MALFORMED if size == 0 else OTHER
+            why = MALFORMED if size == 0 else NOT_A_ROW
             break
         if row == rows:
-            why = ROWS
+            why = NEED_ROWS
             break
-        why = _row(data, at + 4, at + 4 + size, columns, row, state)
-        if why != READ:
+        why = _read_row(data, at + 4, at + 4 + size, columns, row, state)
+        if why != ROW_READ:
             break
-        why = MORE
+        why = NEED_DATA
         at += 4 + size
         row += 1
         number = (number + 1) & 255
-    state[AT], state[ROW], state[NUMBER] = at, row, number
+    state[DATA_AT], state[ROW], state[PACKET_NUMBER] = at, row, number
     return why

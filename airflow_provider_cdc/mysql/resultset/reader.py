@@ -18,20 +18,21 @@ from pymysql.constants import CLIENT, COMMAND
 from pymysql.err import MySQLError, raise_mysql_exception
 
 from airflow_provider_cdc.model.errors import DamageError, OtherColumnsError, TransientError
-from airflow_provider_cdc.model.unsupported_values import UnfitValue
-from airflow_provider_cdc.mysql.client.session import errors
+from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
+from airflow_provider_cdc.mysql.client.session import translate_errors
 from airflow_provider_cdc.mysql.resultset import kernel
-from airflow_provider_cdc.mysql.resultset.columns import Columns, how_to_read
+from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers, column_kind
 from airflow_provider_cdc.native import buffers
+from airflow_provider_cdc.native.primitives import PADDING
 
 #: Bytes that are asked for at a time. What is read is still in the processor's cache when it is decoded.
-_BLOCK = 256 << 10
+_RECEIVE_BYTES = 256 << 10
 _LARGEST_PACKET = 0xFFFFFF
 #: Space for columns is kept for the next chunk, up to so many bytes.
-_KEPT_BYTES = 64 << 20
+_MAX_KEPT_BYTES = 64 << 20
 
 
-def read(connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset()) -> pa.Table:
+def query_arrow(connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset()) -> pa.Table:
     """Run a SELECT and return its rows.
 
     Memory is what the rows take, and once more while they are read. A column of strings with more than 1 GiB comes in
@@ -45,10 +46,10 @@ def read(connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[st
     :raises OtherColumnsError: if the server's columns are not those of the schema.
     :raises TerminalError: if its answer makes no sense.
     """
-    return pa.Table.from_batches(read_in_pieces(connection, sql, schema, nulls), schema=schema)
+    return pa.Table.from_batches(query_arrow_batches(connection, sql, schema, nulls), schema=schema)
 
 
-def read_in_pieces(
+def query_arrow_batches(
     connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset(), size: int | None = None
 ) -> Generator[pa.RecordBatch, None, None]:
     """Like :func:`read`, piece by piece, at least one. The connection is busy until the last one is consumed; whoever
@@ -56,12 +57,12 @@ def read_in_pieces(
 
     :param size: bytes that a piece has about; a row is never split.
     """
-    with errors("reading from the source"):
+    with translate_errors("reading from the source"):
         wire: Any = connection  # what follows is below the driver's public face
         wire._execute_command(COMMAND.COM_STMT_PREPARE, sql)
         prepared = wire._read_packet().get_all_data()
         statement, count = prepared[1:5], int.from_bytes(prepared[5:7], "little")
-        reader = _readers.setdefault(connection, _Reader())
+        reader = _readers.setdefault(connection, _RowReader())
         try:
             reader.read_definitions(wire, count)
             wire._execute_command(COMMAND.COM_STMT_EXECUTE, statement + b"\0\1\0\0\0")
@@ -78,15 +79,15 @@ def read_in_pieces(
                 wire._execute_command(COMMAND.COM_STMT_CLOSE, statement)
 
 
-class _Reader:
+class _RowReader:
     """What is kept between two statements of a connection (not the connection itself, so that it can be dropped)."""
 
     def __init__(self) -> None:
-        self._data: Any = np.empty(_BLOCK + kernel.SLACK, np.uint8)
-        self._state = np.zeros(kernel.STATE, np.int64)
+        self._data: Any = np.empty(_RECEIVE_BYTES + PADDING, np.uint8)
+        self._state = np.zeros(kernel.STATE_SIZE, np.int64)
         self._at = self._end = self._packet_number = 0
         self._receive: Callable[[memoryview], int] = lambda _: 0
-        self._columns: Columns | None = None
+        self._columns: ColumnBuffers | None = None
         self._definitions: list[bytes] = []
         self._nulls: Set[str] = frozenset()
         self._batch_bytes: int | None = None
@@ -125,13 +126,13 @@ class _Reader:
             # Behind six strings, the last one the column's name: 12, character set, length, type, flags, decimals.
             tail = definition[-13:]
             charset, flags = int.from_bytes(tail[1:3], "little"), int.from_bytes(tail[8:10], "little")
-            kind = how_to_read(tail[7], flags, charset, tail[10], field.type)
+            kind = column_kind(tail[7], flags, charset, tail[10], field.type)
             if kind is None:
                 raise OtherColumnsError(
                     f"column {field.name}: the server's type {tail[7]} is not {field.type}", _ALTERED
                 )
             kinds.append((kind[0], 1) if kind[0] in (kernel.DATE, kernel.DATETIME) and field.name in nulls else kind)
-        self._columns, self._definitions, self._nulls = Columns(schema, tuple(kinds)), definitions, nulls
+        self._columns, self._definitions, self._nulls = ColumnBuffers(schema, tuple(kinds)), definitions, nulls
 
     def read_rows(self) -> Iterator[pa.RecordBatch]:
         """Read the rows, to the end of the answer."""
@@ -142,26 +143,26 @@ class _Reader:
         while True:
             yield from batches
             batches.clear()
-            state[kernel.AT], state[kernel.NUMBER] = self._at, self._packet_number
+            state[kernel.DATA_AT], state[kernel.PACKET_NUMBER] = self._at, self._packet_number
             why = kernel.read_rows(
                 self._data, self._end, buffers_of_columns.column_lines, buffers_of_columns.row_capacity, state
             )
-            self._at, self._packet_number = int(state[kernel.AT]), int(state[kernel.NUMBER])
-            if why == kernel.LARGE:
+            self._at, self._packet_number = int(state[kernel.DATA_AT]), int(state[kernel.PACKET_NUMBER])
+            if why == kernel.MULTI_PACKET_ROW:
                 why = self._read_large_row(batches)
-            if why == kernel.MORE:
-                self._receive_more(int(state[kernel.WANTED]))
-            elif why == kernel.OTHER:
+            if why == kernel.NEED_DATA:
+                self._receive_more(int(state[kernel.WANTED_BYTES]))
+            elif why == kernel.NOT_A_ROW:
                 break
-            elif why != kernel.READ:
+            elif why != kernel.ROW_READ:
                 self._handle_stop(why, batches)
         last = self._read_packet()
         if last[0] == 0xFF:
             raise_mysql_exception(last)  # the server gave up in the middle
         if last[0] != 0xFE:
-            raise _nonsense("a packet that is neither a row nor an end")
+            raise _malformed("a packet that is neither a row nor an end")
         yield buffers_of_columns.copy_batch(int(state[kernel.ROW]))
-        if buffers_of_columns.allocated_bytes > _KEPT_BYTES:
+        if buffers_of_columns.allocated_bytes > _MAX_KEPT_BYTES:
             self._columns = None
 
     def _read_large_row(self, batches: list[pa.RecordBatch]) -> int:
@@ -169,12 +170,12 @@ class _Reader:
         space, state, packet = self._columns, self._state, bytearray(self._read_packet())
         assert space is not None
         size = len(packet)
-        data = np.frombuffer(packet + bytes(kernel.SLACK), np.uint8)
+        data = np.frombuffer(packet + bytes(PADDING), np.uint8)
         while True:
             if state[kernel.ROW] == space.row_capacity:
                 space.grow_rows()
             why = int(kernel.read_row(data, 0, size, space.column_lines, state[kernel.ROW], state))
-            if why == kernel.READ:
+            if why == kernel.ROW_READ:
                 state[kernel.ROW] += 1
                 return why
             self._handle_stop(why, batches)
@@ -183,20 +184,24 @@ class _Reader:
         """Do what has to be done before the kernel can go on."""
         space, state = self._columns, self._state
         assert space is not None
-        column = int(state[kernel.COLUMN])
+        column = int(state[kernel.FAILED_COLUMN])
         full = self._batch_bytes is not None and space.allocated_bytes >= self._batch_bytes and state[kernel.ROW]
-        if why == kernel.ROWS and not full:
+        if why == kernel.NEED_ROWS and not full:
             space.grow_rows()
-        elif why in (kernel.ROWS, kernel.ROOM):
-            if full or (state[kernel.WANTED] > buffers.LARGEST and state[kernel.ROW]):
+        elif why in (kernel.NEED_ROWS, kernel.NEED_ROOM):
+            if full or (state[kernel.WANTED_BYTES] > buffers.MAX_STRING_BYTES and state[kernel.ROW]):
                 batches.append(space.copy_batch(int(state[kernel.ROW])))
                 state[kernel.ROW] = 0
             else:
-                space.grow_column(column, int(state[kernel.WANTED]))
-        elif why == kernel.VALUE:
-            raise UnfitValue(column, "date", f"{_date(self._data, int(state[kernel.WANTED]))} is not a date")
+                space.grow_column(column, int(state[kernel.WANTED_BYTES]))
+        elif why == kernel.INVALID_VALUE:
+            raise UnsupportedValue(
+                column, "date", f"{_format_date(self._data, int(state[kernel.WANTED_BYTES]))} is not a date"
+            )
         else:
-            raise _nonsense("packets out of order" if why == kernel.SEQUENCE else "a row that cannot be understood")
+            raise _malformed(
+                "packets out of order" if why == kernel.OUT_OF_SEQUENCE else "a row that cannot be understood"
+            )
 
     def _read_packet(self) -> bytes:
         pieces = []
@@ -204,7 +209,7 @@ class _Reader:
             self._ensure(4)
             size = int.from_bytes(self._data[self._at : self._at + 3].tobytes(), "little")
             if self._data[self._at + 3] != self._packet_number:
-                raise _nonsense("packets out of order")
+                raise _malformed("packets out of order")
             self._ensure(4 + size)
             pieces.append(self._data[self._at + 4 : self._at + 4 + size].tobytes())
             self._at, self._packet_number = self._at + 4 + size, (self._packet_number + 1) & 255
@@ -218,31 +223,31 @@ class _Reader:
     def _receive_more(self, size: int) -> None:
         """Receive what there is, making space for ``size`` bytes that have not been read yet."""
         left = self._end - self._at
-        if self._at and (not left or self._at + size > len(self._data) - kernel.SLACK):
+        if self._at and (not left or self._at + size > len(self._data) - PADDING):
             self._data[:left] = self._data[self._at : self._end].copy()
             self._at, self._end = 0, left
         self._make_room(size)
-        got = self._receive(memoryview(self._data)[self._end : len(self._data) - kernel.SLACK])
+        got = self._receive(memoryview(self._data)[self._end : len(self._data) - PADDING])
         if not got:
             raise TransientError("the server closed the connection in the middle of a result", "Run again")
         self._end += got
 
     def _make_room(self, size: int) -> None:
-        if self._at + size > len(self._data) - kernel.SLACK:
-            larger: Any = np.empty(size + _BLOCK + kernel.SLACK, np.uint8)
+        if self._at + size > len(self._data) - PADDING:
+            larger: Any = np.empty(size + _RECEIVE_BYTES + PADDING, np.uint8)
             larger[: self._end] = self._data[: self._end]
             self._data = larger
 
 
-_readers: WeakKeyDictionary[Connection[Any], _Reader] = WeakKeyDictionary()
+_readers: WeakKeyDictionary[Connection[Any], _RowReader] = WeakKeyDictionary()
 _ALTERED = "If the table was altered, start with a fresh sink.path"
 
 
-def _nonsense(what: str) -> DamageError:
+def _malformed(what: str) -> DamageError:
     return DamageError(f"the server's answer cannot be understood: {what}")
 
 
-def _date(data: Any, at: int) -> str:
+def _format_date(data: Any, at: int) -> str:
     """The date at a place on the wire: its length, then year, month and day."""
     if not data[at]:
         return "0000-00-00"

@@ -9,15 +9,15 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_cdc.config.table_properties import OWN
+from airflow_provider_cdc.config.table_properties import OWN_PREFIX
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.sinks.delta.log.features import both, with_feed
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.log.retention import without_shorter
+from airflow_provider_cdc.sinks.delta.log.features import merge_protocols, protocol_with_feed
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
 
 #: How the description of a table begins that a pipeline owns, and the property that names it: people may write another
 #: description, and somebody who replaces the table takes the property away.
-OWNED, OWNER = "airflow-cdc pipeline ", f"{OWN}pipeline"
+OWNER_DESCRIPTION_PREFIX, OWNER_PROPERTY = "airflow-cdc pipeline ", f"{OWN_PREFIX}pipeline"
 
 
 def owner_of(metadata: Mapping[str, Any]) -> str | None:
@@ -25,26 +25,30 @@ def owner_of(metadata: Mapping[str, Any]) -> str | None:
 
     :param metadata: of the table.
     """
-    owner: str | None = (metadata.get("configuration") or {}).get(OWNER)
+    owner: str | None = (metadata.get("configuration") or {}).get(OWNER_PROPERTY)
     description = str(metadata.get("description") or "")
-    if owner is None and description.startswith(OWNED):  # the only sign that older versions have left
-        owner = description.removeprefix(OWNED)
+    if owner is None and description.startswith(
+        OWNER_DESCRIPTION_PREFIX
+    ):  # the only sign that older versions have left
+        owner = description.removeprefix(OWNER_DESCRIPTION_PREFIX)
     return owner
 
 
-def check_adoptable(log: Log, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]) -> None:
+def check_adoptable(log: DeltaLog, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]) -> None:
     """Refuse a table that cannot be taken over; parameters as for :func:`differences`.
 
     :raises NotReadyError: with all that is in the way.
     """
-    if obstacles := differences(log, wanted_schema, partitions, nullable):
+    if obstacles := find_adoption_obstacles(log, wanted_schema, partitions, nullable):
         raise NotReadyError(
             f"the {log.name} cannot be adopted: {'; '.join(obstacles)}",
             "Alter it, or choose another sink.path or sink.table_path",
         )
 
 
-def differences(log: Log, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]) -> list[str]:
+def find_adoption_obstacles(
+    log: DeltaLog, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]
+) -> list[str]:
     """What stands in the way of taking a table over.
 
     :param log: the table as it stands.
@@ -54,7 +58,7 @@ def differences(log: Log, wanted_schema: str, partitions: Sequence[str], nullabl
     """
     obstacles = []
     if (owner := owner_of(log.metadata)) is not None:
-        obstacles.append(f"it belongs to {OWNED}{owner}")
+        obstacles.append(f"it belongs to {OWNER_DESCRIPTION_PREFIX}{owner}")
     if log.markers:
         obstacles.append(f"it has a writer: {', '.join(sorted(log.markers)[:3])}")
     wanted_columns = {column["name"]: column for column in json.loads(wanted_schema)["fields"]}
@@ -63,9 +67,9 @@ def differences(log: Log, wanted_schema: str, partitions: Sequence[str], nullabl
         existing = existing_columns.get(name)
         if existing is None:
             if not name.startswith("_cdc_"):
-                obstacles.append(f"it lacks column {name} ({_type(column)})")
+                obstacles.append(f"it lacks column {name} ({_type_name(column)})")
         elif existing["type"] != column["type"]:
-            obstacles.append(f"column {name} is {_type(existing)}, and not {_type(column)}")
+            obstacles.append(f"column {name} is {_type_name(existing)}, and not {_type_name(column)}")
         elif not existing["nullable"] and (name in nullable or name.startswith("_cdc_")):
             obstacles.append(f"column {name} is NOT NULL, and may be NULL in the source")
     if (parts := list(log.metadata.get("partitionColumns") or ())) != list(partitions):
@@ -80,7 +84,7 @@ def differences(log: Log, wanted_schema: str, partitions: Sequence[str], nullabl
     return obstacles
 
 
-def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
+def adoption_actions(log: DeltaLog, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Actions that take a table over: its rows go, and it gets an owner.
 
     :param metadata: of a new table of this kind.
@@ -97,15 +101,17 @@ def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) 
         **metadata,
         **{key: old_metadata[key] for key in ("id", "name", "createdTime") if key in old_metadata},
         "schemaString": json.dumps(schema),
-        "configuration": {**log.configuration, **without_shorter(log.configuration, metadata["configuration"])},
+        "configuration": {**log.configuration, **drop_shorter_retentions(log.configuration, metadata["configuration"])},
     }
     actions: list[dict[str, Any]] = []
-    if (new_protocol := with_feed(both(log.protocol, protocol), new_metadata["configuration"])) != log.protocol:
+    if (
+        new_protocol := protocol_with_feed(merge_protocols(log.protocol, protocol), new_metadata["configuration"])
+    ) != log.protocol:
         actions.append({"protocol": new_protocol})
     actions.append({"metaData": new_metadata})
     return actions + [file.remove_action(data_change=True) for file in log.files.values()]
 
 
-def _type(column: Mapping[str, Any]) -> str:
+def _type_name(column: Mapping[str, Any]) -> str:
     kind = column["type"]
     return kind if isinstance(kind, str) else str(kind.get("type"))

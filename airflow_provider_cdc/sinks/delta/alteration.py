@@ -1,7 +1,7 @@
 """A table follows a change of its definition: its log says so, and no file of it is written again.
 
 Files from before lack the columns that are new. Whoever reads such a file takes them for NULL, as the Delta protocol
-has it (:func:`~airflow_provider_cdc.sinks.files.parquet.row_groups`). They still have those that are gone, which
+has it (:func:`~airflow_provider_cdc.sinks.files.parquet.read_row_groups`). They still have those that are gone, which
 nobody reads: no column of such a name may come without the rows being exchanged. Compaction evens that out in the
 course of time.
 
@@ -17,32 +17,34 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.config.table_properties import OWN
+from airflow_provider_cdc.config.table_properties import OWN_PREFIX
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.schema import DELETED, TableSchema
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.delta.definition import (
-    KEY,
-    Options,
-    columns_of,
-    fields_of,
-    has_columns,
-    key_of,
-    metadata_of,
+    KEY_PROPERTY,
+    DeltaTableOptions,
+    build_column_metadata,
+    build_metadata,
+    has_same_columns,
+    key_property_value,
+    schema_fields,
 )
-from airflow_provider_cdc.sinks.delta.log.commit_actions import without_columns
-from airflow_provider_cdc.sinks.delta.log.features import both, check_protocol, protocol_for, uses_vectors
-from airflow_provider_cdc.sinks.delta.log.live_file import added
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.merge.kept_rows import Kept
-from airflow_provider_cdc.sinks.delta.merge.key_files import Keys
+from airflow_provider_cdc.sinks.delta.log.commit_actions import drop_clustering_columns
+from airflow_provider_cdc.sinks.delta.log.features import check_protocol, merge_protocols, protocol_for, uses_vectors
+from airflow_provider_cdc.sinks.delta.log.live_file import add_action
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.kept_rows import RetainedFiles
+from airflow_provider_cdc.sinks.delta.merge.key_files import RowIdentity
 from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_mark
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 
-_FRESH = "Start with a fresh sink.path"
+_FRESH_PATH_REMEDY = "Start with a fresh sink.path"
 
 
-def altered(log: Log, old_table: TableSchema, row_identity: Keys, options: Options) -> list[dict[str, Any]]:
+def alter_actions(
+    log: DeltaLog, old_table: TableSchema, row_identity: RowIdentity, options: DeltaTableOptions
+) -> list[dict[str, Any]]:
     """Actions that give a table other columns; none if nothing changes.
 
     :param log: the table as it stands.
@@ -52,28 +54,37 @@ def altered(log: Log, old_table: TableSchema, row_identity: Keys, options: Optio
     :raises TerminalError: if it has not the columns of ``old_table``, or cannot be given the others.
     """
     declared = row_identity.partitioning.table_schema
-    old_schema = with_mark(old_table.sink_schema) if DELETED in row_identity.schema.names else old_table.sink_schema
-    if not has_columns(log, pa.schema([*old_schema, *[*declared][len(row_identity.schema) :]])):
+    old_schema = (
+        with_deleted_column(old_table.sink_schema)
+        if DELETED_COLUMN in row_identity.schema.names
+        else old_table.sink_schema
+    )
+    if not has_same_columns(log, pa.schema([*old_schema, *[*declared][len(row_identity.schema) :]])):
         raise TerminalError(
             f"the {log.name} has other columns than {old_table.label} had before its definition changed",
-            f"Something else has altered it. {_FRESH}",
+            f"Something else has altered it. {_FRESH_PATH_REMEDY}",
         )
-    if problem := _refusal(old_table, old_schema, row_identity):
+    if problem := _why_not_alterable(old_table, old_schema, row_identity):
         raise TerminalError(
-            f"the {log.name} cannot follow the change of the definition of {old_table.label}: {problem}", _FRESH
+            f"the {log.name} cannot follow the change of the definition of {old_table.label}: {problem}",
+            _FRESH_PATH_REMEDY,
         )
-    metadata = {**log.metadata, "schemaString": _schema(log, old_table, row_identity, options)}
+    metadata = {**log.metadata, "schemaString": _altered_schema(log, old_table, row_identity, options)}
     needed_protocol = protocol_for(declared, vectors=False)
-    protocol = both(log.protocol, needed_protocol)
+    protocol = merge_protocols(log.protocol, needed_protocol)
     check_protocol(log.name, protocol, metadata)  # as everybody does who reads it afterwards: then it is too late
     actions: list[dict[str, Any]] = [{"protocol": protocol}] if protocol is not log.protocol else []
-    if fields_of(metadata["schemaString"]) != fields_of(log.metadata["schemaString"]):
+    if schema_fields(metadata["schemaString"]) != schema_fields(log.metadata["schemaString"]):
         actions.append({"metaData": metadata})
-    return actions + without_columns(log.domain_metadata, declared.names)
+    return actions + drop_clustering_columns(log.domain_metadata, declared.names)
 
 
-def exchanged(
-    log: Log, row_identity: Keys, options: Options, slices: Sequence[DataFile], retained_files: Kept
+def overwrite_actions(
+    log: DeltaLog,
+    row_identity: RowIdentity,
+    options: DeltaTableOptions,
+    slices: Sequence[DataFile],
+    retained_files: RetainedFiles,
 ) -> list[dict[str, Any]]:
     """Actions that put slices in the place of all rows, and give the table the columns of a definition.
 
@@ -92,45 +103,49 @@ def exchanged(
     files = {file.path: file for part in slices for file in part.files if file.rows}
     # What has become of its rows since would be undone. And a version must not remove and add the same file.
     if already_live := sorted(files.keys() & log.files.keys()):
-        raise TerminalError(f"the file {log.storage.location(already_live[0])} is part of the table already", _FRESH)
-    if problem := _twice(declared):
-        raise TerminalError(f"the {log.name} cannot be given the columns of its source table: {problem}", _FRESH)
+        raise TerminalError(
+            f"the file {log.storage.location(already_live[0])} is part of the table already", _FRESH_PATH_REMEDY
+        )
+    if problem := _duplicate_column(declared):
+        raise TerminalError(
+            f"the {log.name} cannot be given the columns of its source table: {problem}", _FRESH_PATH_REMEDY
+        )
     metadata = {
         **log.metadata,
-        "schemaString": _renewed(log, row_identity, options),
-        "configuration": {**log.configuration, KEY: key_of(row_identity.key_columns)},
+        "schemaString": _overwritten_schema(log, row_identity, options),
+        "configuration": {**log.configuration, KEY_PROPERTY: key_property_value(row_identity.key_columns)},
     }
-    protocol = both(log.protocol, protocol_for(declared, vectors=False))
+    protocol = merge_protocols(log.protocol, protocol_for(declared, vectors=False))
     check_protocol(log.name, protocol, metadata)
     return [
         *([{"protocol": protocol}] if protocol is not log.protocol else []),
         {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
-        *without_columns(log.domain_metadata, declared.names),
+        *drop_clustering_columns(log.domain_metadata, declared.names),
         *(
             file.remove_action(data_change=True)
             for file in log.files.values()
             if file.path not in retained_files.unchanged
         ),
-        *(added(file, row_identity.stats_column, None) for file in (*files.values(), *retained_files.written)),
+        *(add_action(file, row_identity.stats_column, None) for file in (*files.values(), *retained_files.written)),
     ]
 
 
-def begun_anew(log: Log, partitioning: Partitioning, options: Options) -> list[dict[str, Any]]:
+def reset_actions(log: DeltaLog, partitioning: Partitioning, options: DeltaTableOptions) -> list[dict[str, Any]]:
     """Actions that give a table whatever other columns: all of its rows go.
 
     :param log: the table as it stands.
     """
     vectors = uses_vectors(log.protocol, log.configuration)
-    new_protocol = both(log.protocol, protocol_for(partitioning.table_schema, vectors=vectors))
+    new_protocol = merge_protocols(log.protocol, protocol_for(partitioning.table_schema, vectors=vectors))
     actions: list[dict[str, Any]] = [{"protocol": new_protocol}] if new_protocol is not log.protocol else []
-    configuration = {name: value for name, value in log.configuration.items() if name != KEY}
-    new_metadata = metadata_of(partitioning.schema, options, configuration, log.metadata["description"])
+    configuration = {name: value for name, value in log.configuration.items() if name != KEY_PROPERTY}
+    new_metadata = build_metadata(partitioning.schema, options, configuration, log.metadata["description"])
     actions.append({"metaData": {**new_metadata, "id": log.metadata["id"]}})
-    actions += without_columns(log.domain_metadata, partitioning.table_schema.names)
+    actions += drop_clustering_columns(log.domain_metadata, partitioning.table_schema.names)
     return actions + [file.remove_action(data_change=True) for file in log.files.values()]
 
 
-def _refusal(old_table: TableSchema, old_schema: pa.Schema, row_identity: Keys) -> str | None:
+def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, row_identity: RowIdentity) -> str | None:
     """Why the columns of a definition cannot become those of another one; ``None`` if they can.
 
     Whatever else than columns that come and go a table is to follow has to be let through here, and expressed.
@@ -141,20 +156,22 @@ def _refusal(old_table: TableSchema, old_schema: pa.Schema, row_identity: Keys) 
         index = row_identity.schema.get_field_index(field.name)
         if index >= 0 and (kind := row_identity.schema.field(index).type) != field.type:
             return f"column {field.name} was {field.type}, and is {kind}"
-    return _twice(row_identity.partitioning.table_schema)
+    return _duplicate_column(row_identity.partitioning.table_schema)
 
 
-def _twice(declared: pa.Schema) -> str | None:
+def _duplicate_column(declared: pa.Schema) -> str | None:
     names = Counter(name.lower() for name in declared.names)
     duplicates = [name for name, count in names.items() if count > 1]
     return f"it would have column {duplicates[0]} twice: case does not count" if duplicates else None
 
 
-def _schema(log: Log, old_table: TableSchema, row_identity: Keys, options: Options) -> str:
+def _altered_schema(
+    log: DeltaLog, old_table: TableSchema, row_identity: RowIdentity, options: DeltaTableOptions
+) -> str:
     """The new columns as the log says them. What others have told of a column stays, and what was told here goes."""
-    new_schema = json.loads(metadata_of(row_identity.schema, options, {}, "")["schemaString"])
-    current_metadata = {column["name"]: column["metadata"] for column in fields_of(log.metadata["schemaString"])}
-    own_metadata = columns_of(old_table)
+    new_schema = json.loads(build_metadata(row_identity.schema, options, {}, "")["schemaString"])
+    current_metadata = {column["name"]: column["metadata"] for column in schema_fields(log.metadata["schemaString"])}
+    own_metadata = build_column_metadata(old_table)
     for column in new_schema["fields"]:
         own_values = own_metadata.get(column["name"], {})
         foreign_values = {k: v for k, v in current_metadata.get(column["name"], {}).items() if own_values.get(k) != v}
@@ -162,19 +179,19 @@ def _schema(log: Log, old_table: TableSchema, row_identity: Keys, options: Optio
     return json.dumps(new_schema)
 
 
-def _renewed(log: Log, row_identity: Keys, options: Options) -> str:
+def _overwritten_schema(log: DeltaLog, row_identity: RowIdentity, options: DeltaTableOptions) -> str:
     """Columns as the log says them, whatever there were. What others have told of those that stay as they are stays:
     a comment that is not told here any more may be theirs.
     """
-    new_schema = json.loads(metadata_of(row_identity.schema, options, {}, "")["schemaString"])
-    before = {column["name"]: column for column in fields_of(log.metadata["schemaString"])}
+    new_schema = json.loads(build_metadata(row_identity.schema, options, {}, "")["schemaString"])
+    before = {column["name"]: column for column in schema_fields(log.metadata["schemaString"])}
     for column in new_schema["fields"]:
         old_column = before.get(column["name"])
         if old_column is not None and old_column["type"] == column["type"]:
-            column["metadata"] = {**_theirs(old_column["metadata"]), **column["metadata"]}
+            column["metadata"] = {**_foreign_metadata(old_column["metadata"]), **column["metadata"]}
     return json.dumps(new_schema)
 
 
-def _theirs(column_metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _foreign_metadata(column_metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Without what is told by this project, and what makes values of a column follow from others."""
-    return {name: value for name, value in column_metadata.items() if not name.startswith((OWN, "delta."))}
+    return {name: value for name, value in column_metadata.items() if not name.startswith((OWN_PREFIX, "delta."))}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from airflow_provider_cdc.config.deletes import HARD
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.delta.adoption import owner_of
-from airflow_provider_cdc.sinks.delta.definition import DELETES, SOURCE, Options
-from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.definition import DELETES_PROPERTY, SOURCE_PROPERTY, DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
 from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
 
 
-def check_owner(log: Log, pipeline: str) -> None:
+def check_owner(log: DeltaLog, pipeline: str) -> None:
     """Refuse a table that another pipeline owns, or none.
 
     :raises TerminalError: if it is one.
@@ -22,7 +22,7 @@ def check_owner(log: Log, pipeline: str) -> None:
         )
 
 
-def check_owned(log: Log) -> None:
+def check_has_owner(log: DeltaLog) -> None:
     """Refuse a table that no pipeline owns.
 
     :raises TerminalError: if it is one.
@@ -34,13 +34,13 @@ def check_owned(log: Log) -> None:
         )
 
 
-def check_settings(log: Log, partitioning: Partitioning, options: Options) -> None:
+def check_settings(log: DeltaLog, partitioning: Partitioning, options: DeltaTableOptions) -> None:
     """Refuse a table that was made under settings which cannot be changed, or of another source table.
 
     :raises TerminalError: if it is partitioned otherwise.
     :raises NotReadyError: if it was made under another ``sink.deletes``, or is another one's copy.
     """
-    table_source, own_source = log.configuration.get(SOURCE), options.properties.get(SOURCE)
+    table_source, own_source = log.configuration.get(SOURCE_PROPERTY), options.properties.get(SOURCE_PROPERTY)
     if table_source is not None and own_source is not None and table_source != own_source:
         raise NotReadyError(
             f"the {log.name} is the copy of table {table_source}, and not of {own_source}: two folders are one there, as if case "
@@ -48,7 +48,7 @@ def check_settings(log: Log, partitioning: Partitioning, options: Options) -> No
             "Tell the tables apart in sink.table_path, or exclude one of them",
         )
     partitioning.check_partition_columns(log.name, log.metadata)
-    table_deletes = log.configuration.get(DELETES, HARD)
+    table_deletes = log.configuration.get(DELETES_PROPERTY, HARD)
     if table_deletes != options.deletes:
         raise NotReadyError(
             f"the {log.name} was made with sink.deletes {table_deletes}, and it is {options.deletes} now",

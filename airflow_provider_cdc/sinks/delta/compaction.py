@@ -17,27 +17,33 @@ import numpy as np
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, added
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.merge.edit import Written, alive, new_part, partition_of, rows_of
-from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning, takes_vectors
-from airflow_provider_cdc.sinks.files.parquet import DataFile, Partition, row_groups, write_file
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.edit import (
+    PreparedCommit,
+    count_rows,
+    new_file_stem,
+    partition_key,
+    without_dead_rows,
+)
+from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning, supports_vectors
+from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, read_row_groups, write_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: So many files of one tier are put together: the sizes of a tier lie within a factor of eight.
 FANOUT = 8
 #: Of a partition never fewer than these, however many partitions there are.
-FEWEST = 4
+MIN_FANOUT = 4
 #: The share of dead rows above which a file is written anew, and the size below which it waits for others instead.
-DEAD, SMALL = 0.15, 2 << 20
+MAX_DEAD_SHARE, MIN_REWRITE_BYTES = 0.15, 2 << 20
 #: A file that is put together becomes no larger than the table's share: between these sizes, whatever that is.
-_LARGE, _SHARE = (16 << 20, 1 << 30), 64
+_MERGED_BYTES_LIMITS, _MERGED_SIZE_DIVISOR = (16 << 20, 1 << 30), 64
 #: Above so many files some readers hang if they have vectors.
-_MOST = 400
+_MAX_FILES = 400
 
 
 @dataclass(frozen=True)
-class Compaction:
+class DeltaCompaction:
     """Files that shall become one.
 
     :param storage: that of the table's folder.
@@ -51,7 +57,7 @@ class Compaction:
     partitioning: Partitioning
     sources: tuple[tuple[str, bytes], ...]
     stats_column: str | None
-    partition: Partition = field(default_factory=dict, hash=False)
+    partition: PartitionValues = field(default_factory=dict, hash=False)
 
     def run(self) -> list[DataFile]:
         """Write the living rows of the files as one.
@@ -60,10 +66,12 @@ class Compaction:
         """
         schema = self.partitioning.file_schema
         parts = (
-            alive(row_groups(self.storage, path, schema, may_lack_columns=True), BitMap.deserialize(dead))
+            without_dead_rows(
+                read_row_groups(self.storage, path, schema, may_lack_columns=True), BitMap.deserialize(dead)
+            )
             for path, dead in self.sources
         )
-        path = self.partitioning.file_path("", self.partition, f"{new_part()}.parquet")
+        path = self.partitioning.file_path("", self.partition, f"{new_file_stem()}.parquet")
         try:
             file = write_file(
                 self.storage,
@@ -82,29 +90,32 @@ class Compaction:
         return [file] if file.rows else []
 
 
-def plan(
-    log: Log, partitioning: Partitioning, stats_column: str | None, *, deletion_vectors: bool, purge: bool = False
-) -> list[Compaction]:
+def plan_compactions(
+    log: DeltaLog, partitioning: Partitioning, stats_column: str | None, *, deletion_vectors: bool, purge: bool = False
+) -> list[DeltaCompaction]:
     """What is to be compacted now.
 
     :param deletion_vectors: whether rows may die by deletion vectors; if not, files that have one are written anew.
     :param purge: whether to leave neither dead rows nor small files.
     """
     return [
-        Compaction(
+        DeltaCompaction(
             log.storage,
             partitioning,
             tuple((f.path, bytes(log.dead_rows(f).serialize())) for f in files),
             stats_column,
             files[0].partition,
         )
-        for files in chosen(
-            list(log.files.values()), lambda f: rows_of(log.storage, f), deletion_vectors=deletion_vectors, purge=purge
+        for files in choose_file_groups(
+            list(log.files.values()),
+            lambda f: count_rows(log.storage, f),
+            deletion_vectors=deletion_vectors,
+            purge=purge,
         )
     ]
 
 
-def chosen(
+def choose_file_groups(
     files: Sequence[LiveFile], count_rows_of: Any, *, deletion_vectors: bool = True, purge: bool = False
 ) -> list[list[LiveFile]]:
     """Groups of files that shall become one each.
@@ -117,49 +128,58 @@ def chosen(
     """
     parts: dict[Any, list[LiveFile]] = {}
     for file in files:
-        parts.setdefault(partition_of(file), []).append(file)
-    max_bytes = _large(sum(f.size for f in files))
+        parts.setdefault(partition_key(file), []).append(file)
+    max_bytes = _max_merged_bytes(sum(f.size for f in files))
     groups: list[list[LiveFile]] = []
     for partition_files in parts.values():
-        to_merge, bin_bytes = _together(partition_files, max_bytes, 1 if purge else _fanout(len(parts))), max_bytes
-        if not to_merge and len(files) > _MOST and len(partition_files) > max(1, _MOST // len(parts)):
-            to_merge, bin_bytes = _even(partition_files), 4 * max_bytes
+        to_merge, bin_bytes = (
+            _files_of_full_tiers(partition_files, max_bytes, 1 if purge else _tier_fanout(len(parts))),
+            max_bytes,
+        )
+        if not to_merge and len(files) > _MAX_FILES and len(partition_files) > max(1, _MAX_FILES // len(parts)):
+            to_merge, bin_bytes = _smaller_half(partition_files), 4 * max_bytes
         if purge or not deletion_vectors:
             mostly_dead = [f for f in partition_files if f.dead_row_count]
         else:
-            mostly_dead = [f for f in partition_files if f.size >= SMALL and f.dead_row_count > DEAD * count_rows_of(f)]
-        bins = list(_bins(to_merge, bin_bytes))
+            mostly_dead = [
+                f
+                for f in partition_files
+                if f.size >= MIN_REWRITE_BYTES and f.dead_row_count > MAX_DEAD_SHARE * count_rows_of(f)
+            ]
+        bins = list(_pack_bins(to_merge, bin_bytes))
         merged_paths = {f.path for group in bins for f in group}
         groups += [*bins, *([f] for f in mostly_dead if f.path not in merged_paths)]
     return groups
 
 
-def _large(total: int) -> int:
+def _max_merged_bytes(total: int) -> int:
     """The size above which no file of a table is put together with others."""
-    return max(_LARGE[0], min(total // _SHARE, _LARGE[1]), 2 * total // _MOST)
+    return max(
+        _MERGED_BYTES_LIMITS[0], min(total // _MERGED_SIZE_DIVISOR, _MERGED_BYTES_LIMITS[1]), 2 * total // _MAX_FILES
+    )
 
 
-def _fanout(parts: int) -> int:
+def _tier_fanout(parts: int) -> int:
     """Files of a tier that are too many: the more partitions there are, the fewer that is."""
-    return FANOUT if parts == 1 else max(FEWEST, min(FANOUT, _MOST // 2 // parts))
+    return FANOUT if parts == 1 else max(MIN_FANOUT, min(FANOUT, _MAX_FILES // 2 // parts))
 
 
-def _together(files: Sequence[LiveFile], max_bytes: int, fanout: int) -> list[LiveFile]:
+def _files_of_full_tiers(files: Sequence[LiveFile], max_bytes: int, fanout: int) -> list[LiveFile]:
     """The files of the highest tier of a partition that has too many, and of all below it, the smallest first.
 
     Those above half of the largest size are as large as they will be: each is in no tier.
     """
     mergeable = sorted((f for f in files if 2 * f.size <= max_bytes), key=lambda f: f.size)
-    tiers = Counter(map(_tier, mergeable))
+    tiers = Counter(map(_size_tier, mergeable))
     highest_full_tier = max((tier for tier, count in tiers.items() if count >= fanout), default=None)
-    return [] if highest_full_tier is None else [f for f in mergeable if _tier(f) <= highest_full_tier]
+    return [] if highest_full_tier is None else [f for f in mergeable if _size_tier(f) <= highest_full_tier]
 
 
-def _tier(file: LiveFile) -> int:
+def _size_tier(file: LiveFile) -> int:
     return file.size.bit_length() // 3
 
 
-def _even(files: Sequence[LiveFile]) -> list[LiveFile]:
+def _smaller_half(files: Sequence[LiveFile]) -> list[LiveFile]:
     """The smaller half of the files of a partition, without those beside which the rest is nothing."""
     smallest = sorted(files, key=lambda f: f.size)[: max(2, len(files) // 2)]
     while smallest and smallest[-1].size > 4 * sum(f.size for f in smallest[:-1]):
@@ -167,7 +187,7 @@ def _even(files: Sequence[LiveFile]) -> list[LiveFile]:
     return smallest
 
 
-def _bins(files: Sequence[LiveFile], max_bytes: int) -> Iterator[list[LiveFile]]:
+def _pack_bins(files: Sequence[LiveFile], max_bytes: int) -> Iterator[list[LiveFile]]:
     """Groups of several files that are no larger together: one that is left alone stays as it is."""
     bin_files: list[LiveFile] = []
     size = 0
@@ -182,13 +202,13 @@ def _bins(files: Sequence[LiveFile], max_bytes: int) -> Iterator[list[LiveFile]]
         yield bin_files
 
 
-def committed(
-    log: Log,
-    results: Sequence[tuple[Compaction, Sequence[DataFile]]],
+def prepare_compaction_commit(
+    log: DeltaLog,
+    results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]],
     stats_column: str | None,
     *,
     data_change: bool = False,
-) -> tuple[Written, int]:
+) -> tuple[PreparedCommit, int]:
     """What is to be committed for compactions that have run, on a version of the table.
 
     Each stands by itself: if a file that was read is not there any more, or what was written must not be put in its
@@ -196,10 +216,10 @@ def committed(
 
     :returns: this, and how many of them stand then.
     """
-    commit, dead_rows, committed_count, replaced_paths = Written(), dict[str, BitMap](), 0, set[str]()
+    commit, dead_rows, committed_count, replaced_paths = PreparedCommit(), dict[str, BitMap](), 0, set[str]()
     for compaction, files in results:
-        dead = None if replaced_paths & {path for path, _ in compaction.sources} else _died_since(log, compaction)
-        if dead is None or any(dead and not takes_vectors(file.path) for file in files):
+        dead = None if replaced_paths & {path for path, _ in compaction.sources} else _rows_dead_since(log, compaction)
+        if dead is None or any(dead and not supports_vectors(file.path) for file in files):
             commit.delete_on_success += [
                 file.path for file in files if file.path not in log.files
             ]  # it may stand already
@@ -217,14 +237,14 @@ def committed(
     vectors = write_vectors(log.storage, dead_rows)
     commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
     commit.actions = [
-        added(a["file"], stats_column, vectors.get(a["file"].path), data_change=data_change) if "file" in a else a
+        add_action(a["file"], stats_column, vectors.get(a["file"].path), data_change=data_change) if "file" in a else a
         for a in commit.actions
     ]
     commit.dead_rows = dead_rows
     return commit, committed_count
 
 
-def _died_since(log: Log, compaction: Compaction) -> BitMap | None:
+def _rows_dead_since(log: DeltaLog, compaction: DeltaCompaction) -> BitMap | None:
     """Rows of what a compaction has written that are dead by now; ``None`` if it is void."""
     start, dead = 0, BitMap()
     for path, serialized_dead in compaction.sources:
@@ -240,5 +260,5 @@ def _died_since(log: Log, compaction: Compaction) -> BitMap | None:
                 "u4"
             )
         )
-        start += rows_of(log.storage, live_file) - len(dead_before)
+        start += count_rows(log.storage, live_file) - len(dead_before)
     return dead

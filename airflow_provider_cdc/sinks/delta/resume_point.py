@@ -11,11 +11,11 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.config.table_properties import LOG_RETENTION
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.model.offset import Lineage, Offset
-from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.merge.edit import Edit, write_part
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.model.offset import Offset, Timeline
+from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.edit import TableEdit, write_data_file
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence, Markers
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -39,7 +39,7 @@ class DeltaResumePoint:
     """
 
     def __init__(self, storage: Storage, pipeline: str) -> None:
-        self.sink_table = DeltaTarget(storage, _SCHEMA, options=Options(deletion_vectors=False))
+        self.sink_table = DeltaSinkTable(storage, _SCHEMA, options=DeltaTableOptions(deletion_vectors=False))
         self._storage = storage
         self._pipeline = pipeline
 
@@ -52,7 +52,7 @@ class DeltaResumePoint:
         return self.sink_table.markers()
 
     def raise_fence(self, fence: Fence) -> bool:
-        """Raise a fence in the table; see :class:`~airflow_provider_cdc.sinks.protocol.Fenced`."""
+        """Raise a fence in the table; see :class:`~airflow_provider_cdc.sinks.protocol.Fenceable`."""
         written = self.sink_table.raise_fence(fence)
         self._clean_up_if_due()
         return written
@@ -74,7 +74,7 @@ class DeltaResumePoint:
         resume_state = self.read_with_timeline()
         return resume_state[0] if resume_state else None
 
-    def read_with_timeline(self) -> tuple[Offset, Lineage] | None:
+    def read_with_timeline(self) -> tuple[Offset, Timeline] | None:
         """The resume point and the lineage of its server, ``None`` before the first batch."""
         if not self.sink_table.exists():
             return None
@@ -83,9 +83,9 @@ class DeltaResumePoint:
         if not rows:
             return None
         row = rows[0]
-        return Offset.from_json(json.loads(row["offset"])), Lineage.from_segments(json.loads(row["lineage"]))
+        return Offset.from_json(json.loads(row["offset"])), Timeline.from_segments(json.loads(row["lineage"]))
 
-    def write(self, offset: Offset, timeline: Lineage, fence: Fence) -> None:
+    def write(self, offset: Offset, timeline: Timeline, fence: Fence) -> None:
         """Replace the resume point.
 
         :raises FencedError: if a newer epoch has taken over.
@@ -99,10 +99,10 @@ class DeltaResumePoint:
             "committed_at": datetime.now(UTC),
         }
 
-        def decide(log: Log) -> Edit:
+        def decide(log: DeltaLog) -> TableEdit:
             rows = pa.Table.from_pylist([row], schema=_SCHEMA)
-            file = write_part(self._storage, _SCHEMA, [rows], None)
-            return Edit(removed_files=set(log.files), added_files=[(file, BitMap())])
+            file = write_data_file(self._storage, _SCHEMA, [rows], None)
+            return TableEdit(removed_files=set(log.files), added_files=[(file, BitMap())])
 
         self.sink_table.commit_edit(decide, {}, fence)
         self._clean_up_if_due()

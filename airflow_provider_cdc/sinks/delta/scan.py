@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyroaring import BitMap
 
-from airflow_provider_cdc.model.schema import DELETED
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.merge.edit import alive
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import living
-from airflow_provider_cdc.sinks.files.parquet import Partition, row_groups
+from airflow_provider_cdc.model.schema import DELETED_COLUMN
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.edit import without_dead_rows
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import drop_deleted_rows
+from airflow_provider_cdc.sinks.files.parquet import PartitionValues, read_row_groups
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
 @dataclass(frozen=True)
-class FilePortion:
+class FileScanTask:
     """The living rows of a data file.
 
     :param storage: that of the table's folder.
@@ -33,22 +33,24 @@ class FilePortion:
     path: str
     size_bytes: int
     serialized_dead: bytes
-    partition: Partition = field(default_factory=dict, hash=False)
+    partition: PartitionValues = field(default_factory=dict, hash=False)
 
     def read_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Row group by row group; see :class:`~airflow_provider_cdc.sinks.scanning.Portion`."""
-        read_columns = [*columns, DELETED] if DELETED in self.schema.names else columns
-        groups = row_groups(self.storage, self.path, self.schema, read_columns, self.partition, may_lack_columns=True)
-        for rows in alive(groups, BitMap.deserialize(self.serialized_dead)):
-            yield living(rows)
+        """Row group by row group; see :class:`~airflow_provider_cdc.sinks.scanning.ScanTask`."""
+        read_columns = [*columns, DELETED_COLUMN] if DELETED_COLUMN in self.schema.names else columns
+        groups = read_row_groups(
+            self.storage, self.path, self.schema, read_columns, self.partition, may_lack_columns=True
+        )
+        for rows in without_dead_rows(groups, BitMap.deserialize(self.serialized_dead)):
+            yield drop_deleted_rows(rows)
 
 
-def portions_of(log: Log, schema: pa.Schema) -> list[FilePortion]:
+def plan_file_scan(log: DeltaLog, schema: pa.Schema) -> list[FileScanTask]:
     """Portions of a version.
 
     :param schema: schema of its rows.
     """
     return [
-        FilePortion(log.storage, schema, f.path, f.size, bytes(log.dead_rows(f).serialize()), f.partition)
+        FileScanTask(log.storage, schema, f.path, f.size, bytes(log.dead_rows(f).serialize()), f.partition)
         for f in log.files.values()
     ]

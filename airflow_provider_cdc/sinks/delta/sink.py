@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from airflow_provider_cdc.config.deletes import ALL_HARD, SOFT, Deletes
-from airflow_provider_cdc.config.patterns import matches
+from airflow_provider_cdc.config.deletes import ALL_HARD, SOFT, DeletePolicy
+from airflow_provider_cdc.config.patterns import matches_any
 from airflow_provider_cdc.config.store_access import StoreAccess
-from airflow_provider_cdc.config.table_paths import DEFAULT, TablePaths
-from airflow_provider_cdc.config.table_properties import FEED, NONE, TableProperties
+from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
+from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, NO_PROPERTIES, TableProperties
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.delta.definition import SOURCE, Options, columns_of
-from airflow_provider_cdc.sinks.delta.log.features import has_feed, hidden_by_feed
-from airflow_provider_cdc.sinks.delta.merge.partitions import Part, Partitioning
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_mark
+from airflow_provider_cdc.sinks.delta.definition import SOURCE_PROPERTY, DeltaTableOptions, build_column_metadata
+from airflow_provider_cdc.sinks.delta.log.features import has_feed, reserved_by_feed
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
-from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.layout import Layout
-from airflow_provider_cdc.sinks.files.staging import FileStaging
+from airflow_provider_cdc.sinks.files.staging import FileChangeStaging
 from airflow_provider_cdc.sinks.protocol import Feature
-from airflow_provider_cdc.sinks.storage.open_storage import storage_at
+from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
@@ -45,51 +45,51 @@ class DeltaSink:
     path: str
     pipeline: str
     copy_on_write_tables: tuple[str, ...] = ()
-    index_bytes: int = Options.index_bytes
+    index_bytes: int = DeltaTableOptions.index_bytes
     access: StoreAccess | None = None
-    deletes: Deletes = ALL_HARD
-    table_path: TablePaths = DEFAULT
-    table_properties: TableProperties = NONE
+    deletes: DeletePolicy = ALL_HARD
+    table_path: TablePaths = DEFAULT_TABLE_PATHS
+    table_properties: TableProperties = NO_PROPERTIES
     adopt: bool = False
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
-    def table(self, table: TableSchema) -> DeltaTarget:
+    def table(self, table: TableSchema) -> DeltaSinkTable:
         """Delta table of a captured table.
 
         :raises NotReadyError: if it cannot be partitioned, or have the properties, that the settings say.
         """
         deletes, deletion_vectors = (
             self.deletes.mode_of(table),
-            not matches(self.copy_on_write_tables, table.database, table.name),
+            not matches_any(self.copy_on_write_tables, table.database, table.name),
         )
         partitioning = self._partitioning(table)
-        properties = {**self.table_properties.properties_of(*table.id), SOURCE: table.label}
-        if has_feed(properties) and (reserved_names := hidden_by_feed(c.name for c in table.sink_columns)):
+        properties = {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label}
+        if has_feed(properties) and (reserved_names := reserved_by_feed(c.name for c in table.sink_columns)):
             raise NotReadyError(
                 f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, which readers of a change data "
                 "feed take for one of theirs",
-                f"Leave the table out of those with {FEED}, or the column out by source.exclude_columns",
+                f"Leave the table out of those with {CHANGE_DATA_FEED}, or the column out by source.exclude_columns",
             )
         nullable = frozenset(c.name for c in table.sink_columns if c.nullable or c.name in table.null_date_columns)
-        options = Options(
+        options = DeltaTableOptions(
             deletion_vectors,
             self.index_bytes,
             deletes,
             properties,
-            columns_of(table),
+            build_column_metadata(table),
             adopt=self.adopt,
             nullable_columns=nullable,
             partitioned_by=partitioning.fields,
         )
-        return DeltaTarget(
+        return DeltaSinkTable(
             self._table_storage(table), partitioning.schema, table.key, table.integer_key_column, options
         )
 
-    def change_staging(self) -> DeltaStaging:
+    def change_staging(self) -> DeltaChangeStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
-        keyless_staging = FileStaging(self._storage, self._layout.change_staging_folder)
-        return DeltaStaging(self._table_storage, keyless_staging, self.deletes, self._partitioning)
+        keyless_staging = FileChangeStaging(self._storage, self._layout.change_staging_folder)
+        return DeltaChangeStaging(self._table_storage, keyless_staging, self.deletes, self._partitioning)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
@@ -98,15 +98,15 @@ class DeltaSink:
     def _partitioning(self, table: TableSchema) -> Partitioning:
         """The first pattern that fits counts."""
         matching_fields = (
-            parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name)
+            parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name)
         )
-        partitioning = Partitioning.for_table(table, [Part(*part) for part in next(matching_fields, ())])
+        partitioning = Partitioning.for_table(table, [PartitionField(*part) for part in next(matching_fields, ())])
         partitioning = replace(
             partitioning,
-            row_group_size=Options(properties=self.table_properties.properties_of(*table.id)).row_group_size,
+            row_group_size=DeltaTableOptions(properties=self.table_properties.properties_of(*table.id)).row_group_size,
         )
         return (
-            replace(partitioning, schema=with_mark(partitioning.schema))
+            replace(partitioning, schema=with_deleted_column(partitioning.schema))
             if self.deletes.mode_of(table) == SOFT
             else partitioning
         )
@@ -120,4 +120,4 @@ class DeltaSink:
 
     @property
     def _storage(self) -> Storage:
-        return storage_at(self.path, self.access)
+        return open_storage(self.path, self.access)

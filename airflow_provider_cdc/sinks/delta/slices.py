@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.schema import DELETED
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.merge.edit import SLICES
-from airflow_provider_cdc.sinks.delta.merge.key_files import Keys
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedFiles, Partitioning, together
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import marked
-from airflow_provider_cdc.sinks.files.parquet import DataFile, gathered, row_groups, write_file
+from airflow_provider_cdc.model.schema import DELETED_COLUMN
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.edit import SLICES_FOLDER
+from airflow_provider_cdc.sinks.delta.merge.key_files import RowIdentity
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning, combine_files
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column
+from airflow_provider_cdc.sinks.files.parquet import DataFile, concat_small_tables, read_row_groups, write_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
-class Slices:
+class SliceStaging:
     """The slices of one table, and what is needed to write them.
 
     :param storage: that of the table's folder.
@@ -24,14 +24,14 @@ class Slices:
     :param row_identity: how its rows are told apart.
     """
 
-    def __init__(self, storage: Storage, partitioning: Partitioning, row_identity: Keys) -> None:
+    def __init__(self, storage: Storage, partitioning: Partitioning, row_identity: RowIdentity) -> None:
         self.storage = storage
         self.schema = partitioning.schema
         self._partitioning, self._row_identity = partitioning, row_identity
 
     def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot, beside the files of the table."""
-        name = f"{SLICES}/{staging_path}.parquet"
+        name = f"{SLICES_FOLDER}/{staging_path}.parquet"
         if self._partitioning:
             partitioned_file = self._stage_partitioned(name, rows)
             if partitioned_file.rows:
@@ -39,7 +39,7 @@ class Slices:
             rows = ()  # a file without rows: that of no partition
         try:
             schema, stat = self._partitioning.file_schema, self._row_identity.stats_column
-            flagged_rows = (marked(part, self.schema) for part in rows)
+            flagged_rows = (add_deleted_column(part, self.schema) for part in rows)
             names, group_rows = self._row_identity.key_columns, self._partitioning.row_group_size
             return write_file(
                 self.storage, name, schema, flagged_rows, stat, ordered_by=names, row_group_size=group_rows
@@ -50,7 +50,7 @@ class Slices:
 
     def _stage_partitioned(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
         folder, _, base = name.removesuffix(".parquet").rpartition("/")
-        files = PartitionedFiles(
+        files = PartitionedWriter(
             self.storage,
             folder,
             base,
@@ -59,9 +59,9 @@ class Slices:
             self._row_identity.key_columns,
         )
         try:
-            for portion in gathered(rows):
-                files.add(marked(portion, self.schema))
-            return together(name, files.close())
+            for portion in concat_small_tables(rows):
+                files.add(add_deleted_column(portion, self.schema))
+            return combine_files(name, files.close())
         except BaseException:
             files.discard()
             raise
@@ -73,10 +73,10 @@ class Slices:
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         """The rows of a slice, row group by row group."""
-        names = [name for name in self.schema.names if name != DELETED]
+        names = [name for name in self.schema.names if name != DELETED_COLUMN]
         for part in file.files:
             partition = part.partition or dict.fromkeys(self._partitioning.columns)  # of a slice without rows
-            yield from row_groups(self.storage, part.path, self.schema, names, partition, may_lack_columns=True)
+            yield from read_row_groups(self.storage, part.path, self.schema, names, partition, may_lack_columns=True)
 
     def discard_staged(self, file: DataFile) -> None:
         """Remove the files of a slice."""
@@ -84,7 +84,7 @@ class Slices:
 
     def clear_staged(self, staging_folder: str) -> None:
         """Remove what is staged below a place, and is not, and was not until recently, part of the table."""
-        if names := [name for name, _ in self.storage.list(f"{SLICES}/{staging_folder}")]:
-            log = Log(self.storage)
+        if names := [name for name, _ in self.storage.list(f"{SLICES_FOLDER}/{staging_folder}")]:
+            log = DeltaLog(self.storage)
             log.refresh()
             self.storage.delete(*(name for name in names if name not in log.files and name not in log.tombstones))

@@ -16,58 +16,76 @@ import pyarrow as pa
 
 from airflow_provider_cdc.config.deletes import HARD
 from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
-from airflow_provider_cdc.model.kept_rows import Loss
+from airflow_provider_cdc.model.kept_rows import RetainedRowsLoss
 from airflow_provider_cdc.model.multiset import MissingRowsError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.delta.adoption import OWNED, OWNER, adopted, check_adoptable, owner_of
-from airflow_provider_cdc.sinks.delta.alteration import altered, begun_anew, exchanged
-from airflow_provider_cdc.sinks.delta.checks import check_owned, check_owner, check_settings
-from airflow_provider_cdc.sinks.delta.compaction import Compaction, committed, plan
+from airflow_provider_cdc.sinks.delta.adoption import (
+    OWNER_DESCRIPTION_PREFIX,
+    OWNER_PROPERTY,
+    adoption_actions,
+    check_adoptable,
+    owner_of,
+)
+from airflow_provider_cdc.sinks.delta.alteration import alter_actions, overwrite_actions, reset_actions
+from airflow_provider_cdc.sinks.delta.checks import check_has_owner, check_owner, check_settings
+from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, plan_compactions, prepare_compaction_commit
 from airflow_provider_cdc.sinks.delta.definition import (
-    USUAL,
-    Options,
+    DEFAULT_OPTIONS,
+    DeltaTableOptions,
+    build_metadata,
+    check_column_names,
     check_columns,
     check_key,
-    check_names,
     check_not_replaced,
-    configured,
-    has_columns,
-    metadata_of,
-    properties_of,
+    has_same_columns,
+    new_table_properties,
+    with_current_properties,
 )
 from airflow_provider_cdc.sinks.delta.log.features import (
     has_feed,
     protocol_for,
-    reconfigured,
-    switched,
+    protocol_with_feed,
+    reconfigure_actions,
+    switch_vectors_actions,
     uses_vectors,
-    with_feed,
 )
-from airflow_provider_cdc.sinks.delta.log.log import NEWEST, Log, wait
-from airflow_provider_cdc.sinks.delta.merge.change_data_feed import Feed, said
-from airflow_provider_cdc.sinks.delta.merge.edit import Edit, Written, by_copies, by_vectors, is_part
-from airflow_provider_cdc.sinks.delta.merge.kept_rows import Kept, KeptRows, loss_of
-from airflow_provider_cdc.sinks.delta.merge.key_files import KeyFiles, Keys
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import Worder
+from airflow_provider_cdc.sinks.delta.log.log import FRESH_SECONDS, DeltaLog, back_off
+from airflow_provider_cdc.sinks.delta.merge.change_data_feed import ChangeFeedWriter, feed_actions
+from airflow_provider_cdc.sinks.delta.merge.edit import (
+    PreparedCommit,
+    TableEdit,
+    is_part_file,
+    prepare_copy_on_write,
+    prepare_deletion_vectors,
+)
+from airflow_provider_cdc.sinks.delta.merge.kept_rows import RetainedFiles, RetainedRowFinder, find_overwrite_loss
+from airflow_provider_cdc.sinks.delta.merge.key_files import KeyLookup, RowIdentity
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
 from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.merge import Merge, living_rows
+from airflow_provider_cdc.sinks.delta.merge.merge import ChangeMerger, read_living_rows
 from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import living
-from airflow_provider_cdc.sinks.delta.scan import FilePortion, portions_of
-from airflow_provider_cdc.sinks.delta.slices import Slices
-from airflow_provider_cdc.sinks.delta.upkeep import OVERDUE, checkpoint, is_due, size_of, sweep
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import drop_deleted_rows
+from airflow_provider_cdc.sinks.delta.scan import FileScanTask, plan_file_scan
+from airflow_provider_cdc.sinks.delta.slices import SliceStaging
+from airflow_provider_cdc.sinks.delta.upkeep import (
+    OVERDUE_COMMITS,
+    is_checkpoint_due,
+    measure_size,
+    vacuum_files,
+    write_checkpoint_if_due,
+)
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.size import Size
-from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, ReadAhead
+from airflow_provider_cdc.sinks.files.size import TableSize
+from airflow_provider_cdc.sinks.protocol import DecideChange, Fence, Markers, Prefetcher
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-_TRIES = 50
-_PERHAPS_OLD = (CdcError, MissingRowsError, FileNotFoundError)  # so perhaps only in an old version
+_COMMIT_TRIES = 50
+_STALE_VERSION_ERRORS = (CdcError, MissingRowsError, FileNotFoundError)  # so perhaps only in an old version
 #: Counts compactions: for people, nothing depends on it.
-_COMPACTIONS = "airflow-cdc/compactions"
+_COMPACTION_COUNTER = "airflow-cdc/compactions"
 
 
-class DeltaTarget(Slices):
+class DeltaSinkTable(SliceStaging):
     """One Delta table.
 
     :param storage: that of its folder.
@@ -82,18 +100,18 @@ class DeltaTarget(Slices):
         schema: pa.Schema,
         key_columns: Sequence[str] = (),
         stats_column: str | None = None,
-        options: Options = USUAL,
+        options: DeltaTableOptions = DEFAULT_OPTIONS,
     ) -> None:
         partitioning = Partitioning(schema, options.partitioned_by, options.row_group_size)
-        super().__init__(storage, partitioning, Keys(partitioning, key_columns, stats_column))
+        super().__init__(storage, partitioning, RowIdentity(partitioning, key_columns, stats_column))
         self.options = options
-        self._log = Log(storage)
+        self._log = DeltaLog(storage)
         self._checked_metadata: Mapping[str, Any] | None = None
         self._key_index = KeyIndex(options.index_bytes)
-        self._key_hasher = Worder(
+        self._key_hasher = KeyHasher(
             self._row_identity.identity_columns, schema, is_key=bool(self._row_identity.key_columns)
         )
-        self._key_lookup = KeyFiles(storage, self._row_identity, self._key_hasher, self._key_index)
+        self._key_lookup = KeyLookup(storage, self._row_identity, self._key_hasher, self._key_index)
 
     @property
     def name(self) -> str:
@@ -102,7 +120,7 @@ class DeltaTarget(Slices):
 
     def exists(self) -> bool:
         """Whether the table has been created."""
-        return Log(self.storage).exists()
+        return DeltaLog(self.storage).exists()
 
     def create(self, pipeline: str, configuration: Mapping[str, str] | None = None) -> None:
         """Create the table if it does not exist, or take it over from whoever has made it, if that is wanted.
@@ -112,39 +130,39 @@ class DeltaTarget(Slices):
         :raises TerminalError: if it exists and is another's, or has other columns.
         :raises NotReadyError: if it is to be taken over, and cannot be.
         """
-        properties = {**properties_of(self.options), **(configuration or {}), OWNER: pipeline}
-        new_metadata = metadata_of(self.schema, self.options, properties, OWNED + pipeline)
-        protocol = with_feed(
+        properties = {**new_table_properties(self.options), **(configuration or {}), OWNER_PROPERTY: pipeline}
+        new_metadata = build_metadata(self.schema, self.options, properties, OWNER_DESCRIPTION_PREFIX + pipeline)
+        protocol = protocol_with_feed(
             protocol_for(self._partitioning.table_schema, vectors=self.options.deletion_vectors), properties
         )
-        for attempt in range(_TRIES):
+        for attempt in range(_COMMIT_TRIES):
             if not self.exists():
                 self._log.commit([{"protocol": protocol}, {"metaData": new_metadata}], "CREATE TABLE")
             elif not self.will_adopt(pipeline) or self._log.commit(
-                adopted(self._log, new_metadata, protocol), "OVERWRITE"
+                adoption_actions(self._log, new_metadata, protocol), "OVERWRITE"
             ):
                 break
             else:
-                wait(attempt)
+                back_off(attempt)
         self._log.refresh()
         check_owner(self._log, pipeline)
-        check_names(self.load_log(), new_metadata)
+        check_column_names(self.load_log(), new_metadata)
 
     def owner(self) -> str | None:
-        """The pipeline that owns the table; see :class:`~airflow_provider_cdc.sinks.protocol.Owned`."""
+        """The pipeline that owns the table; see :class:`~airflow_provider_cdc.sinks.protocol.HasOwner`."""
         self._log.refresh()
         return owner_of(self._log.metadata)
 
     def will_adopt(self, pipeline: str) -> bool:
-        """Whether :meth:`create` takes the table over; see :class:`~airflow_provider_cdc.sinks.protocol.Adopting`."""
+        """Whether :meth:`create` takes the table over; see :class:`~airflow_provider_cdc.sinks.protocol.Adoptable`."""
         self._log.refresh()
         if not self.options.adopt or owner_of(self._log.metadata) == pipeline:
             return False
-        wanted_schema = metadata_of(self.schema, self.options, {}, "")["schemaString"]
+        wanted_schema = build_metadata(self.schema, self.options, {}, "")["schemaString"]
         check_adoptable(self._log, wanted_schema, self._partitioning.columns, self.options.nullable_columns)
         return True
 
-    def load_log(self) -> Log:
+    def load_log(self) -> DeltaLog:
         """The table at its newest version.
 
         :raises TerminalError: if it is missing, is partitioned otherwise, or has features that are not understood.
@@ -161,7 +179,7 @@ class DeltaTarget(Slices):
         self._log.refresh()
         if self.options.adopt and owner_of(self._log.metadata) is None:
             return {}  # it is not ours yet
-        check_owned(self._log)
+        check_has_owner(self._log)
         return dict(self.load_log().markers)
 
     def raise_fence(self, fence: Fence) -> bool:
@@ -169,7 +187,9 @@ class DeltaTarget(Slices):
 
         :returns: whether this call has written it.
         """
-        return self.commit_edit(lambda log: None if log.markers.get(fence.name) == fence.value else Edit(), {}, fence)
+        return self.commit_edit(
+            lambda log: None if log.markers.get(fence.name) == fence.value else TableEdit(), {}, fence
+        )
 
     def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
         """Begin the table anew, once: without rows, with the columns of this target.
@@ -181,7 +201,7 @@ class DeltaTarget(Slices):
         :param markers: names of the markers that tell that something was published that must stay.
         :raises TerminalError: if something was, or it is another's.
         """
-        for attempt in range(_TRIES):
+        for attempt in range(_COMMIT_TRIES):
             self._log.refresh()
             log = self._log
             if self.options.adopt and owner_of(log.metadata) is None:
@@ -201,33 +221,33 @@ class DeltaTarget(Slices):
                     "would remove them",
                     "Start with a fresh sink.path",
                 )
-            actions = begun_anew(log, self._partitioning, self.options)
-            if log.commit([*actions, _marker(fence.name, fence.value)], "OVERWRITE"):
+            actions = reset_actions(log, self._partitioning, self.options)
+            if log.commit([*actions, _marker_action(fence.name, fence.value)], "OVERWRITE"):
                 return
-            wait(attempt)
+            back_off(attempt)
         raise self._gave_up_error("others were always faster")
 
-    def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
+    def commit(self, decide: DecideChange, markers: Mapping[str, int], fence: Fence) -> bool:
         """Change rows and markers, all or nothing; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
 
-        def edit(log: Log) -> Edit | None:
+        def edit(log: DeltaLog) -> TableEdit | None:
             change = decide(dict(log.markers))
             if change is None:
                 return None
             self._check_definition()  # before anything is written
-            return Merge(log, self._key_lookup, self.options.deletes).plan_edit(change)
+            return ChangeMerger(log, self._key_lookup, self.options.deletes).plan_edit(change)
 
         return self.commit_edit(edit, markers, fence)
 
     def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
         """Follow a change of the definition; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
 
-        def edit(log: Log) -> Edit | None:
-            if _stand(log, markers):
+        def edit(log: DeltaLog) -> TableEdit | None:
+            if _has_markers(log, markers):
                 return None
             operation = "ADD COLUMNS" if {*old_table.sink_schema.names} <= {*self.schema.names} else "REPLACE COLUMNS"
-            return Edit(
-                definition_actions=altered(log, old_table, self._row_identity, self.options), operation=operation
+            return TableEdit(
+                definition_actions=alter_actions(log, old_table, self._row_identity, self.options), operation=operation
             )
 
         return self.commit_edit(edit, markers, fence)
@@ -246,8 +266,8 @@ class DeltaTarget(Slices):
         inserted, also where they are equal.
         """
 
-        def edit(log: Log) -> Edit | None:
-            if _stand(log, markers):
+        def edit(log: DeltaLog) -> TableEdit | None:
+            if _has_markers(log, markers):
                 return None
             for file in slices:
                 if not self.is_staged(file):
@@ -255,13 +275,13 @@ class DeltaTarget(Slices):
                         f"the slice {self.storage.location(file.path)} is not there any more, or not whole",
                         "The table is as it was: read it again. A VACUUM must not run while that is done",
                     )
-            retained_files = Kept()
+            retained_files = RetainedFiles()
             if keep_deleted_to is not None and self.options.deletes != HARD:
-                retained_files = KeptRows(log, self._key_lookup, self.options.deletes).write_retained_rows(
+                retained_files = RetainedRowFinder(log, self._key_lookup, self.options.deletes).write_retained_rows(
                     slices, keep_deleted_to
                 )
-            definition = exchanged(log, self._row_identity, self.options, slices, retained_files)
-            return Edit(
+            definition = overwrite_actions(log, self._row_identity, self.options, slices, retained_files)
+            return TableEdit(
                 definition_actions=definition,
                 delete_on_conflict=[f.path for f in retained_files.written],
                 operation="OVERWRITE",
@@ -269,13 +289,17 @@ class DeltaTarget(Slices):
 
         return self.commit_edit(edit, markers, fence)
 
-    def overwrite_loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+    def overwrite_loss(
+        self, old_table: TableSchema, slices: Sequence[DataFile] | None = None
+    ) -> RetainedRowsLoss | None:
         """What an exchange would lose; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
         if self.options.deletes == HARD or not self.exists():
             return None
-        return loss_of(self.load_log(), self._key_lookup, self.options.deletes, old_table, slices)
+        return find_overwrite_loss(self.load_log(), self._key_lookup, self.options.deletes, old_table, slices)
 
-    def commit_edit(self, decide_edit: Callable[[Log], Edit | None], markers: Mapping[str, int], fence: Fence) -> bool:
+    def commit_edit(
+        self, decide_edit: Callable[[DeltaLog], TableEdit | None], markers: Mapping[str, int], fence: Fence
+    ) -> bool:
         """Commit rows and markers in one transaction.
 
         :param decide_edit: called with the table as it stands; returns what to do, or ``None`` to leave it as it is.
@@ -285,15 +309,15 @@ class DeltaTarget(Slices):
         :raises FencedError: if a writer with a larger fence value has been here.
         """
         log = self._log
-        for attempt in range(_TRIES):
+        for attempt in range(_COMMIT_TRIES):
             # Optimistic at first: a commit finds out whether this is the newest version. That nothing is to be done, or
             # that it cannot be, only the newest version tells.
-            newest = attempt > 0 or log.version < 0 or log.seconds_since_refresh > NEWEST
+            newest = attempt > 0 or log.version < 0 or log.seconds_since_refresh > FRESH_SECONDS
             if newest:
                 log.refresh()
             try:
                 edit = self._decide_with_fence(decide_edit, fence)
-            except _PERHAPS_OLD:
+            except _STALE_VERSION_ERRORS:
                 if newest:
                     raise
                 continue
@@ -309,25 +333,25 @@ class DeltaTarget(Slices):
                 if newest:
                     raise
                 continue
-            wait(attempt)
+            back_off(attempt)
         raise self._gave_up_error("others were always faster")
 
     def read(self) -> tuple[pa.Table, Markers]:
         """All rows of the newest version, in the sink's schema, and its markers."""
         log = self._load_pinned_log()
-        return living(living_rows(log, self.schema)), dict(log.markers)
+        return drop_deleted_rows(read_living_rows(log, self.schema)), dict(log.markers)
 
-    def plan_scan(self) -> tuple[list[FilePortion], Markers]:
+    def plan_scan(self) -> tuple[list[FileScanTask], Markers]:
         """The newest version in portions, and its markers; see :class:`~airflow_provider_cdc.sinks.scanning.Scannable`.
 
         Its files stay for an hour at least after a newer version has no more use for them.
         """
         log = self._load_pinned_log()
-        return portions_of(log, self.schema), dict(log.markers)
+        return plan_file_scan(log, self.schema), dict(log.markers)
 
-    def _load_pinned_log(self) -> Log:
+    def _load_pinned_log(self) -> DeltaLog:
         """The newest version, which does not go on while it is read."""
-        log = Log(self.storage)
+        log = DeltaLog(self.storage)
         log.refresh()
         check_settings(log, self._partitioning, self.options)
         check_columns(log, self._partitioning.table_schema)
@@ -335,33 +359,35 @@ class DeltaTarget(Slices):
 
     def read_with_soft_deleted(self) -> pa.Table:
         """All rows of the newest version, those that are marked as deleted as well."""
-        return living_rows(self.load_log(), self.schema)
+        return read_living_rows(self.load_log(), self.schema)
 
     # ------------------------------------------------------------ upkeep
 
     def is_checkpoint_due(self) -> bool:
         """Whether :meth:`tidy` would write a checkpoint of the log, as far as this object knows."""
-        return is_due(self._log)
+        return is_checkpoint_due(self._log)
 
     def clean_up(self) -> None:
         """Delete files that nobody needs, and write a checkpoint of the log if one is due."""
         log = self.load_log()
         vectors_disabled = not self.options.deletion_vectors and uses_vectors(log.protocol, log.configuration)
         if vectors_disabled and not any(file.deletion_vector for file in log.files.values()):
-            log.commit(switched(log.protocol, log.metadata, vectors=False), "DROP FEATURE")  # else the next time
+            log.commit(
+                switch_vectors_actions(log.protocol, log.metadata, vectors=False), "DROP FEATURE"
+            )  # else the next time
             log.checkpoint_version = None
         self._forget_revived_keys()  # an object that only looks after the table never commits rows, and would keep them all
-        sweep(log)
-        checkpoint(log)
+        vacuum_files(log)
+        write_checkpoint_if_due(log)
 
-    def plan_compactions(self, *, purge: bool = False) -> list[Compaction]:
+    def plan_compactions(self, *, purge: bool = False) -> list[DeltaCompaction]:
         """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere.
 
         :param purge: whether to leave neither dead rows nor small files.
         """
         self.load_log()
         self._check_definition()
-        return plan(
+        return plan_compactions(
             self._log,
             self._partitioning,
             self._row_identity.stats_column,
@@ -369,7 +395,7 @@ class DeltaTarget(Slices):
             purge=purge,
         )
 
-    def commit_compactions(self, results: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> int:
+    def commit_compactions(self, results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]]) -> int:
         """Put what compactions have written into the place of what they have read.
 
         Rows that have died meanwhile are dead in the new files, too.
@@ -379,38 +405,40 @@ class DeltaTarget(Slices):
             nothing is lost.
         :raises TerminalError: if the table has other columns by now; what was written is removed.
         """
-        for attempt in range(_TRIES):
+        for attempt in range(_COMMIT_TRIES):
             log = self.load_log()
             self._check_same_table()
-            if not has_columns(log, self._partitioning.table_schema):
+            if not has_same_columns(log, self._partitioning.table_schema):
                 break
-            prepared, committed_count = committed(log, results, self._row_identity.stats_column)
+            prepared, committed_count = prepare_compaction_commit(log, results, self._row_identity.stats_column)
             if not committed_count or not all(self.is_staged(file) for _, files in results for file in files):
                 break  # a VACUUM deletes what no version has
-            counter_action = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + committed_count)
+            counter_action = _marker_action(
+                _COMPACTION_COUNTER, log.markers.get(_COMPACTION_COUNTER, 0) + committed_count
+            )
             if log.commit([*prepared.actions, counter_action], "OPTIMIZE"):
                 log.storage.delete(*prepared.delete_on_success)
-                checkpoint(log)
+                write_checkpoint_if_due(log)
                 return committed_count
             log.storage.delete(*prepared.delete_on_conflict)
-            wait(attempt)
+            back_off(attempt)
         # Unless it stands already: done twice it does nothing more.
         self.storage.delete(*(f.path for _, files in results for f in files if f.path not in self._log.files))
         self._check_definition()
         return 0
 
-    def table_size(self) -> Size:
+    def table_size(self) -> TableSize:
         """What the newest version takes, as the log says it."""
         log = self.load_log()
-        return size_of(log.files.values(), log.markers.get(_COMPACTIONS, 0))
+        return measure_size(log.files.values(), log.markers.get(_COMPACTION_COUNTER, 0))
 
     @property
     def index_bytes_used(self) -> tuple[int, int]:
         """Bytes that the index of keys takes, in memory and on disk."""
         return self._key_index.bytes_used
 
-    def prefetcher(self) -> ReadAhead:
-        """See :class:`~airflow_provider_cdc.sinks.protocol.Foresighted`."""
+    def prefetcher(self) -> Prefetcher:
+        """See :class:`~airflow_provider_cdc.sinks.protocol.Prefetchable`."""
         self._forget_revived_keys()  # or what is read ahead would be forgotten with the first batch
         return self._key_lookup.prefetcher(self._log)
 
@@ -421,7 +449,7 @@ class DeltaTarget(Slices):
         pays for the commits since the last checkpoint.
         """
         with suppress(TransientError):  # it is still due after the next commit
-            checkpoint(self._log, OVERDUE)
+            write_checkpoint_if_due(self._log, OVERDUE_COMMITS)
 
     def _check_definition(self) -> None:
         if self._log.metadata is not self._checked_metadata:
@@ -432,9 +460,9 @@ class DeltaTarget(Slices):
 
     def _check_same_table(self) -> None:
         check_not_replaced(self._log, self._checked_metadata)
-        check_owned(self._log)
+        check_has_owner(self._log)
 
-    def _decide_with_fence(self, decide_edit: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
+    def _decide_with_fence(self, decide_edit: Callable[[DeltaLog], TableEdit | None], fence: Fence) -> TableEdit | None:
         check_settings(self._log, self._partitioning, self.options)
         self._check_same_table()
         current_value = self._log.markers.get(fence.name)
@@ -453,43 +481,48 @@ class DeltaTarget(Slices):
         self._key_index.forget_files(self._log.revived_files)
         self._log.revived_files.clear()
 
-    def _try_commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
+    def _try_commit(self, edit: TableEdit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
         if edit.definition_actions:
             is_committed = log.commit(
-                [*edit.definition_actions, *(_marker(k, v) for k, v in markers.items())], edit.operation
+                [*edit.definition_actions, *(_marker_action(k, v) for k, v in markers.items())], edit.operation
             )
             storage.delete(*(() if is_committed else edit.delete_on_conflict))
             return is_committed
-        metadata = configured(log, self.options)
+        metadata = with_current_properties(log, self.options)
         if self.options.deletion_vectors:
-            prepared = by_vectors(log, edit, self._row_identity.stats_column, self._partitioning)
+            prepared = prepare_deletion_vectors(log, edit, self._row_identity.stats_column, self._partitioning)
         else:
-            prepared = by_copies(log, edit, self._row_identity.stats_column, self._partitioning)
+            prepared = prepare_copy_on_write(log, edit, self._row_identity.stats_column, self._partitioning)
         if self.options.deletion_vectors and not uses_vectors(
             log.protocol, log.configuration
         ):  # until now merged by copies
-            metadata_actions = switched(log.protocol, metadata, vectors=True)
+            metadata_actions = switch_vectors_actions(log.protocol, metadata, vectors=True)
         else:
-            metadata_actions = reconfigured(log.protocol, log.metadata, metadata)
+            metadata_actions = reconfigure_actions(log.protocol, log.metadata, metadata)
         if has_feed(metadata.get("configuration") or {}):
             self._add_change_feed(edit, prepared)
         prepared.actions = [*metadata_actions, *prepared.actions]
-        new_paths = [*prepared.delete_on_conflict, *(file.path for file, _ in edit.added_files if is_part(file.path))]
-        if not log.commit([*prepared.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
+        new_paths = [
+            *prepared.delete_on_conflict,
+            *(file.path for file, _ in edit.added_files if is_part_file(file.path)),
+        ]
+        if not log.commit([*prepared.actions, *(_marker_action(k, v) for k, v in markers.items())], "MERGE"):
             storage.delete(*new_paths)
             return False
         self._remember_commit(edit, prepared)
         return True
 
-    def _add_change_feed(self, edit: Edit, prepared: Written) -> None:
+    def _add_change_feed(self, edit: TableEdit, prepared: PreparedCommit) -> None:
         """Let it say as well which rows it changes."""
-        feed = Feed(self._log, self._partitioning, self._key_hasher, keyed=bool(self._row_identity.key_columns))
+        feed = ChangeFeedWriter(
+            self._log, self._partitioning, self._key_hasher, keyed=bool(self._row_identity.key_columns)
+        )
         files = feed.write_feed(edit, prepared.actions)
         prepared.delete_on_conflict += [file.path for file in files]
-        prepared.actions += said(files)
+        prepared.actions += feed_actions(files)
 
-    def _remember_commit(self, edit: Edit, prepared: Written) -> None:
+    def _remember_commit(self, edit: TableEdit, prepared: PreparedCommit) -> None:
         log = self._log
         for path, rows in prepared.dead_rows.items():
             if (file := log.files.get(path)) is not None and file.deletion_vector is not None:
@@ -501,15 +534,15 @@ class DeltaTarget(Slices):
 
     def _gave_up_error(self, reason: str) -> TransientError:
         return TransientError(
-            f"the {self.name} could not be committed in {_TRIES} tries: {reason}",
+            f"the {self.name} could not be committed in {_COMMIT_TRIES} tries: {reason}",
             "Pause other writers of the table and look at the storage, then run again",
         )
 
 
-def _stand(log: Log, markers: Mapping[str, int]) -> bool:
+def _has_markers(log: DeltaLog, markers: Mapping[str, int]) -> bool:
     """Whether there are markers, and all of them stand, at these values or higher ones."""
     return bool(markers) and all(log.markers.get(name, value - 1) >= value for name, value in markers.items())
 
 
-def _marker(name: str, value: int) -> dict[str, Any]:
+def _marker_action(name: str, value: int) -> dict[str, Any]:
     return {"txn": {"appId": name, "version": value, "lastUpdated": int(time.time() * 1000)}}

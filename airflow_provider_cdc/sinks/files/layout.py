@@ -19,11 +19,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_cdc.config.store_address import StoreAddress, folder_of
-from airflow_provider_cdc.config.table_paths import DEFAULT, TablePaths
+from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
+from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Followed, Rejoined, Step
+from airflow_provider_cdc.model.plan_history import Amendment, FollowedDdl, Rejoin
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
 from airflow_provider_cdc.system import permissions as rights
@@ -36,7 +36,7 @@ class Layout:
     :param table_paths: how the folders of tables are named.
     """
 
-    def __init__(self, pipeline: str, table_paths: TablePaths = DEFAULT) -> None:
+    def __init__(self, pipeline: str, table_paths: TablePaths = DEFAULT_TABLE_PATHS) -> None:
         self._table_paths = table_paths
         #: Folder of what the pipeline writes for itself.
         self.pipeline_folder = f"_cdc/{pipeline}"
@@ -149,9 +149,9 @@ class LocalFiles:
         """
         address = StoreAddress.parse(str(path))
         if address is None:
-            return cls(Path(folder_of(str(path)) or path) / Layout(pipeline).pipeline_folder)
+            return cls(Path(local_folder_of(str(path)) or path) / Layout(pipeline).pipeline_folder)
         digest = hashlib.sha256(address.display().encode()).hexdigest()[:12]
-        return cls(_state_folder() / f"{pipeline}-{digest}")
+        return cls(_local_state_folder() / f"{pipeline}-{digest}")
 
     @property
     def state_database(self) -> Path:
@@ -177,10 +177,10 @@ class LocalFiles:
 
     def create_folder(self) -> None:
         """Make the folder, for nobody outside of the owner's group: the bookkeeping holds bounds of keys."""
-        rights.make_private(self.folder)
+        rights.make_private_folder(self.folder)
 
 
-def _state_folder() -> Path:
+def _local_state_folder() -> Path:
     """Where programs of this user keep state: a run on another host finds none there, and makes it anew."""
     configured = os.environ.get("AIRFLOW_CDC_STATE_DIR", "")
     if configured:
@@ -205,23 +205,23 @@ def read_plan(storage: Storage, layout: Layout) -> Plan | None:
         return None
     plan = Plan.from_json(plan_json)
     while True:
-        amendments = [read_json(storage, name) for name in amendments_of(storage, layout, plan.generation)]
+        amendments = [read_json(storage, name) for name in list_amendments(storage, layout, plan.generation)]
         if None not in amendments:
             return plan.with_amendments(amendments)
         # One was removed since it was listed: so a newer one of its table is there, which may not have been listed.
 
 
-def step_name(layout: Layout, generation: int, amendment: Step) -> str:
+def amendment_file(layout: Layout, generation: int, amendment: Amendment) -> str:
     """Name of the file in which a step is written down."""
-    if isinstance(amendment, Followed):
+    if isinstance(amendment, FollowedDdl):
         return layout.definition(generation, amendment.table, amendment.seq)
-    if isinstance(amendment, Rejoined):
+    if isinstance(amendment, Rejoin):
         return layout.amendment(generation, amendment.table, amendment.revision)
     if amendment.schema is not None:
         return layout.addition(generation, amendment.table)
     return layout.suspension(generation, amendment.table, amendment.revision)
 
 
-def amendments_of(storage: Storage, layout: Layout, generation: int) -> list[str]:
+def list_amendments(storage: Storage, layout: Layout, generation: int) -> list[str]:
     """Names of a snapshot's amendments, in any order."""
     return [name for name, _ in storage.list(layout.amendments_folder(generation)) if name.endswith(".json")]

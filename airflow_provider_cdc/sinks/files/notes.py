@@ -6,11 +6,11 @@ soon a job ends that has to end.
 
 from __future__ import annotations
 
-from airflow_provider_cdc.model.errors import CdcError, pack, unpack
+from airflow_provider_cdc.model.errors import CdcError, embed_error, extract_error
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json
 
 
-class Notes:
+class AttemptSignals:
     """The notes of one attempt at a group.
 
     :param folder: where they lie in the storage.
@@ -35,12 +35,12 @@ class Notes:
 
     def stop_readers(self, error: CdcError) -> None:
         """Tell all readers to end with an error."""
-        write_json(self._storage, self._stop_file, pack(error))
+        write_json(self._storage, self._stop_file, embed_error(error))
 
     def raise_if_stopped(self) -> None:
         """Raise the error that readers shall end with, if there is one."""
         packed_error = read_json(self._storage, self._stop_file)
-        if packed_error is not None and (error := unpack(packed_error)) is not None:
+        if packed_error is not None and (error := extract_error(packed_error)) is not None:
             raise error
 
     def remove_all(self) -> None:

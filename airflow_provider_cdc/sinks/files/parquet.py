@@ -13,20 +13,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.schema import DELETED, META_COLUMNS, SEQ
-from airflow_provider_cdc.sinks.storage.disk import room_errors
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, META_COLUMNS, SEQ_COLUMN
+from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Bytes in memory of a row group that is put together from small tables.
 _ROW_GROUP_BYTES = 32 << 20
 #: Bytes of changes that are put together to one.
-CHANGES_BYTES = 16 << 20
+CHANGE_BUFFER_BYTES = 16 << 20
 _COMPRESSION = "zstd"
 #: Rows that tell whether the values of a column repeat.
 _SAMPLE_ROWS = 2048
 #: Columns that are not in a file, since all of its rows have one value there: as text, as the Delta log has it.
-Partition = Mapping[str, str | None]
-NO_PARTITION: Partition = {}
+PartitionValues = Mapping[str, str | None]
+NO_PARTITION: PartitionValues = {}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DataFile:
     high: int | None = None
     oldest: int | None = None
     newest: int | None = None
-    partition: Partition = field(default_factory=dict, hash=False)
+    partition: PartitionValues = field(default_factory=dict, hash=False)
     parts: tuple[DataFile, ...] = ()
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ def write_file(
     stats_column: str | None,
     *,
     ordered_by: Collection[str] = (),
-    partition: Partition = NO_PARTITION,
+    partition: PartitionValues = NO_PARTITION,
     row_group_size: int | None = None,
 ) -> DataFile:
     """Write tables as one Parquet file.
@@ -92,14 +92,14 @@ def write_file(
     :param partition: what all rows have in columns that the schema lacks.
     :param row_group_size: rows of a row group; ``None`` for as many as are gathered.
     """
-    spans = {name: _Span() for name in (stats_column, SEQ) if name is not None and name in schema.names}
+    spans = {name: _MinMax() for name in (stats_column, SEQ_COLUMN) if name is not None and name in schema.names}
     rows = 0
-    groups = gathered(tables)
+    groups = concat_small_tables(tables)
     first = next(groups, None)
     if first is None:
-        first = without_rows(schema)
+        first = empty_table(schema)
     with storage.open(name, "wb") as file:
-        with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_encoding(first, ordered_by)) as writer:
+        with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_writer_options(first, ordered_by)) as writer:
             while first is not None:
                 group, first = first, None  # not held while the next one is made
                 writer.write_table(group, row_group_size=row_group_size or max(1, group.num_rows))
@@ -109,10 +109,10 @@ def write_file(
                 del group
                 first = next(groups, None)
         size = file.tell()
-    return DataFile(name, size, rows, *_bounds(spans, stats_column), partition=partition)
+    return DataFile(name, size, rows, *_file_bounds(spans, stats_column), partition=partition)
 
 
-class _Span:
+class _MinMax:
     """Smallest and largest value of a column."""
 
     def __init__(self) -> None:
@@ -128,15 +128,15 @@ class _Span:
             self.high = high if self.high is None else max(high, self.high)
 
 
-def _bounds(
-    spans: Mapping[str, _Span], stats_column: str | None
+def _file_bounds(
+    spans: Mapping[str, _MinMax], stats_column: str | None
 ) -> tuple[int | None, int | None, int | None, int | None]:
     """What :class:`DataFile` says of a file's values."""
-    keys, seqs = (spans.get(name or "", _Span()) for name in (stats_column, SEQ))
+    keys, seqs = (spans.get(name or "", _MinMax()) for name in (stats_column, SEQ_COLUMN))
     return keys.low, keys.high, seqs.low, seqs.high
 
 
-def _encoding(sample: pa.Table, ordered_by: Collection[str]) -> dict[str, list[str]]:
+def _writer_options(sample: pa.Table, ordered_by: Collection[str]) -> dict[str, list[str]]:
     """What makes writing fast: dictionaries and statistics only where they are of use.
 
     A dictionary of values that hardly repeat is given up when it has grown too large, after all the work. Lowest and
@@ -146,15 +146,15 @@ def _encoding(sample: pa.Table, ordered_by: Collection[str]) -> dict[str, list[s
     flat = [f for f in sample.schema if not pa.types.is_nested(f.type)]
     return {
         "use_dictionary": [f.name for f in flat if 2 * pc.count_distinct(sample[f.name]).as_py() <= sample.num_rows],
-        "write_statistics": [f.name for f in flat if f.name in ordered_by or not _is_text(f.type)],
+        "write_statistics": [f.name for f in flat if f.name in ordered_by or not _is_text_type(f.type)],
     }
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _is_text_type(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
-def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def concat_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """The tables, put together as far as they are small (without copying)."""
     pending: list[pa.Table] = []
     size = 0
@@ -168,13 +168,13 @@ def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(pending)
 
 
-def without_rows(schema: pa.Schema) -> pa.Table:
+def empty_table(schema: pa.Schema) -> pa.Table:
     """A table without rows. Not ``empty_table()`` of the schema: that loads pandas where it has timestamps."""
     return pa.Table.from_batches([], schema)
 
 
 @contextmanager
-def parquet(storage: Storage, name: str) -> Iterator[pq.ParquetFile]:
+def open_parquet(storage: Storage, name: str) -> Iterator[pq.ParquetFile]:
     """A file, open to be read."""
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
         yield file
@@ -185,19 +185,19 @@ def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
     return pq.ParquetFile(opened, pre_buffer=storage.is_remote)
 
 
-def has_only(storage: Storage, name: str, schema: pa.Schema) -> bool:
+def has_only_columns(storage: Storage, name: str, schema: pa.Schema) -> bool:
     """Whether all columns of a file are such of a schema, and of the same types."""
-    with parquet(storage, name) as file:
+    with open_parquet(storage, name) as file:
         known_types = {field.name: field.type for field in schema}
         return all(known_types.get(field.name) == field.type for field in file.schema_arrow)
 
 
-def row_groups(
+def read_row_groups(
     storage: Storage,
     name: str,
     schema: pa.Schema,
     columns: Sequence[str] | None = None,
-    partition: Partition = NO_PARTITION,
+    partition: PartitionValues = NO_PARTITION,
     may_lack_columns: bool = False,
 ) -> Iterator[pa.Table]:
     """Rows of a file, row group by row group.
@@ -209,23 +209,23 @@ def row_groups(
     :raises TerminalError: if it lacks others.
     """
     wanted_schema = schema if columns is None else pa.schema([schema.field(c) for c in columns])
-    with parquet(storage, name) as file:
-        stored = _stored(storage, name, file, wanted_schema, partition, may_lack_columns)
+    with open_parquet(storage, name) as file:
+        stored = _stored_schema(storage, name, file, wanted_schema, partition, may_lack_columns)
         # Not read_row_group(columns=...): it takes a dot in a column's name for a path into a struct.
         reads_all_columns = columns is None and stored.names == wanted_schema.names
         indices = None if reads_all_columns else [file.schema_arrow.get_field_index(c) for c in stored.names]
         for number in range(file.metadata.num_row_groups):
             group = file.reader.read_row_group(number, column_indices=indices).select(stored.names).cast(stored)
             rows = file.metadata.row_group(number).num_rows
-            yield group if stored == wanted_schema else _filled(group, rows, wanted_schema, partition)
+            yield group if stored == wanted_schema else _add_missing_columns(group, rows, wanted_schema, partition)
 
 
-def picked(
+def read_row_numbers(
     storage: Storage,
     name: str,
     schema: pa.Schema,
     row_numbers: Any,
-    partition: Partition = NO_PARTITION,
+    partition: PartitionValues = NO_PARTITION,
     may_lack_columns: bool = False,
 ) -> Iterator[pa.Table]:
     """Some rows of a file in their order, in portions. Row groups that have none of them are not read.
@@ -233,8 +233,8 @@ def picked(
     :param row_numbers: their numbers, in ascending order.
     :param schema: as for :func:`row_groups`, and ``partition``, and ``may_lack_columns``.
     """
-    with parquet(storage, name) as file:
-        stored = _stored(storage, name, file, schema, partition, may_lack_columns)
+    with open_parquet(storage, name) as file:
+        stored = _stored_schema(storage, name, file, schema, partition, may_lack_columns)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         indices = [file.schema_arrow.get_field_index(c) for c in stored.names]
         first = np.cumsum([0, *(group.num_rows for group in groups)])
@@ -250,21 +250,21 @@ def picked(
             numbers = np.concatenate([np.arange(first[n], first[n + 1]) for n in group_numbers])
             low, high = np.searchsorted(row_numbers, [numbers[0], numbers[-1] + 1])
             part = candidates.take(pa.array(np.searchsorted(numbers, row_numbers[low:high])))
-            yield part if stored == schema else _filled(part, part.num_rows, schema, partition)
+            yield part if stored == schema else _add_missing_columns(part, part.num_rows, schema, partition)
 
 
-def _stored(
+def _stored_schema(
     storage: Storage,
     name: str,
     file: pq.ParquetFile,
     wanted_schema: pa.Schema,
-    partition: Partition,
+    partition: PartitionValues,
     may_lack_columns: bool,
 ) -> pa.Schema:
     """The columns that stand in a file, of those that are wanted."""
     file_columns = set(file.schema_arrow.names)
     absent_columns = [n for n in wanted_schema.names if n not in file_columns and n not in partition]
-    if missing := [n for n in absent_columns if not may_lack_columns or n in (*META_COLUMNS, DELETED)]:
+    if missing := [n for n in absent_columns if not may_lack_columns or n in (*META_COLUMNS, DELETED_COLUMN)]:
         raise TerminalError(
             f"the file {storage.location(name)} lacks column {missing[0]}",
             "It was written by something else, or under another definition: use a fresh sink.path",
@@ -272,7 +272,9 @@ def _stored(
     return pa.schema([f for f in wanted_schema if f.name not in partition and f.name not in absent_columns])
 
 
-def _filled(table: pa.Table, row_count: int, wanted_schema: pa.Schema, partition: Partition) -> pa.Table:
+def _add_missing_columns(
+    table: pa.Table, row_count: int, wanted_schema: pa.Schema, partition: PartitionValues
+) -> pa.Table:
     """Rows with the columns that are not in their file."""
 
     def column(field: pa.Field) -> Any:
@@ -288,22 +290,22 @@ def read_file(
     name: str,
     schema: pa.Schema,
     columns: Sequence[str] | None = None,
-    partition: Partition = NO_PARTITION,
+    partition: PartitionValues = NO_PARTITION,
     may_lack_columns: bool = False,
 ) -> pa.Table:
     """Likewise, all rows at once."""
     if columns is None and not partition:  # all row groups at the same time
-        with parquet(storage, name) as file:
-            stored = _stored(storage, name, file, schema, partition, may_lack_columns)
+        with open_parquet(storage, name) as file:
+            stored = _stored_schema(storage, name, file, schema, partition, may_lack_columns)
             table = file.read().select(stored.names).cast(stored)
-            return table if stored == schema else _filled(table, table.num_rows, schema, partition)
+            return table if stored == schema else _add_missing_columns(table, table.num_rows, schema, partition)
     wanted_schema = schema if columns is None else pa.schema([schema.field(c) for c in columns])
     return pa.concat_tables(
-        [without_rows(wanted_schema), *row_groups(storage, name, schema, columns, partition, may_lack_columns)]
+        [empty_table(wanted_schema), *read_row_groups(storage, name, schema, columns, partition, may_lack_columns)]
     )
 
 
-def described(
+def describe_file(
     storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str], stats_column: str | None
 ) -> tuple[DataFile, pa.Table]:
     """A file that was written elsewhere, and some of its columns.
@@ -312,19 +314,19 @@ def described(
     """
     wanted_schema = pa.schema([schema.field(c) for c in columns])
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
-        _stored(
+        _stored_schema(
             storage, name, file, schema, NO_PARTITION, may_lack_columns=False
         )  # it is to become part of the table as it is
         indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
         table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
         size = opened.size()
-    spans = {column: _Span() for column in (stats_column, SEQ) if column is not None}
+    spans = {column: _MinMax() for column in (stats_column, SEQ_COLUMN) if column is not None}
     for column, span in spans.items():
         span.add(table[column])
-    return DataFile(name, size, table.num_rows, *_bounds(spans, stats_column)), table
+    return DataFile(name, size, table.num_rows, *_file_bounds(spans, stats_column)), table
 
 
-class ChangeFile:
+class ChangeFileWriter:
     """Changes of one table in a piece of a batch; small batches of rows are put together to larger ones.
 
     :param name: name of the file.
@@ -344,7 +346,7 @@ class ChangeFile:
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
         self._buffer.append(changes)
-        if sum(b.nbytes for b in self._buffer) >= CHANGES_BYTES:
+        if sum(b.nbytes for b in self._buffer) >= CHANGE_BUFFER_BYTES:
             self._flush()
 
     def truncate(self) -> None:
@@ -366,21 +368,21 @@ class ChangeFile:
             self._flush()
         assert self._writer is not None
         self._writer.add_key_value_metadata(dict(metadata))
-        with room_errors(self._storage.location(self._name)):
+        with translate_disk_full(self._storage.location(self._name)):
             self._writer.close()
             self._file.close()
 
     def _flush(self) -> None:
         rows = pa.Table.from_batches(self._buffer, self._schema)
-        with room_errors(self._storage.location(self._name)):
+        with translate_disk_full(self._storage.location(self._name)):
             if self._writer is None:
-                options = _encoding(rows, ())
+                options = _writer_options(rows, ())
                 self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **options)
             self._writer.write_table(rows, row_group_size=self._row_group_size)
         self._buffer = []
 
 
-def portions(tables: Iterable[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:
+def split_by_size(tables: Iterable[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:
     """Tables as groups of about a size, each to be read before the next one is asked for. Those without rows go.
 
     :param size: bytes in memory.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Size:
+class TableSize:
     """What a table takes, as far as its log says it: no file of rows is looked into.
 
     :param files: files of rows.

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.files.parquet import ChangeFile, read_file
+from airflow_provider_cdc.sinks.files.parquet import ChangeFileWriter, read_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
-class FileStaging:
+class FileChangeStaging:
     """For sinks that have no better place for them.
 
     :param storage: where they lie.
@@ -21,9 +21,9 @@ class FileStaging:
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, folder
 
-    def open_writer(self, table: TableSchema, range_name: str) -> ChangeFile:
-        """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
-        return ChangeFile(self._storage, self._file_path(range_name), table.sink_schema)
+    def open_writer(self, table: TableSchema, range_name: str) -> ChangeFileWriter:
+        """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.ChangeStaging`."""
+        return ChangeFileWriter(self._storage, self._file_path(range_name), table.sink_schema)
 
     def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
@@ -45,13 +45,13 @@ class FileStaging:
 
     def clear_older_epochs(self, tables: Iterable[TableSchema], epoch: int) -> None:
         """Remove what epochs before this one have left."""
-        self._storage.delete(*of_earlier_epochs(self._storage, self._folder, epoch))
+        self._storage.delete(*list_earlier_epoch_files(self._storage, self._folder, epoch))
 
     def _file_path(self, name: str) -> str:
         return f"{self._folder}/{name}.parquet"
 
 
-def of_earlier_epochs(storage: Storage, folder: str, epoch: int) -> list[str]:
+def list_earlier_epoch_files(storage: Storage, folder: str, epoch: int) -> list[str]:
     """Names of the files that epochs before one have staged in a folder."""
     start, earlier_files = f"{folder}/epoch-", []
     for name, _ in storage.list(folder):

@@ -12,7 +12,7 @@ from airflow_provider_cdc.model.errors import NoRoomError
 
 
 @contextmanager
-def room_errors(path: str | Path | None = None) -> Iterator[None]:
+def translate_disk_full(path: str | Path | None = None) -> Iterator[None]:
     """Say of a full disk what it is.
 
     :param path: what is written, if that is known.
@@ -31,7 +31,7 @@ def room_errors(path: str | Path | None = None) -> Iterator[None]:
         ) from None
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Force the names of a folder's files to disk, where the file system can do that for folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

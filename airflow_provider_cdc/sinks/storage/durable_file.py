@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.sinks.storage.disk import room_errors, sync_folder
+from airflow_provider_cdc.sinks.storage.disk import fsync_folder, translate_disk_full
 
 
 class DurableFile(pa.OSFile):  # type: ignore[misc]  # pyarrow says nothing of its types
@@ -29,19 +29,19 @@ class DurableFile(pa.OSFile):  # type: ignore[misc]  # pyarrow says nothing of i
         """Close it, and force it and its name to disk."""
         if self.closed:
             return
-        with room_errors(self._path):
+        with translate_disk_full(self._path):
             super().close()
             descriptor = os.open(self._path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            sync_folder(self._path.parent)
+            fsync_folder(self._path.parent)
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         if kind is None:
             self.close()
             return
         super().close()
-        with room_errors(self._path):
+        with translate_disk_full(self._path):
             raise value

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from airflow_provider_cdc.sinks.storage.disk import room_errors, sync_folder
+from airflow_provider_cdc.sinks.storage.disk import fsync_folder, translate_disk_full
 from airflow_provider_cdc.sinks.storage.storage import checked_name
 from airflow_provider_cdc.system import permissions as rights
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 #: How often a folder is made again that somebody removes, since it is empty, before there is a file in it.
-_TRIES = 100
+_CREATE_TRIES = 100
 
 
 #: Names of files that :meth:`LocalStorage.write` and :meth:`LocalStorage.write_once` have not finished.
-_UNFINISHED = re.compile(r"\.(.+\.)?[0-9a-f]{32}\.tmp")
+_UNFINISHED_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{32}\.tmp")
 
 
 class LocalStorage:
@@ -52,7 +52,7 @@ class LocalStorage:
         """See :class:`Storage`."""
         with self._temporary_file(name, data) as path:
             os.replace(path, self._path(name))
-        sync_folder(self._path(name).parent)
+        fsync_folder(self._path(name).parent)
 
     def write_once(self, name: str, data: bytes) -> bool:
         """See :class:`Storage`."""
@@ -62,7 +62,7 @@ class LocalStorage:
                 first = True
             except FileExistsError:
                 first = False
-        sync_folder(self._path(name).parent)  # also for whoever comes second, and goes by what is there
+        fsync_folder(self._path(name).parent)  # also for whoever comes second, and goes by what is there
         return first
 
     def size(self, name: str) -> int | None:
@@ -83,9 +83,9 @@ class LocalStorage:
     def list(self, folder: str) -> Iterator[tuple[str, int]]:
         """See :class:`Storage`."""
         root = self._path(folder) if folder else self._root
-        for parent, _, files in os.walk(root, onerror=_pass_missing):
+        for parent, _, files in os.walk(root, onerror=_ignore_missing):
             for file in files:
-                if not _UNFINISHED.fullmatch(file):
+                if not _UNFINISHED_NAME.fullmatch(file):
                     path = Path(parent, file)
                     with suppress(FileNotFoundError):  # deleted by now
                         yield path.relative_to(self._root).as_posix(), path.stat().st_size
@@ -112,8 +112,8 @@ class LocalStorage:
             return pa.OSFile(str(path), "rb")
         from airflow_provider_cdc.sinks.storage.durable_file import DurableFile
 
-        with room_errors(path):
-            return _in_folder(path.parent, lambda: DurableFile(path))
+        with translate_disk_full(path):
+            return _create_in_folder(path.parent, lambda: DurableFile(path))
 
     def subfolder(self, folder: str) -> LocalStorage:
         """See :class:`Storage`."""
@@ -121,7 +121,7 @@ class LocalStorage:
 
     def make_private(self, folder: str) -> None:
         """See :class:`Storage`."""
-        rights.make_private(self._path(folder))
+        rights.make_private_folder(self._path(folder))
 
     def location(self, name: str = "") -> str:
         """See :class:`Storage`."""
@@ -153,8 +153,8 @@ class LocalStorage:
         folder = self._path(name).parent
         path = folder / f".{uuid.uuid4().hex}.tmp"
         try:
-            with room_errors(self._path(name)):
-                with _in_folder(folder, lambda: open(path, "wb")) as file:
+            with translate_disk_full(self._path(name)):
+                with _create_in_folder(folder, lambda: open(path, "wb")) as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
@@ -163,10 +163,10 @@ class LocalStorage:
             path.unlink(missing_ok=True)
 
 
-def _in_folder(folder: Path, create: Callable[[], _T]) -> _T:
+def _create_in_folder(folder: Path, create: Callable[[], _T]) -> _T:
     """Create a file, and its folder, which another process removes at any moment when it is empty."""
     changed_folders = list[Path]()
-    for is_last_try in (*[False] * (_TRIES - 1), True):
+    for is_last_try in (*[False] * (_CREATE_TRIES - 1), True):
         try:
             _make_folder(folder, changed_folders)
             created = create()
@@ -175,7 +175,7 @@ def _in_folder(folder: Path, create: Callable[[], _T]) -> _T:
                 raise
             continue
         for changed_folder in dict.fromkeys(changed_folders):  # now that nobody removes them any more
-            sync_folder(changed_folder)
+            fsync_folder(changed_folder)
         return created
     raise AssertionError("unreachable")
 
@@ -191,6 +191,6 @@ def _make_folder(folder: Path, changed_folders: list[Path]) -> None:
         changed_folders.append(folder.parent)
 
 
-def _pass_missing(error: OSError) -> None:
+def _ignore_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 #: Bytes up to which a file is read at once, and bytes of a piece that is read or written.
-PART = 8 << 20
+PART_BYTES = 8 << 20
 #: Bytes that are read at least: columns of a row group lie side by side.
-_AHEAD = 1 << 20
+_MIN_READ_BYTES = 1 << 20
 
 
-class RangedFile:
+class ObjectReader:
     """A file that is read in parts. For :class:`pyarrow.PythonFile`.
 
     :param size: its size.
@@ -34,14 +34,14 @@ class RangedFile:
         """The next bytes."""
         end = self._size if count is None or count < 0 else min(self._position + count, self._size)
         if not self._buffer_start <= self._position <= end <= self._buffer_start + len(self._buffer):
-            self._fetch(self._position, min(max(end, self._position + _AHEAD), self._size))
+            self._fetch(self._position, min(max(end, self._position + _MIN_READ_BYTES), self._size))
         start = self._position - self._buffer_start
         self._position = max(self._position, end)
         return self._buffer[start : end - self._buffer_start] if end > self._buffer_start + start else b""
 
     def _fetch(self, start: int, end: int) -> None:
-        starts = list(range(start, end, PART))
-        ends = [min(s + PART, end) for s in starts]
+        starts = list(range(start, end, PART_BYTES))
+        ends = [min(s + PART_BYTES, end) for s in starts]
         parts = [bytes(part) for part in self._read_ranges(starts, ends)] if starts else []
         self._buffer, self._buffer_start = parts[0] if len(parts) == 1 else b"".join(parts), start
 
@@ -71,25 +71,25 @@ class RangedFile:
         return False
 
 
-class _GivenUpError(Exception):
+class _AbortedError(Exception):
     """Ends an upload."""
 
 
 #: Writes a file of bytes, or of pieces, which it gives up if their iterator raises an error.
-Put = Callable[[bytes | Iterator[bytes]], None]
+PutObject = Callable[[bytes | Iterator[bytes]], None]
 
 
 class _Sender:
     """Sends pieces in a thread of its own, which does not keep the upload alive that hands them on."""
 
-    def __init__(self, put_object: Put) -> None:
+    def __init__(self, put_object: PutObject) -> None:
         self._put_object = put_object
-        self._pieces: queue.Queue[bytes | _GivenUpError | None] = queue.Queue(2)
+        self._pieces: queue.Queue[bytes | _AbortedError | None] = queue.Queue(2)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
         self._thread.start()
 
-    def send(self, piece: bytes | _GivenUpError | None) -> None:
+    def send(self, piece: bytes | _AbortedError | None) -> None:
         """Hand on a piece, or the end; nothing if all is over."""
         while self._thread.is_alive():
             try:
@@ -106,19 +106,19 @@ class _Sender:
     def _run(self) -> None:
         try:
             self._put_object(self._queued_pieces())
-        except _GivenUpError:
+        except _AbortedError:
             pass
         except BaseException as error:
             self.error = error
 
     def _queued_pieces(self) -> Iterator[bytes]:
         while (piece := self._pieces.get()) is not None:
-            if isinstance(piece, _GivenUpError):
+            if isinstance(piece, _AbortedError):
                 raise piece
             yield piece
 
 
-class Upload:
+class UploadWriter:
     """A file that is written in pieces: in one request if it is small.
 
     It is there when it is closed, and never in part: an upload that is given up, or forgotten, leaves nothing but
@@ -129,7 +129,7 @@ class Upload:
 
     closed = False
 
-    def __init__(self, put_object: Put) -> None:
+    def __init__(self, put_object: PutObject) -> None:
         self._put_object = put_object
         self._buffer: list[bytes] = []
         self._buffered_bytes = self._bytes_written = 0
@@ -142,7 +142,7 @@ class Upload:
         self._buffer.append(bytes(data))
         self._buffered_bytes += len(data)
         self._bytes_written += len(data)
-        if self._buffered_bytes >= PART:
+        if self._buffered_bytes >= PART_BYTES:
             if self._sender is None:
                 self._sender = _Sender(self._put_object)
             self._send_buffer()
@@ -174,7 +174,7 @@ class Upload:
         if not self.closed:
             self.closed, self._buffer = True, []
             if self._sender is not None:
-                self._sender.send(_GivenUpError())
+                self._sender.send(_AbortedError())
 
     def __del__(self) -> None:
         self.abort()
@@ -201,13 +201,13 @@ class Upload:
             raise self._sender.error
 
 
-class UploadFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow says nothing of its types
+class ArrowUploadFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow says nothing of its types
     """An upload for those who write Arrow and Parquet: given up if an error leaves its context.
 
     :param upload: the upload.
     """
 
-    def __init__(self, upload: Upload) -> None:
+    def __init__(self, upload: UploadWriter) -> None:
         self._upload = upload
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:

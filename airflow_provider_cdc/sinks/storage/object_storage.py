@@ -22,24 +22,24 @@ from obstore.exceptions import AlreadyExistsError
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.config.store_address import AZURE, GCS, S3, StoreAddress
 from airflow_provider_cdc.model.errors import StoreError
-from airflow_provider_cdc.sinks.storage.object_files import PART, RangedFile, Upload, UploadFile
-from airflow_provider_cdc.sinks.storage.request_counts import current
+from airflow_provider_cdc.sinks.storage.object_files import PART_BYTES, ArrowUploadFile, ObjectReader, UploadWriter
+from airflow_provider_cdc.sinks.storage.request_counts import current_counts
 from airflow_provider_cdc.sinks.storage.storage import checked_name
-from airflow_provider_cdc.sinks.storage.store_client import Bucket, opened
+from airflow_provider_cdc.sinks.storage.store_client import Bucket, open_bucket
 
 T = TypeVar("T")
 
 #: Name of the metadata that tells a write. Letters only: Azure allows no others, and some proxies drop underscores.
-_WRITE = "cdcwrite"
+_WRITE_ID_ATTRIBUTE = "cdcwrite"
 #: How often, and for how many seconds, it is tried to be the first where a store says neither yes nor no.
-_TRIES, _PATIENCE = 6, 60.0
+_WRITE_ONCE_TRIES, _WRITE_ONCE_SECONDS = 6, 60.0
 #: How often a listing is begun, or gone on with behind what was listed.
-_LISTINGS = 4
-_LOOK = "Look at the store and at the way to it, then run again"
+_LIST_TRIES = 4
+_STORE_REMEDY = "Look at the store and at the way to it, then run again"
 #: How often it is tried to read something whose answer breaks off.
-_READS = 5
+_READ_TRIES = 5
 #: Uploads of a piece, at the same time.
-_UPLOADS = 4
+_CONCURRENT_UPLOADS = 4
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,22 @@ class ObjectStorage:
 
         def read() -> bytes:
             with self._bucket_errors("reading", name, FileNotFoundError) as (bucket, key):
-                current().count("get")
+                current_counts().count("get")
                 data = bytes(bucket.store.get(key).bytes().to_bytes())
-                current().count("get", requests=0, received=len(data))
+                current_counts().count("get", requests=0, received=len(data))
                 return data
 
         try:
-            return _to_its_end(read)
+            return _retry_broken_reads(read)
         except FileNotFoundError:
             return None
 
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""
         with self._bucket_errors("writing", name) as (bucket, key):
-            large = len(data) > 4 * PART
-            current().count("put", sent=len(data), requests=_uploads(len(data)) if large else 1)
-            bucket.store.put(key, data, use_multipart=large, chunk_size=PART, max_concurrency=_UPLOADS)
+            large = len(data) > 4 * PART_BYTES
+            current_counts().count("put", sent=len(data), requests=_multipart_requests(len(data)) if large else 1)
+            bucket.store.put(key, data, use_multipart=large, chunk_size=PART_BYTES, max_concurrency=_CONCURRENT_UPLOADS)
 
     def write_once(self, name: str, data: bytes) -> bool:
         """See :class:`Storage`.
@@ -84,13 +84,15 @@ class ObjectStorage:
         :raises StoreError: if it is not known whether this call has written it, or ever will.
         """
         write_id = uuid.uuid4().hex
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _WRITE_ONCE_SECONDS
         problem: StoreError | None = None
-        for attempt in range(_TRIES):
+        for attempt in range(_WRITE_ONCE_TRIES):
             try:
                 with self._bucket_errors("writing", name, AlreadyExistsError) as (bucket, key):
-                    current().count("put", sent=len(data))
-                    bucket.store.put(key, data, mode="create", attributes={_WRITE: write_id}, use_multipart=False)
+                    current_counts().count("put", sent=len(data))
+                    bucket.store.put(
+                        key, data, mode="create", attributes={_WRITE_ID_ATTRIBUTE: write_id}, use_multipart=False
+                    )
                 return True
             except AlreadyExistsError:
                 problem = None
@@ -100,7 +102,7 @@ class ObjectStorage:
             try:
                 found_id = self._read_write_id(name)
             except StoreError:
-                raise problem or StoreError(f"writing {self.location(name)} failed", _LOOK) from None
+                raise problem or StoreError(f"writing {self.location(name)} failed", _STORE_REMEDY) from None
             if found_id is not None:
                 return found_id == write_id
             # Nothing is there, yet: a request may still be under way, or others were at it. To ask again with the same
@@ -110,7 +112,7 @@ class ObjectStorage:
             time.sleep(0.05 * 2**attempt)
         raise problem or StoreError(
             f"writing {self.location(name)} failed: the store says that it is there, and that it is not",
-            _LOOK,
+            _STORE_REMEDY,
         )
 
     def size(self, name: str) -> int | None:
@@ -127,14 +129,14 @@ class ObjectStorage:
         """See :class:`Storage`."""
         root = f"{self.address.root}/" if self.address.root else ""
         prefix = self._key(folder) if folder else self.address.root
-        bucket, last_path, tries_left = self._open_bucket, None, _LISTINGS
+        bucket, last_path, tries_left = self._open_bucket, None, _LIST_TRIES
         while tries_left:
             tries_left -= 1
             try:
                 with bucket.translate_errors(f"listing {self.location(folder)}"):
-                    current().count("list")
+                    current_counts().count("list")
                     for page, items in enumerate(bucket.store.list(prefix or None, offset=last_path, chunk_size=1000)):
-                        current().count("list", requests=int(page > 0))
+                        current_counts().count("list", requests=int(page > 0))
                         for item in items:
                             last_path = item["path"]
                             yield last_path[len(root) :], int(item["size"])
@@ -150,7 +152,7 @@ class ObjectStorage:
             key_batch = keys[start : start + 1000]
             try:
                 with self._bucket_errors("deleting", names[start], FileNotFoundError) as (bucket, _):
-                    current().count("delete")
+                    current_counts().count("delete")
                     bucket.store.delete(key_batch)
             except FileNotFoundError:  # of some stores, at the first that is not there
                 for key in key_batch:
@@ -158,7 +160,7 @@ class ObjectStorage:
                         suppress(FileNotFoundError),
                         self._bucket_errors("deleting", names[start], FileNotFoundError) as (bucket, _),
                     ):
-                        current().count("delete")
+                        current_counts().count("delete")
                         bucket.store.delete(key)
 
     def delete_folder(self, folder: str) -> None:
@@ -172,7 +174,7 @@ class ObjectStorage:
         if mode == "rb":
             return self._open_reader(name)
         self._key(name)
-        counts = current()  # what is large is sent by another thread
+        counts = current_counts()  # what is large is sent by another thread
 
         def put(content: bytes | Iterator[bytes]) -> None:
             with self._bucket_errors("writing", name) as (bucket, key):
@@ -180,13 +182,15 @@ class ObjectStorage:
                     counts.count("put", sent=len(content))
                     bucket.store.put(key, content, use_multipart=False)
                     return
-                pieces = _Counted(content)
+                pieces = _CountedPieces(content)
                 try:
-                    bucket.store.put(key, pieces, use_multipart=True, chunk_size=PART, max_concurrency=_UPLOADS)
+                    bucket.store.put(
+                        key, pieces, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=_CONCURRENT_UPLOADS
+                    )
                 finally:
-                    counts.count("put", sent=pieces.size, requests=_uploads(pieces.size))
+                    counts.count("put", sent=pieces.size, requests=_multipart_requests(pieces.size))
 
-        return UploadFile(Upload(put))
+        return ArrowUploadFile(UploadWriter(put))
 
     def subfolder(self, folder: str) -> ObjectStorage:
         """See :class:`Storage`."""
@@ -207,27 +211,27 @@ class ObjectStorage:
     def storage_options(self) -> dict[str, str]:
         """See :class:`Storage`: for libraries on top of ``object_store``. Keys of a role hold for a while only."""
         bucket = self._open_bucket
-        config = {name: _text(value) for name, value in bucket.config.items() if name != "aws_endpoint_url_s3"}
+        config = {name: _option_text(value) for name, value in bucket.config.items() if name != "aws_endpoint_url_s3"}
         if bucket.credential_provider is not None:
             keys = bucket.credential_provider()
             config |= {n: keys[n] for n in ("access_key_id", "secret_access_key")}
             config |= {"session_token": keys["token"]} if keys["token"] else {}
         prefix = {S3: "aws_", GCS: "google_", AZURE: "azure_storage_"}[self.address.store]
-        config = {name if name in _BARE else prefix + name: value for name, value in config.items()}
+        config = {name if name in _UNPREFIXED_OPTIONS else prefix + name: value for name, value in config.items()}
         client = dict(self.access.client) if self.access else {}
-        return config | {name: _text(value) for name, value in client.items()}
+        return config | {name: _option_text(value) for name, value in client.items()}
 
     def _open_reader(self, name: str) -> pa.NativeFile:
-        counts = current()  # what is wanted of a large file, threads of Arrow read
+        counts = current_counts()  # what is wanted of a large file, threads of Arrow read
 
         def begin() -> tuple[int, bytes | None]:
             with self._bucket_errors("reading", name, FileNotFoundError) as (bucket, key):
-                current().count("get")
+                current_counts().count("get")
                 response = bucket.store.get(key)
                 size = int(response.meta["size"])
-                if size > PART:  # only its size is of use: what is wanted of a large file is read in parts
+                if size > PART_BYTES:  # only its size is of use: what is wanted of a large file is read in parts
                     return size, None
-                current().count("get", requests=0, received=size)
+                current_counts().count("get", requests=0, received=size)
                 return size, response.bytes().to_bytes()
 
         def read_ranges(starts: list[int], ends: list[int]) -> list[Any]:
@@ -235,16 +239,16 @@ class ObjectStorage:
                 counts.count("get", received=sum(ends) - sum(starts))  # side by side: they are asked for as one
                 return list(bucket.store.get_ranges(key, starts=starts, ends=ends, coalesce=0))
 
-        size, content = _to_its_end(begin)
+        size, content = _retry_broken_reads(begin)
         if content is not None:
             return pa.BufferReader(pa.py_buffer(content))
-        ranged = RangedFile(size, lambda starts, ends: _to_its_end(lambda: read_ranges(starts, ends)))
+        ranged = ObjectReader(size, lambda starts, ends: _retry_broken_reads(lambda: read_ranges(starts, ends)))
         return pa.PythonFile(ranged, mode="r")
 
     def _head(self, name: str) -> Any:
         try:
             with self._bucket_errors("looking at", name, FileNotFoundError) as (bucket, key):
-                current().count("head")
+                current_counts().count("head")
                 return bucket.store.head(key)
         except FileNotFoundError:
             return None
@@ -253,15 +257,15 @@ class ObjectStorage:
         """Number of the write that a file bears; empty if it bears none, ``None`` if there is no file."""
         try:
             with self._bucket_errors("looking at", name, FileNotFoundError) as (bucket, key):
-                current().count("head")
+                current_counts().count("head")
                 attributes: Mapping[Any, Any] = bucket.store.get(key, options={"head": True}).attributes
-                return str(attributes.get(_WRITE, ""))
+                return str(attributes.get(_WRITE_ID_ATTRIBUTE, ""))
         except FileNotFoundError:
             return None
 
     @property
     def _open_bucket(self) -> Bucket:
-        bucket = opened(replace(self.address, root=""), self.access)
+        bucket = open_bucket(replace(self.address, root=""), self.access)
         bucket.check_not_forked()
         return bucket
 
@@ -276,9 +280,9 @@ class ObjectStorage:
             yield bucket, key
 
 
-def _to_its_end(read: Callable[[], T]) -> T:
+def _retry_broken_reads(read: Callable[[], T]) -> T:
     """Read, and read again where an answer breaks off."""
-    for tries_left in reversed(range(_READS)):
+    for tries_left in reversed(range(_READ_TRIES)):
         try:
             return read()
         except StoreError as error:
@@ -288,19 +292,19 @@ def _to_its_end(read: Callable[[], T]) -> T:
 
 
 #: Settings whose names are the same for all stores.
-_BARE = ("skip_signature",)
+_UNPREFIXED_OPTIONS = ("skip_signature",)
 
 
-def _text(value: Any) -> str:
+def _option_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _uploads(size: int) -> int:
+def _multipart_requests(size: int) -> int:
     """Requests of an upload in parts: those of the parts, its beginning and its end."""
-    return 2 + max(1, -(-size // PART))
+    return 2 + max(1, -(-size // PART_BYTES))
 
 
-class _Counted:
+class _CountedPieces:
     """Pieces, and the size of those that were taken.
 
     :param pieces: the pieces.

@@ -106,7 +106,7 @@ def read_json(storage: Storage, name: str) -> Any:
     return None if data is None else json.loads(data)
 
 
-def read_whole_json(storage: Storage, name: str) -> Any:
+def read_json_if_intact(storage: Storage, name: str) -> Any:
     """Like :func:`read_json`, and ``None`` also if the file is damaged."""
     try:
         return read_json(storage, name)

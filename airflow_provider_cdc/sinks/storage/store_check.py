@@ -6,14 +6,14 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Writers that want to be the first at the same time.
 _WRITERS = 4
 
 
-def check_store(storage: Storage, folder: str) -> None:
+def check_storage_guarantees(storage: Storage, folder: str) -> None:
     """Write, read, list and delete a small file; nothing is left behind.
 
     :param folder: the folder of the pipeline in the storage.
@@ -27,7 +27,7 @@ def check_store(storage: Storage, folder: str) -> None:
 
     try:
         with ThreadPoolExecutor(_WRITERS) as pool:
-            won = list(pool.map(carried(write_number), range(_WRITERS)))
+            won = list(pool.map(with_current_counts(write_number), range(_WRITERS)))
         content = storage.read(name)
         if sum(won) != 1 or storage.write_once(name, b"later") or storage.read(name) != content:
             raise NotReadyError(

@@ -17,15 +17,15 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.config.store_address import AZURE, GCS, S3, StoreAddress
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.sinks.storage.store_errors import error_of_store, is_no_place
+from airflow_provider_cdc.sinks.storage.store_errors import is_missing_bucket, translate_store_error
 
-_CLIENT: Mapping[str, Any] = {
+_CLIENT_OPTIONS: Mapping[str, Any] = {
     "connect_timeout": timedelta(seconds=10),
     "timeout": timedelta(seconds=60),
     "user_agent": "airflow-provider-cdc",
 }
 #: How often the library asks again, and for how long.
-RETRY: Any = {
+RETRY_CONFIG: Any = {
     "max_retries": 10,
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
     "retry_timeout": timedelta(seconds=120),
@@ -33,7 +33,7 @@ RETRY: Any = {
 
 
 @dataclass(frozen=True)
-class AssumedRole:
+class AssumedRoleCredentials:
     """Asks AWS for the keys of a role, whenever those that it gave expire.
 
     :param keys: who asks; ``None`` for the environment.
@@ -59,7 +59,7 @@ class AssumedRole:
         }
 
 
-class _Keys:
+class _StaticCredentials:
     """Keys that hold. Given this way, nothing of the environment is mixed into them."""
 
     def __init__(self, keys: tuple[str, str, str | None]) -> None:
@@ -75,20 +75,24 @@ class Bucket:
 
     def __init__(self, address: StoreAddress, access: StoreAccess | None) -> None:
         self.secrets = access.secrets if access else ()
-        self.config = settings(address, access)
-        self.credential_provider = _provider(access, self.config.get("region"))
-        client: Any = {**_CLIENT, **dict(access.client if access else ())}
-        if access is None and any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
+        self.config = obstore_config(address, access)
+        self.credential_provider = _credential_provider(access, self.config.get("region"))
+        client: Any = {**_CLIENT_OPTIONS, **dict(access.client if access else ())}
+        if access is None and any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINT_VARIABLES):
             client["allow_http"] = True
         if certificates := client.get("root_certificate"):
-            client["root_certificate"] = _content(str(certificates))
+            client["root_certificate"] = _read_certificates(str(certificates))
         store_class: Any = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}[address.store]
         credential_options: dict[str, Any] = (
             {} if self.credential_provider is None else {"credential_provider": self.credential_provider}
         )
         with self.translate_errors(f"opening {address.display()}"):
             self.store = store_class(
-                address.bucket, config=self.config, client_options=client, retry_config=RETRY, **credential_options
+                address.bucket,
+                config=self.config,
+                client_options=client,
+                retry_config=RETRY_CONFIG,
+                **credential_options,
             )
         self._opened_in_pid = os.getpid()
 
@@ -101,9 +105,9 @@ class Bucket:
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
-            if isinstance(error, expected) and not is_no_place(error):
+            if isinstance(error, expected) and not is_missing_bucket(error):
                 raise type(error)(operation) from None  # its text has the whole request in it
-            raise error_of_store(error, operation, self.secrets) from None
+            raise translate_store_error(error, operation, self.secrets) from None
 
     def check_not_forked(self) -> None:
         """Refuse to work in a process that was forked when the store was open: its threads are not there, it hangs."""
@@ -111,12 +115,12 @@ class Bucket:
             raise RuntimeError("an object store was opened before this process was forked: start it afresh")
 
 
-def settings(address: StoreAddress, access: StoreAccess | None) -> dict[str, Any]:
+def obstore_config(address: StoreAddress, access: StoreAccess | None) -> dict[str, Any]:
     """Settings of a store, by the names of obstore, without keys of AWS."""
     config: dict[str, Any] = dict(access.config) if access else {}
     if address.store == S3:
         endpoint, virtual = config.get("endpoint"), config.get("virtual_hosted_style_request")
-        if virtual is None and not endpoint and not any(os.environ.get(name) for name in _AWS_ENDPOINTS):
+        if virtual is None and not endpoint and not any(os.environ.get(name) for name in _AWS_ENDPOINT_VARIABLES):
             virtual = "." not in address.bucket  # no certificate covers a bucket whose name has dots
         if virtual and endpoint:
             scheme, _, host = endpoint.partition("://")
@@ -134,11 +138,11 @@ def settings(address: StoreAddress, access: StoreAccess | None) -> dict[str, Any
     return config
 
 
-_AWS_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_ENDPOINTS = (*_AWS_ENDPOINTS, "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_AWS_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ENDPOINT_VARIABLES = (*_AWS_ENDPOINT_VARIABLES, "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 
 
-def _provider(access: StoreAccess | None, region: str | None) -> Any:
+def _credential_provider(access: StoreAccess | None, region: str | None) -> Any:
     if access is None or access.store != S3:
         return None
     if access.assume_role_args:
@@ -147,11 +151,11 @@ def _provider(access: StoreAccess | None, region: str | None) -> Any:
                 f"{access.label} has a role_arn, and boto3 is not installed",
                 'Run on every host: pip install "airflow-provider-cdc[aws]"',
             )
-        return AssumedRole(access.aws_keys, region, access.assume_role_args)
-    return _Keys(access.aws_keys) if access.aws_keys else None
+        return AssumedRoleCredentials(access.aws_keys, region, access.assume_role_args)
+    return _StaticCredentials(access.aws_keys) if access.aws_keys else None
 
 
-def _content(path: str) -> bytes:
+def _read_certificates(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -163,6 +167,6 @@ def _content(path: str) -> bytes:
 
 
 @lru_cache(maxsize=32)
-def opened(address: StoreAddress, access: StoreAccess | None) -> Bucket:
+def open_bucket(address: StoreAddress, access: StoreAccess | None) -> Bucket:
     """The bucket of an address, opened once in a process."""
     return Bucket(address, access)

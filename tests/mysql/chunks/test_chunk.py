@@ -13,24 +13,24 @@ import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import CdcError, TerminalError
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.chunks import chunk as module
 from airflow_provider_cdc.mysql.chunks import window_reader as windows
-from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead, read_chunk, select
+from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead, read_chunk, select_rows
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
 from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.charsets import decoders
-from airflow_provider_cdc.mysql.client.identity import binlog_end, identity
-from airflow_provider_cdc.mysql.client.key_sql import in_chunk
-from airflow_provider_cdc.mysql.client.session import connect, value
-from airflow_provider_cdc.mysql.positions.lookback import look_back
-from airflow_provider_cdc.mysql.positions.watermark import watermarks
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
+from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
+from airflow_provider_cdc.mysql.client.key_sql import chunk_condition
+from airflow_provider_cdc.mysql.client.session import connect, query_value
+from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
+from airflow_provider_cdc.mysql.positions.watermark import make_watermarks
 from tests.support.servers import MySQLServer
 
 #: The two moments at which others write: between LW and SELECT, between SELECT and HW.
@@ -50,8 +50,8 @@ class Reading:
         self.writer = server.connect(database=database)
         self.meanwhile: dict[str, Callable[[], None]] = {}
         monkeypatch.setattr(module, "failpoint", lambda name: self.meanwhile.get(name, lambda: None)())
-        self.lineage = Lineage(identity(self.connection), binlog_end(self.connection).file)
-        self.marks = watermarks(self.connection, self.lineage.server)
+        self.lineage = Timeline(server_identity(self.connection), binlog_end(self.connection).file)
+        self.marks = make_watermarks(self.connection, self.lineage.server)
 
     def close(self) -> None:
         self.connection.close()
@@ -79,10 +79,13 @@ class Reading:
             )
 
         before = partial(
-            look_back, self.server.connect_args(), self.lineage.server, by_table([Definitions.from_single(table)])
+            make_xa_lookback,
+            self.server.connect_args(),
+            self.lineage.server,
+            histories_by_table([DefinitionHistory.from_single(table)]),
         )
-        texts = decoders(lambda: contextlib.nullcontext(self.connection), [table])
-        return WindowReader(open_at, Definitions.from_single(table), self.lineage, before, texts)
+        texts = load_decoders(lambda: contextlib.nullcontext(self.connection), [table])
+        return WindowReader(open_at, DefinitionHistory.from_single(table), self.lineage, before, texts)
 
     def read(self, table: TableSchema, chunk: Chunk, **meanwhile: Callable[[], None] | list[str]) -> ChunkRead:
         """Read a chunk; keywords ``after_lw`` and ``after_select`` say what is written there."""
@@ -96,11 +99,11 @@ class Reading:
 
     def exact(self, table: TableSchema, chunk: Chunk, found: ChunkRead) -> None:
         """Nothing was written after the chunk's HW, so it must be what the table holds now."""
-        now = select(self.connection, table, in_chunk(table, chunk))
+        now = select_rows(self.connection, table, chunk_condition(table, chunk))
         names = [c.name for c in table.columns]
         assert as_set(found.rows.select(names)) == as_set(pa.table(now, names=names))
-        assert set(found.rows[SEQ].to_pylist()) <= {self.lineage.seq(found.high)}
-        assert set(found.rows[OP].to_pylist()) <= {"r"}
+        assert set(found.rows[SEQ_COLUMN].to_pylist()) <= {self.lineage.seq(found.high)}
+        assert set(found.rows[OP_COLUMN].to_pylist()) <= {"r"}
         assert found.low <= found.high
 
 
@@ -196,14 +199,14 @@ def test_windows_one_after_the_other(reading: Reading) -> None:
 @pytest.mark.parametrize("held", [0, 1 << 24], ids=["taken at once", "held back"])
 def test_a_truncate_in_the_window(reading: Reading, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before it is no change of the window, whether it was decoded already or not."""
-    monkeypatch.setattr(windows, "_FLUSH_BYTES", held)
+    monkeypatch.setattr(windows, "_MAX_HELD_BYTES", held)
     table = reading.make("id INT PRIMARY KEY, v INT", "(1, 1), (2, 1)")
     low = binlog_end(reading.connection)
     xa = ("XA START 'x'", "INSERT INTO t VALUES (4, 4)", "XA END 'x'", "XA PREPARE 'x'", "XA COMMIT 'x'")
     reading.write("UPDATE t SET v = 2", *xa, "TRUNCATE t", "INSERT INTO t VALUES (3, 3)")
     with contextlib.closing(reading.reader(table)) as log:
         window = log.read_window(low, binlog_end(reading.connection))
-    assert window.changes["id"].to_pylist() == [3] and 0 < window.truncate_seq < window.changes[SEQ][0].as_py()
+    assert window.changes["id"].to_pylist() == [3] and 0 < window.truncate_seq < window.changes[SEQ_COLUMN][0].as_py()
 
 
 def test_changes_of_other_tables_and_rolled_back_ones_do_no_harm(reading: Reading) -> None:
@@ -235,7 +238,7 @@ def test_the_server_may_have_another_isolation_level(reading: Reading, level: st
     try:
         reading.connection.close()
         reading.connection = connect(reading.server.connect_args())
-        reading.marks = watermarks(reading.connection)
+        reading.marks = make_watermarks(reading.connection)
         reading.write("BEGIN", "INSERT INTO t VALUES (5)", "DELETE FROM t WHERE id = 9")
         found = reading.read(table, Chunk(0, 0, 0, (1,), (9,), True))
         reading.write("ROLLBACK")
@@ -249,8 +252,8 @@ def test_time_and_position_of_the_rows(reading: Reading) -> None:
     found = reading.read(table, Chunk(0, 0, 0, (1,), (1,), True), after_select=["UPDATE t SET id = 1"])
     row = found.rows.to_pylist()[0]
     now = reading.server.execute("SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]
-    assert row[SEQ] == reading.lineage.seq(found.high)
-    assert 0 <= float(now) - row[TS].timestamp() < 60
+    assert row[SEQ_COLUMN] == reading.lineage.seq(found.high)
+    assert 0 <= float(now) - row[TS_COLUMN].timestamp() < 60
 
 
 @pytest.mark.parametrize("name", ["t", "other"])
@@ -343,7 +346,7 @@ def test_a_chunk_is_stable_until_the_next_change(reading: Reading) -> None:
     first = reading.read(table, MIDDLE, after_lw=["UPDATE t SET v = 5 WHERE k = 'h'"])
     second = reading.read(table, MIDDLE)
     assert first.high == second.low == second.high
-    assert first.rows.drop([TS]).sort_by("k").equals(second.rows.drop([TS]).sort_by("k"))
+    assert first.rows.drop([TS_COLUMN]).sort_by("k").equals(second.rows.drop([TS_COLUMN]).sort_by("k"))
 
 
 def test_errors_are_the_projects_own(reading: Reading, connection_gone: Connection[Any]) -> None:
@@ -355,5 +358,5 @@ def test_errors_are_the_projects_own(reading: Reading, connection_gone: Connecti
 @pytest.fixture
 def connection_gone(mysql_server: MySQLServer) -> Connection[Any]:
     connection = connect(mysql_server.connect_args())
-    mysql_server.execute(f"KILL {value(connection, 'SELECT CONNECTION_ID()')}")
+    mysql_server.execute(f"KILL {query_value(connection, 'SELECT CONNECTION_ID()')}")
     return connection

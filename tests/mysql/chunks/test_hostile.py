@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.mysql.client import session
-from airflow_provider_cdc.mysql.client.session import connect, value
+from airflow_provider_cdc.mysql.client.session import connect, query_value
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
@@ -99,7 +99,7 @@ def test_the_snapshot_is_exact(kind: type[MySQLServer], tmp_path: Path) -> None:
                     cursor.execute(f"SET GLOBAL {name} = {setting}")
             with closing(connect(server.connect_args(**user))) as connection:
                 # The server is as hostile as it says: a session without settings of its own would see three rows.
-                assert value(connection, "SELECT @@global.sql_select_limit") == "3"
+                assert query_value(connection, "SELECT @@global.sql_select_limit") == "3"
             # A reader that waits longer for its turn than the server's wait_timeout.
             slow = {"chunk_rows": 150, "max_rows_per_second": 100}
             cli = Cli(tmp_path, server, "d..*", user=user, snapshot=slow)
@@ -120,7 +120,7 @@ def test_the_snapshot_is_exact(kind: type[MySQLServer], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", HOSTILE, ids=lambda kind: kind.title)
 def test_every_setting_of_the_session_arrives(kind: type[MySQLServer]) -> None:
-    own = session._SETTINGS | (session._MYSQL if kind is MySQLServer else session._MARIADB)
+    own = session._SETTINGS | (session._MYSQL_SETTINGS if kind is MySQLServer else session._MARIADB_SETTINGS)
     with kind() as server:
         with closing(server.connect()) as usual, usual.cursor() as cursor:
             for name, setting in HOSTILE[kind].items():
@@ -128,9 +128,11 @@ def test_every_setting_of_the_session_arrives(kind: type[MySQLServer]) -> None:
                     cursor.execute(f"SET GLOBAL {name} = {setting}")
         with closing(connect(server.connect_args())) as connection:
             for name, setting in own.items():
-                assert float_or_text(value(connection, f"SELECT @@session.{name}")) == float_or_text(setting), name
-            assert value(connection, "SELECT @@session.autocommit") == "1"
-            assert value(connection, "SELECT @@session.character_set_results") == "utf8mb4"
+                assert float_or_text(query_value(connection, f"SELECT @@session.{name}")) == float_or_text(setting), (
+                    name
+                )
+            assert query_value(connection, "SELECT @@session.autocommit") == "1"
+            assert query_value(connection, "SELECT @@session.character_set_results") == "utf8mb4"
 
 
 def float_or_text(text: str | None) -> float | str:

@@ -15,14 +15,14 @@ import pytest
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.plan import TOLERANCE, Chunk, Plan
+from airflow_provider_cdc.model.plan import MAX_CHUNK_OVERSIZE, Chunk, Plan
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.chunks import planner
 from airflow_provider_cdc.mysql.chunks.planner import make_plan, plan_table
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.key_sql import in_chunk, table_name
-from airflow_provider_cdc.mysql.client.session import connect, rows, value
-from airflow_provider_cdc.mysql.positions.binlog_files import open_to_end
+from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, table_name
+from airflow_provider_cdc.mysql.client.session import connect, query_rows, query_value
+from airflow_provider_cdc.mysql.positions.binlog_files import open_stream_to_end
 from tests.support.servers import MySQLServer
 
 WORDS = ["", "a", "A", "á", "b", "B ", "ß", "ss", "SS", "z", "Zz", "ñ", "n", "日本", "日", "🎁", "龘", "a\0", "a b"]
@@ -47,14 +47,14 @@ def made(connection: Connection[Any], server: MySQLServer, database: str, key: s
 def sizes(connection: Connection[Any], table: TableSchema, chunks: list[Chunk]) -> list[int]:
     """Rows of each chunk; fails unless each row of the table is in one chunk and no more."""
     found = [
-        int(value(connection, f"SELECT COUNT(*) FROM {table_name(table)} WHERE {in_chunk(table, c)}") or 0)
+        int(query_value(connection, f"SELECT COUNT(*) FROM {table_name(table)} WHERE {chunk_condition(table, c)}") or 0)
         for c in chunks
     ]
-    tests = " + ".join(f"({in_chunk(table, c)})" for c in chunks)
+    tests = " + ".join(f"({chunk_condition(table, c)})" for c in chunks)
     if chunks:
-        odd = rows(connection, f"SELECT COUNT(*) FROM {table_name(table)} WHERE ({tests}) <> 1")[0][0]
+        odd = query_rows(connection, f"SELECT COUNT(*) FROM {table_name(table)} WHERE ({tests}) <> 1")[0][0]
         assert odd == "0", f"{odd} rows are in no chunk or in several"
-    assert sum(found) == int(value(connection, f"SELECT COUNT(*) FROM {table_name(table)}") or 0)
+    assert sum(found) == int(query_value(connection, f"SELECT COUNT(*) FROM {table_name(table)}") or 0)
     assert all(a.upper == b.lower for a, b in zip(chunks, chunks[1:], strict=False))
     assert [c.includes_upper for c in chunks] == [False] * (len(chunks) - 1) + [True] * bool(chunks)
     return found
@@ -147,7 +147,7 @@ def test_each_key_in_one_chunk(
     found = plan_table(connection, 3, table, 100)
     assert len(found) in chunks, [c.lower for c in found]
     assert {c.table for c in found} == {3}
-    assert max(sizes(connection, table, found)) <= TOLERANCE * 100
+    assert max(sizes(connection, table, found)) <= MAX_CHUNK_OVERSIZE * 100
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ def test_statistics_that_are_wrong_by_far(
     mysql_server.execute(f"ANALYZE TABLE `{database}`.t")
     mysql_server.execute(f"INSERT IGNORE INTO `{database}`.t (a) {series(3000)}")
     table = read_schema(connection, database, "t")
-    assert max(sizes(connection, table, plan_table(connection, 0, table, 10))) <= TOLERANCE * 10
+    assert max(sizes(connection, table, plan_table(connection, 0, table, 10))) <= MAX_CHUNK_OVERSIZE * 10
 
 
 def test_wide_rows_make_smaller_chunks(
     connection: Connection[Any], mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(planner, "MAX_CHUNK_BYTES", 100_000)
     mysql_server.execute(f"CREATE TABLE `{database}`.t (a INT NOT NULL PRIMARY KEY, v BLOB)")
     wide = series(100, "i, REPEAT('x', 5000)")
     mysql_server.execute(f"INSERT INTO `{database}`.t {wide}")
@@ -221,7 +221,7 @@ def plan_of(connection: Connection[Any], database: str, server: MySQLServer) -> 
         generation=1,
         chunk_rows=10,
         group_rows=30,
-        open_at=partial(open_to_end, server.connect_args(), 4711, str(uuid.uuid4())),
+        open_at=partial(open_stream_to_end, server.connect_args(), 4711, str(uuid.uuid4())),
     )
 
 

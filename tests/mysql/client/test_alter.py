@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pymysql
 import pytest
 
-from airflow_provider_cdc.ddl.alter_table import Alteration, NotFollowed, Server, alter
+from airflow_provider_cdc.ddl.alter_table import Alteration, DdlNotFollowed, ServerTraits, apply_ddl
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.events.query import Query, read_query
+from airflow_provider_cdc.mysql.binlog.events.query import QueryEvent, parse_query_event
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.flavour import flavour
+from airflow_provider_cdc.mysql.client.flavour import read_server_traits
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.reading import events_since
@@ -36,7 +36,7 @@ class Altered:
         self.server, self.mariadb = server, isinstance(server, MariaDBServer)
         self.session = server.connect(database="alter_d")
         self.reader = connect(server.connect_args())
-        self.flavour: Server = flavour(self.reader)
+        self.flavour: ServerTraits = read_server_traits(self.reader)
 
     def run(self, *statements: str) -> None:
         with self.session.cursor() as cursor:
@@ -58,10 +58,10 @@ class Altered:
         assert len(queries) == 1, queries
         return self.hold(before, queries[0])
 
-    def hold(self, before: TableSchema, query: Query) -> str:
+    def hold(self, before: TableSchema, query: QueryEvent) -> str:
         try:
-            found = alter(before, query.sql, query.database, query.session, self.flavour)
-        except NotFollowed as refused:
+            found = apply_ddl(before, query.sql, query.database, query.session, self.flavour)
+        except DdlNotFollowed as refused:
             return refused.reason or "?"
         self.equal(found, before, query.sql)
         return ""
@@ -74,8 +74,8 @@ class Altered:
         known = {c.name for c in before.columns}
         assert sorted(found.added) == sorted(c.name for c in after.columns if c.name not in known), sql
 
-    def queries(self, start: tuple[str, int]) -> list[Query]:
-        return [read_query(event) for event in events_since(self.server, start) if event.type == _QUERY]
+    def queries(self, start: tuple[str, int]) -> list[QueryEvent]:
+        return [parse_query_event(event) for event in events_since(self.server, start) if event.type == _QUERY]
 
 
 @pytest.fixture(scope="module")
@@ -579,12 +579,12 @@ def test_dates_of_the_old_format(altered: Altered) -> None:
     altered.run("SET GLOBAL mysql56_temporal_format = OFF")
     try:
         altered.begin("CREATE TABLE t (id INT PRIMARY KEY)")
-        altered.flavour = flavour(altered.reader)
+        altered.flavour = read_server_traits(altered.reader)
         assert "mysql56_temporal_format" in altered.compare("ALTER TABLE t ADD c DATETIME")
         assert "old format" in altered.compare("ALTER TABLE t FORCE")
     finally:
         altered.run("SET GLOBAL mysql56_temporal_format = ON")
-        altered.flavour = flavour(altered.reader)
+        altered.flavour = read_server_traits(altered.reader)
 
 
 def test_what_a_server_tells(altered: Altered) -> None:

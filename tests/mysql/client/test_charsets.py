@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare
@@ -89,7 +89,7 @@ def test_every_character_of_every_charset(server: MySQLServer, database: str, tm
             assert set(rows["_cdc_op"].to_pylist()[:half]) == {"r"} and set(rows["_cdc_op"].to_pylist()[half:]) == {"c"}
             for name in ("v", "c", "e", "s"):
                 assert rows[name].slice(0, half).equals(rows[name].slice(half)), (charset, name)
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
 
 
 def test_collations_with_a_smaller_table(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_collations_with_a_smaller_table(server: MySQLServer, database: str, tmp
     rows = cli.rows("d", "t").to_pylist()
     assert len(rows) == len(expected) and {(row["k"], row["n"] == 1) for row in rows} == expected
     assert all(row[kind] == row["k"][1:] for row in rows for kind in kinds)
-    assert all(v.is_equal for v in verify(cli.context))
+    assert all(v.is_equal for v in verify_tables(cli.context))
 
 
 def test_no_other_collation_has_a_smaller_table(server: MySQLServer) -> None:

@@ -21,7 +21,7 @@ from airflow_provider_cdc.model.errors import (
 )
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.client.identity import binlog_status, is_mariadb
-from airflow_provider_cdc.mysql.client.session import connect, errors, raw
+from airflow_provider_cdc.mysql.client.session import connect, query_bytes, translate_errors
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
 
@@ -86,7 +86,7 @@ def test_an_expired_password(server: MySQLServer, user: dict[str, str]) -> None:
     with set_global(server, "disconnect_on_expired_password", "OFF"):
         with contextlib.closing(connect({**server.connect_args(), **user})) as connection:
             with pytest.raises(NotReadyError, match="1820"):
-                raw(connection, "SELECT 1")
+                query_bytes(connection, "SELECT 1")
 
 
 def test_an_account_that_is_locked(server: MySQLServer, user: dict[str, str]) -> None:
@@ -112,7 +112,7 @@ def test_a_statement_that_is_killed(server: MySQLServer, what: str) -> None:
         killer = threading.Thread(target=kill)
         killer.start()
         with pytest.raises(TransientError):
-            raw(connection, HEAVY)
+            query_bytes(connection, HEAVY)
         killer.join()
 
 
@@ -121,9 +121,9 @@ def test_a_statement_that_takes_longer_than_it_may(server: MySQLServer) -> None:
         limit, code = (
             ("max_statement_time = 0.2", 1969) if is_mariadb(connection) else ("max_execution_time = 200", 3024)
         )
-        raw(connection, f"SET SESSION {limit}")
+        query_bytes(connection, f"SET SESSION {limit}")
         with pytest.raises(TransientError, match=str(code)):
-            raw(connection, HEAVY)
+            query_bytes(connection, HEAVY)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_statement_that_takes_longer_than_it_may(server: MySQLServer) -> None:
     ],
 )
 def test_those_that_are_hard_to_bring_about(code: int, kind: type[CdcError]) -> None:
-    with pytest.raises(CdcError) as found, errors("reading"):
+    with pytest.raises(CdcError) as found, translate_errors("reading"):
         raise pymysql.err.OperationalError(code, "words")
     assert type(found.value) is kind
 
@@ -151,6 +151,6 @@ def test_an_answer_that_is_damaged(server: MySQLServer, wanted: bytes) -> None:
             proxy.replace(wanted, wanted[:-1] + b"\xff\xff\xff" + wanted, 1)
             with pytest.raises(TransientError):
                 for _ in range(3):
-                    raw(connection, "SELECT 'needle' AS a, 2 AS b")
+                    query_bytes(connection, "SELECT 'needle' AS a, 2 AS b")
         with contextlib.closing(connect(given)) as connection:
-            assert raw(connection, "SELECT 'needle' AS a, 2 AS b") == ((b"needle", b"2"),)
+            assert query_bytes(connection, "SELECT 'needle' AS a, 2 AS b") == ((b"needle", b"2"),)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.mysql.client.filters import filters, left_out
-from airflow_provider_cdc.mysql.client.session import connect, value
+from airflow_provider_cdc.mysql.client.filters import excluding_filter, read_filters
+from airflow_provider_cdc.mysql.client.session import connect, query_value
 from tests.mysql.client.test_throttle import begin
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
@@ -57,13 +57,13 @@ def test_what_is_left_out_is_what_the_replica_leaves_out(tmp_path: Path) -> None
                 text = "INSERT INTO {}.`{}` VALUES ({})".format(*name.split("."), number)
                 source.execute(text.replace("%", "%%"), ())
             arrive(source, replica)
-            found = filters(connection)
+            found = read_filters(connection)
             assert found, case
             for name in TABLES:
                 database, table = name.split(".")
-                there = value(connection, f"SELECT COUNT(*) FROM {database}.`{table}` WHERE id = {number}") == "1"
+                there = query_value(connection, f"SELECT COUNT(*) FROM {database}.`{table}` WHERE id = {number}") == "1"
                 for one in found:
-                    assert there == (left_out(one, database, table) is None), (case, name, found)
+                    assert there == (excluding_filter(one, database, table) is None), (case, name, found)
 
         replica.execute("STOP REPLICA")
         replica.execute(f"CHANGE REPLICATION FILTER {_NONE}, REPLICATE_IGNORE_TABLE = (a.two)")
@@ -86,7 +86,7 @@ def arrive(source: MySQLServer, replica: MySQLServer) -> None:
 
 def test_a_server_that_is_no_replica_has_no_filters(mysql_server: MySQLServer) -> None:
     with closing(connect(mysql_server.connect_args())) as connection:
-        assert filters(connection) == []
+        assert read_filters(connection) == []
 
 
 @pytest.mark.parametrize("limit", [None, 5])
@@ -102,13 +102,13 @@ def test_databases_that_are_called_otherwise() -> None:
     for text in ("(shop,archive),(x,y)", "shop->archive,x->y"):
         found = {"Replicate_Rewrite_DB": text}
         for database in ("shop", "archive", "x", "y"):  # where rows come to is not what the source has, either
-            assert left_out(found, database, "t") == "Replicate_Rewrite_DB"
-        assert left_out(found, "other", "t") is None
-    assert left_out({"Replicate_Rewrite_DB": "(shop,shop)"}, "shop", "t") is None
-    assert left_out({}, "shop", "t") is None
+            assert excluding_filter(found, database, "t") == "Replicate_Rewrite_DB"
+        assert excluding_filter(found, "other", "t") is None
+    assert excluding_filter({"Replicate_Rewrite_DB": "(shop,shop)"}, "shop", "t") is None
+    assert excluding_filter({}, "shop", "t") is None
 
 
 def test_a_server_that_does_not_tell() -> None:
     with MySQLServer({"performance_schema": "OFF"}) as server, closing(connect(server.connect_args())) as connection:
         with pytest.raises(NotReadyError, match="performance_schema is OFF"):
-            filters(connection)
+            read_filters(connection)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_cdc.mysql.client import session
-from airflow_provider_cdc.mysql.client.product import AURORA, CLOUD_SQL, RDS, TRIED, Product, Service, service_of
+from airflow_provider_cdc.mysql.client.product import (
+    AURORA,
+    CLOUD_SQL,
+    RDS,
+    TESTED_VERSIONS,
+    ManagedService,
+    Product,
+    managed_service_of,
+)
 
 #: What the servers say of themselves, and: name, numbers, whether they are read.
 VERSIONS = {
@@ -33,7 +41,7 @@ def test_product(text: str) -> None:
     assert (found.name, found.version, found.is_supported) == (name, version, readable)
     assert found.is_mariadb is (name == "MariaDB")
     assert found.is_tested is (version[:2] in {"MySQL": [(9, 7)], "MariaDB": [(10, 11), (11, 8)]}[name])
-    assert set(TRIED) == {"MySQL", "MariaDB"}
+    assert set(TESTED_VERSIONS) == {"MySQL", "MariaDB"}
 
 
 @pytest.mark.parametrize(
@@ -70,13 +78,13 @@ def test_statements(text: str, end: str, sources: str, replicas: str) -> None:
         ({"version": "8.0.26-google", "version_comment": "(Google)", "basedir": "/usr/"}, CLOUD_SQL),
     ],
 )
-def test_services(variables: dict[str, str], service: Service | None) -> None:
-    assert service_of(variables) == service
+def test_services(variables: dict[str, str], service: ManagedService | None) -> None:
+    assert managed_service_of(variables) == service
 
 
 def test_the_first_statement_of_a_session_has_nothing_that_an_older_server_does_not_know() -> None:
     """A server executes such a comment if it is of that version or newer."""
-    assert "/*!80030 , show_gipk_in_create_table_and_information_schema=1 */" in session.SESSION
-    everywhere = session.SESSION.split("/*!80030")[0]
+    assert "/*!80030 , show_gipk_in_create_table_and_information_schema=1 */" in session.SESSION_SQL
+    everywhere = session.SESSION_SQL.split("/*!80030")[0]
     assert "show_gipk" not in everywhere and "/*!80000 , transaction_isolation" in everywhere
-    assert "/*M!100600 , tx_isolation" in session.SESSION
+    assert "/*M!100600 , tx_isolation" in session.SESSION_SQL

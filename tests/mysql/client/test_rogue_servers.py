@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.airflow.hooks.mysql import CdcMySqlHook
-from airflow_provider_cdc.config.connections import Connection, database_url, mysql_args
+from airflow_provider_cdc.config.connections import ResolvedConnection, database_url, mysql_connect_args
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.client.session import connect, raw
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.mysql.client.session import connect, query_bytes
+from airflow_provider_cdc.state import StateDatabase
 from tests.support.rogue import AWAY, ELSEWHERE, Certificate, RogueMySQL, RoguePostgres, certify
 
 PASSWORD = "hunter2 the password"
@@ -31,29 +31,32 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return certify(tmp_path_factory.mktemp("rogue"), AWAY)
 
 
-def source(port: int, host: str = AWAY, **extra: Any) -> Connection:
-    return Connection("source", "cdc_mysql", host, USER, PASSWORD, port, extra=extra)
+def source(port: int, host: str = AWAY, **extra: Any) -> ResolvedConnection:
+    return ResolvedConnection("source", "cdc_mysql", host, USER, PASSWORD, port, extra=extra)
 
 
-def session(conn: Connection, _: pytest.MonkeyPatch) -> None:
+def session(conn: ResolvedConnection, _: pytest.MonkeyPatch) -> None:
     """Of the driver and, with arguments that came by a job, of an executor."""
-    with closing(connect(pickle.loads(pickle.dumps(mysql_args(conn))))) as connection:
-        raw(connection, "SELECT 1")
+    with closing(connect(pickle.loads(pickle.dumps(mysql_connect_args(conn))))) as connection:
+        query_bytes(connection, "SELECT 1")
 
 
-def binlog(conn: Connection, _: pytest.MonkeyPatch) -> None:
+def binlog(conn: ResolvedConnection, _: pytest.MonkeyPatch) -> None:
     uuid = "11111111-1111-1111-1111-111111111111"
-    with BinlogStream(mysql_args(conn), server_id=77, replica_uuid=uuid, file="b.1", position=4, read_timeout=5):
+    with BinlogStream(
+        mysql_connect_args(conn), server_id=77, replica_uuid=uuid, file="b.1", position=4, read_timeout=5
+    ):
         pass
 
 
-def bookkeeping(conn: Connection, _: pytest.MonkeyPatch) -> None:
-    Store.open(
-        database_url(Connection("s", "mysql", conn.host, USER, PASSWORD, conn.port, "state", conn.extra)), migrate=False
+def bookkeeping(conn: ResolvedConnection, _: pytest.MonkeyPatch) -> None:
+    StateDatabase.open(
+        database_url(ResolvedConnection("s", "mysql", conn.host, USER, PASSWORD, conn.port, "state", conn.extra)),
+        migrate=False,
     )
 
 
-def hook(conn: Connection, patch: pytest.MonkeyPatch) -> None:
+def hook(conn: ResolvedConnection, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("airflow_provider_cdc.airflow.hooks.mysql.resolve", lambda _: conn)
     worked, text = CdcMySqlHook().test_connection()
     assert not worked and PASSWORD not in text
@@ -75,7 +78,9 @@ WISHES: dict[str, dict[str, Any]] = {
 OPT_OUTS: list[dict[str, Any]] = [{"ssl_mode": mode} for mode in ("REQUIRED", "PREFERRED", "DISABLED")]
 
 
-def refused(way: Callable[[Connection, pytest.MonkeyPatch], None], conn: Connection, patch: pytest.MonkeyPatch) -> str:
+def refused(
+    way: Callable[[ResolvedConnection, pytest.MonkeyPatch], None], conn: ResolvedConnection, patch: pytest.MonkeyPatch
+) -> str:
     with pytest.raises(NotReadyError) as found:
         way(conn, patch)
     assert PASSWORD not in str(found.value)
@@ -149,8 +154,8 @@ def test_these_servers_do_learn_it_where_they_are_trusted(
 # ---------------------------------------------------------------- PostgreSQL
 
 
-def postgres(port: int, host: str = AWAY, **extra: Any) -> Connection:
-    return Connection("state", "postgres", host, USER, PASSWORD, port, "state", extra)
+def postgres(port: int, host: str = AWAY, **extra: Any) -> ResolvedConnection:
+    return ResolvedConnection("state", "postgres", host, USER, PASSWORD, port, "state", extra)
 
 
 @pytest.fixture(params=["plain", "TLS"])
@@ -161,7 +166,7 @@ def rogue(request: pytest.FixtureRequest, certificate: Certificate) -> Iterator[
 
 def test_an_unknown_postgresql_learns_nothing(rogue: RoguePostgres) -> None:
     with pytest.raises(NotReadyError) as found:
-        Store.open(database_url(postgres(rogue.port)), migrate=False)
+        StateDatabase.open(database_url(postgres(rogue.port)), migrate=False)
     assert rogue.connections and rogue.sent == [] and PASSWORD not in str(found.value)
     assert "sslmode" in str(found.value)
 
@@ -173,12 +178,12 @@ def test_without_the_check_a_postgresql_never_learns_the_password(
     for rogue.md5 in (False, True):
         for extra in ({}, {"require_auth": "!password,!md5"}, {"channel_binding": "require"}):
             with pytest.raises(NotReadyError) as found:
-                Store.open(database_url(postgres(rogue.port, sslmode=sslmode, **extra)), migrate=False)
+                StateDatabase.open(database_url(postgres(rogue.port, sslmode=sslmode, **extra)), migrate=False)
             assert not rogue.learned(PASSWORD) and not rogue.learned_hash(USER, PASSWORD)
             assert PASSWORD not in str(found.value)
     rogue.md5 = True
     with pytest.raises(Exception):  # noqa: B017 asked for: a server of old times
-        Store.open(database_url(postgres(rogue.port, sslmode=sslmode, require_auth="md5")), migrate=False)
+        StateDatabase.open(database_url(postgres(rogue.port, sslmode=sslmode, require_auth="md5")), migrate=False)
     assert not rogue.learned(PASSWORD)
     assert rogue.learned_hash(USER, PASSWORD) == (sslmode != "require" or rogue.certificate is not None)
     for extra in ({"require_auth": "password"}, {"require_auth": "scram-sha-256,password"}, {"require_auth": "!md5"}):
@@ -191,5 +196,5 @@ def test_a_postgresql_does_learn_it_where_it_is_trusted(certificate: Certificate
         with RoguePostgres(tls) as found:
             extra = {"sslmode": "verify-full", "sslrootcert": str(certificate.ca)} if host == AWAY else {}
             with pytest.raises(Exception):  # noqa: B017 whatever: it speaks no SQL
-                Store.open(database_url(postgres(found.port, host, **extra)), migrate=False)
+                StateDatabase.open(database_url(postgres(found.port, host, **extra)), migrate=False)
             assert found.learned(PASSWORD)

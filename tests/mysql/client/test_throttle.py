@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.client.throttle import Throttle, replica_lag, threads_running
@@ -51,7 +51,7 @@ def busy(server: MySQLServer, sessions: int) -> Iterator[Callable[[], None]]:
 class Waiting:
     """A throttle that waits in a thread of its own; ``told`` is what it says."""
 
-    def __init__(self, connection: Connection[Any], limits: Limits) -> None:
+    def __init__(self, connection: Connection[Any], limits: LoadLimits) -> None:
         self.told: list[str | None] = []
         self.throttle = Throttle(connection, limits, self.told.append)
         self.thread = threading.Thread(target=self.throttle.wait_for_turn)
@@ -67,13 +67,13 @@ class Waiting:
 def test_rates_are_kept(mysql_server: MySQLServer) -> None:
     """The time that is waited is that of the rate, by the reader's own clock; never less."""
     with contextlib.closing(connect(mysql_server.connect_args())) as connection:
-        for limits in (Limits(rows_per_second=5000), Limits(bytes_per_second=50_000), Limits(5000, 10**9)):
+        for limits in (LoadLimits(rows_per_second=5000), LoadLimits(bytes_per_second=50_000), LoadLimits(5000, 10**9)):
             throttle, began = Throttle(connection, limits), time.monotonic()
             for _ in range(5):
                 throttle.wait_for_turn()
                 throttle.record_chunk(time.monotonic(), 500, 5000)
             assert time.monotonic() - began >= 4 * 0.1
-        throttle = Throttle(connection, Limits())
+        throttle = Throttle(connection, LoadLimits())
         throttle.record_chunk(time.monotonic(), 10**12, 10**12)
         throttle.wait_for_turn()  # without a limit this ends
 
@@ -83,7 +83,7 @@ def test_a_reader_that_waits_for_its_rate_can_be_told_to_stop(mysql_server: MySQ
         raise TerminalError("enough")
 
     with contextlib.closing(connect(mysql_server.connect_args())) as connection:
-        throttle = Throttle(connection, Limits(rows_per_second=1))
+        throttle = Throttle(connection, LoadLimits(rows_per_second=1))
         throttle.record_chunk(time.monotonic(), 10**6, 0)
         with pytest.raises(TerminalError, match="enough"):
             throttle.wait_for_turn(stop)
@@ -94,13 +94,13 @@ def test_nothing_is_read_while_the_server_is_busy(kind: str) -> None:
     with SERVERS[kind]() as server, contextlib.closing(connect(server.connect_args())) as connection:
         idle = threads_running(connection)
         limit = idle + 2
-        quiet = Waiting(connection, Limits(threads_running=limit))
+        quiet = Waiting(connection, LoadLimits(threads_running=limit))
         quiet.thread.join(60)
         assert quiet.told == [] and not quiet.thread.is_alive()
         with busy(server, 4) as end:
             while threads_running(connection) < idle + 4:
                 time.sleep(0.05)
-            found = Waiting(connection, Limits(threads_running=limit))
+            found = Waiting(connection, LoadLimits(threads_running=limit))
             found.until(lambda told: bool(told))
             assert found.told[0] == f"Threads_running is {idle + 4}, the limit is {limit}"
             assert found.thread.is_alive()
@@ -122,7 +122,7 @@ def test_nothing_is_read_while_a_replica_is_late() -> None:
             while (found := replica_lag(connection)) == (True, None) or (found[1] or 0) < 2:
                 assert time.monotonic() < end, found
                 time.sleep(0.2)
-            waiting = Waiting(connection, Limits(replica_lag_seconds=1))
+            waiting = Waiting(connection, LoadLimits(replica_lag_seconds=1))
             waiting.until(lambda told: bool(told))
             assert waiting.told[0] is not None and "s behind its source, the limit is 1 s" in waiting.told[0]
             assert waiting.thread.is_alive()

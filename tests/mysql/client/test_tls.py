@@ -13,14 +13,14 @@ import pytest
 
 from airflow_provider_cdc.airflow.hooks.mysql import CdcMySqlHook
 from airflow_provider_cdc.config import Pipeline, Sink, Source, State
-from airflow_provider_cdc.config.connections import Connection, database_url, mysql_args
+from airflow_provider_cdc.config.connections import ResolvedConnection, database_url, mysql_connect_args
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.client.identity import binlog_status
-from airflow_provider_cdc.mysql.client.session import connect, rows
-from airflow_provider_cdc.preflight.run import preflight
-from airflow_provider_cdc.runtime.run_context import Context
-from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.mysql.client.session import connect, query_rows
+from airflow_provider_cdc.preflight.run import run_preflight
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.state import StateDatabase
 from tests.support.mariadb import MariaDBServer
 from tests.support.postgres import Postgres, _unprivileged
 from tests.support.rogue import AWAY, ELSEWHERE, Certificate, certify
@@ -47,13 +47,13 @@ def fresh(server: MySQLServer) -> dict[str, str]:
     return user
 
 
-def conn(server: MySQLServer, user: dict[str, str], host: str = AWAY, **extra: Any) -> Connection:
-    return Connection("c", "mysql", host, user["user"], user["password"], server.port, "state", extra)
+def conn(server: MySQLServer, user: dict[str, str], host: str = AWAY, **extra: Any) -> ResolvedConnection:
+    return ResolvedConnection("c", "mysql", host, user["user"], user["password"], server.port, "state", extra)
 
 
-def in_tls(found: Connection) -> bool:
-    with closing(connect(mysql_args(found))) as connection:
-        return bool(rows(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'")[0][1])
+def in_tls(found: ResolvedConnection) -> bool:
+    with closing(connect(mysql_connect_args(found))) as connection:
+        return bool(query_rows(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'")[0][1])
 
 
 def test_a_server_that_proves_itself(
@@ -64,14 +64,16 @@ def test_a_server_that_proves_itself(
     assert in_tls(conn(tls_server, fresh(tls_server), ssl={"ca": ca}))
     assert in_tls(conn(tls_server, fresh(tls_server), ELSEWHERE, ssl_ca=ca, ssl_mode="VERIFY_CA"))
     right = conn(tls_server, fresh(tls_server), ssl_ca=ca)
-    with closing(connect(mysql_args(right))) as connection:
+    with closing(connect(mysql_connect_args(right))) as connection:
         at, _, _ = binlog_status(connection)
     right = conn(tls_server, fresh(tls_server), ssl_ca=ca)
     uuid = "11111111-1111-1111-1111-111111111111"
     options: dict[str, Any] = {"server_id": 77, "replica_uuid": uuid, "file": at.file, "position": at.position}
-    with BinlogStream(mysql_args(right), **options) as stream:
+    with BinlogStream(mysql_connect_args(right), **options) as stream:
         assert next(iter(stream)).file == at.file
-    with closing(Store.open(database_url(conn(tls_server, fresh(tls_server), ssl_ca=ca)), migrate=True)) as store:
+    with closing(
+        StateDatabase.open(database_url(conn(tls_server, fresh(tls_server), ssl_ca=ca)), migrate=True)
+    ) as store:
         assert store.table_progress("p", 1) is not None
     monkeypatch.setenv("SSL_CERT_FILE", ca)  # the authorities of the system
     assert in_tls(conn(tls_server, fresh(tls_server)))
@@ -134,7 +136,7 @@ def test_check_tells_what_is_unsafe(tls_server: MySQLServer, certificate: Certif
     ca, user = str(certificate.ca), fresh(tls_server)
     assert in_tls(conn(tls_server, user, ssl_ca=ca))
 
-    def warnings(source: dict[str, Any], state: Connection) -> list[str]:
+    def warnings(source: dict[str, Any], state: ResolvedConnection) -> list[str]:
         pipeline = Pipeline(
             name="p",
             source=Source("src", ("state..*",)),
@@ -142,22 +144,23 @@ def test_check_tells_what_is_unsafe(tls_server: MySQLServer, certificate: Certif
             state=State("books"),
         )
         found = {"src": conn(tls_server, user, **source), "books": state}
-        said = preflight(Context.for_pipeline(pipeline, find_connection=found.__getitem__), spark=False)
+        said = run_preflight(RunContext.for_pipeline(pipeline, find_connection=found.__getitem__), spark=False)
         return [f"{f.message} {f.remedy}" for f in said if "conn_id" in f.message and f.level == "warning"]
 
-    books = Connection("b", "postgres", "db.example", "u", "p", schema="d")
+    books = ResolvedConnection("b", "postgres", "db.example", "u", "p", schema="d")
     assert warnings({"ssl_ca": ca}, books) == []
     client = {"ssl_ca": ca, "ssl_cert": str(certificate.cert), "ssl_key": str(key)}
-    (said,) = warnings(client, Connection("b", "sqlite", "/x"))
+    (said,) = warnings(client, ResolvedConnection("b", "sqlite", "/x"))
     assert said == f"source.conn_id src: the key {key} can be read by others chmod 600 {key}"
     source, state = warnings(
         {"ssl_ca": ca, "ssl_mode": "VERIFY_CA"},
-        Connection("b", "postgres", "db.example", "u", "p", schema="d", extra={"sslmode": "disable"}),
+        ResolvedConnection("b", "postgres", "db.example", "u", "p", schema="d", extra={"sslmode": "disable"}),
     )
     assert source.startswith("source.conn_id src: the name in the server's certificate is not checked")
     assert state.startswith("state.conn_id books: nothing is encrypted") and "Leave out sslmode" in state
     source, state = warnings(
-        {"ssl_mode": "REQUIRED"}, Connection("b", "mysql", "db.example", schema="d", extra={"ssl_disabled": True})
+        {"ssl_mode": "REQUIRED"},
+        ResolvedConnection("b", "mysql", "db.example", schema="d", extra={"ssl_disabled": True}),
     )
     assert "not checked" in source and "Leave out ssl_mode" in source and "nothing is encrypted" in state
     assert not any(user["password"] in text for text in (source, state))
@@ -184,8 +187,8 @@ def postgres(certificate: Certificate) -> Iterator[Postgres]:
 def test_a_postgresql(postgres: Postgres, certificate: Certificate, tmp_path: Path, monkeypatch: Any) -> None:
     def opens(host: str = AWAY, **extra: Any) -> bool:
         password = postgres.passwords["bookkeeping"]
-        found = Connection("c", "postgres", host, "bookkeeping", password, postgres.port, "bookkeeping", extra)
-        with closing(Store.open(database_url(found), migrate=True)) as store:
+        found = ResolvedConnection("c", "postgres", host, "bookkeeping", password, postgres.port, "bookkeeping", extra)
+        with closing(StateDatabase.open(database_url(found), migrate=True)) as store:
             with store._engine.connect() as connection:
                 mine = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
                 return bool(connection.exec_driver_sql(mine).scalar())

@@ -14,15 +14,15 @@ import pytest
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import TableChangedError
-from airflow_provider_cdc.model.plan import TOLERANCE, Chunk, PlanCost
+from airflow_provider_cdc.model.plan import MAX_CHUNK_OVERSIZE, Chunk, PlanCost
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.chunks import planner
-from airflow_provider_cdc.mysql.chunks.chunk import select
-from airflow_provider_cdc.mysql.chunks.planner import _meter, estimates, plan_table
+from airflow_provider_cdc.mysql.chunks.chunk import select_rows
+from airflow_provider_cdc.mysql.chunks.planner import _session_cost, estimate_table, plan_table
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.key_sql import canonical, in_chunk, key_list, keys_of
-from airflow_provider_cdc.mysql.client.session import connect, pairs, rows, value
-from airflow_provider_cdc.mysql.keys.ownership import owners
+from airflow_provider_cdc.mysql.client.key_sql import canonical_expression, chunk_condition, key_list, keys_of
+from airflow_provider_cdc.mysql.client.session import connect, query_pairs, query_rows, query_value
+from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
@@ -54,7 +54,7 @@ def connection(server: MySQLServer) -> Iterator[Connection[Any]]:
     server.execute("CREATE DATABASE b CHARACTER SET utf8mb4")
     with contextlib.closing(connect({**server.connect_args(), "database": "b"})) as opened:
         deep = "max_recursive_iterations" if isinstance(server, MariaDBServer) else "cte_max_recursion_depth"
-        rows(opened, f"SET {deep} = 1000000")
+        query_rows(opened, f"SET {deep} = 1000000")
         yield opened
     server.execute("DROP DATABASE b")
 
@@ -64,31 +64,31 @@ def make(connection: Connection[Any], key: str, expressions: str, n: int, option
     columns = key.split(", ") if "ENUM" not in key else [key.rpartition(", ")[0], key.rpartition(", ")[2]]
     parts = [f"{part} NOT NULL" for part in columns]
     names = ", ".join(part.split()[0] for part in columns)
-    rows(connection, f"CREATE TABLE t ({', '.join(parts)}, v TINYINT, PRIMARY KEY ({names}), KEY (v)) {options}")
+    query_rows(connection, f"CREATE TABLE t ({', '.join(parts)}, v TINYINT, PRIMARY KEY ({names}), KEY (v)) {options}")
     fill(connection, expressions, n)
-    rows(connection, "ANALYZE TABLE t")
+    query_rows(connection, "ANALYZE TABLE t")
     return read_schema(connection, "b", "t")
 
 
 def fill(connection: Connection[Any], expressions: str, n: int, first: int = 1) -> None:
-    names = ", ".join("abcde"[: len(rows(connection, "SHOW COLUMNS FROM t")) - 1])
+    names = ", ".join("abcde"[: len(query_rows(connection, "SHOW COLUMNS FROM t")) - 1])
     series = f"WITH RECURSIVE s (i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM s WHERE i < {first + n - 1})"
-    rows(connection, f"INSERT IGNORE INTO t ({names}) {series} SELECT {expressions} FROM s")
+    query_rows(connection, f"INSERT IGNORE INTO t ({names}) {series} SELECT {expressions} FROM s")
 
 
 def planned(connection: Connection[Any], table: TableSchema, chunk_rows: int) -> tuple[list[Chunk], PlanCost]:
-    before = _meter(connection)
+    before = _session_cost(connection)
     chunks = plan_table(connection, 0, table, chunk_rows)
-    after = _meter(connection)
+    after = _session_cost(connection)
     return chunks, PlanCost(after.statements - before.statements - 1, after.rows - before.rows)
 
 
 def sizes(connection: Connection[Any], table: TableSchema, chunks: list[Chunk]) -> list[int]:
     """Rows of each chunk; fails unless the chunks, one after the other, are the whole table in the server's order."""
-    keys = f"SELECT {', '.join(canonical(c) for c in table.key_columns)} FROM t"
+    keys = f"SELECT {', '.join(canonical_expression(c) for c in table.key_columns)} FROM t"
     order = f"ORDER BY {key_list(table)}"
-    parts = [rows(connection, f"{keys} WHERE {in_chunk(table, chunk)} {order}") for chunk in chunks]
-    assert [key for part in parts for key in part] == rows(connection, f"{keys} {order}")
+    parts = [query_rows(connection, f"{keys} WHERE {chunk_condition(table, chunk)} {order}") for chunk in chunks]
+    assert [key for part in parts for key in part] == query_rows(connection, f"{keys} {order}")
     assert all(a.upper == b.lower and not a.includes_upper for a, b in zip(chunks, chunks[1:], strict=False))
     return [len(part) for part in parts]
 
@@ -97,10 +97,10 @@ def sizes(connection: Connection[Any], table: TableSchema, chunks: list[Chunk]) 
 def test_uneven_tables(connection: Connection[Any], kind: str) -> None:
     """Chunks of about the wanted size, for far fewer statements than chunks, and without reading the rows."""
     table = make(connection, *KEYS[kind], n=7000)
-    count = int(value(connection, "SELECT COUNT(*) FROM t") or 0)
+    count = int(query_value(connection, "SELECT COUNT(*) FROM t") or 0)
     chunks, cost = planned(connection, table, 35)
     found = sizes(connection, table, chunks)
-    assert max(found) <= TOLERANCE * 35
+    assert max(found) <= MAX_CHUNK_OVERSIZE * 35
     assert count / 35 / 2 < len(chunks) < count / 35 * 2
     assert cost.statements < len(chunks) / 2
     assert cost.rows < count / 3, "the index was walked"
@@ -111,7 +111,7 @@ def test_even_integers_cost_the_same_at_every_size(connection: Connection[Any], 
     table = make(connection, *key, n=500)
     small, first = planned(connection, table, 10)
     fill(connection, key[1], 20_000, first=501)
-    rows(connection, "ANALYZE TABLE t")
+    query_rows(connection, "ANALYZE TABLE t")
     large, second = planned(connection, table, 10)
     assert len(large) > 30 * len(small) > 1000
     assert first.statements == second.statements <= 5
@@ -123,7 +123,7 @@ def test_statements_grow_more_slowly_than_chunks(connection: Connection[Any]) ->
     table = make(connection, key, expressions, n=3000)
     few, first = planned(connection, table, 30)
     fill(connection, expressions, 27_000, first=3001)
-    rows(connection, "ANALYZE TABLE t")
+    query_rows(connection, "ANALYZE TABLE t")
     many, second = planned(connection, table, 30)
     assert len(many) > 6 * len(few)
     assert second.statements < 4 * first.statements and second.statements < len(many) / 10
@@ -137,13 +137,13 @@ def test_a_chunk_of_a_composite_key_reads_its_own_rows_only(connection: Connecti
     assert 50 < len(chunks) < 200 and cost.statements < len(chunks) / 2
     for chunk in (chunks[0], chunks[len(chunks) // 2], chunks[-1]):
         before = _read(connection)
-        found = len(select(connection, table, in_chunk(table, chunk))[0])
-        assert 0 < found <= TOLERANCE * 1000
+        found = len(select_rows(connection, table, chunk_condition(table, chunk))[0])
+        assert 0 < found <= MAX_CHUNK_OVERSIZE * 1000
         assert _read(connection) - before < found + 100
 
 
 def _read(connection: Connection[Any]) -> int:
-    told = pairs(connection, "SHOW SESSION STATUS LIKE 'Handler_read%'")
+    told = query_pairs(connection, "SHOW SESSION STATUS LIKE 'Handler_read%'")
     return sum(int(n) for name, n in told.items() if not name.endswith("rnd_next"))
 
 
@@ -152,13 +152,13 @@ def _read(connection: Connection[Any]) -> int:
 def test_statistics_of_another_time(connection: Connection[Any], kind: str, analyzed: int) -> None:
     """The server believes in far fewer rows than there are (it then limits its estimates), or in far more."""
     table = make(connection, *KEYS[kind], n=3000, options="STATS_AUTO_RECALC=0")
-    rows(connection, f"UPDATE mysql.innodb_table_stats SET n_rows = {analyzed} WHERE database_name = 'b'")
+    query_rows(connection, f"UPDATE mysql.innodb_table_stats SET n_rows = {analyzed} WHERE database_name = 'b'")
     for sql in ("FLUSH TABLE t", "RENAME TABLE t TO u", "RENAME TABLE u TO t"):  # MySQL reads it again, then MariaDB
-        rows(connection, sql)
-    assert estimates(connection, table)[0] == analyzed
+        query_rows(connection, sql)
+    assert estimate_table(connection, table)[0] == analyzed
     chunks = plan_table(connection, 0, table, 20)
     found = sizes(connection, table, chunks)
-    assert sum(found) == 3000 and max(found) <= (20 if analyzed < 16 * 20 else TOLERANCE * 20)
+    assert sum(found) == 3000 and max(found) <= (20 if analyzed < 16 * 20 else MAX_CHUNK_OVERSIZE * 20)
     assert len(chunks) < 3000 / 20 * 3
 
 
@@ -173,7 +173,7 @@ def test_rows_that_go_while_they_are_planned(
         server.execute(f"DELETE FROM b.t WHERE {gone}")
         return 400, 100
 
-    monkeypatch.setattr(planner, "estimates", told)
+    monkeypatch.setattr(planner, "estimate_table", told)
     chunks = plan_table(connection, 0, table, 10)
     assert chunks[0].lower == (1,) and chunks[-1].upper == (160_000,) and chunks[-1].includes_upper
     sizes(connection, table, chunks)
@@ -204,11 +204,11 @@ def test_keys_in_other_character_sets(
     several = f"CONCAT(ELT(1 + i % {len(letters)}, {choice}), ELT(1 + i DIV 7 % {len(letters)}, {choice}), i)"
     table = make(connection, f"a VARCHAR(20) CHARACTER SET {charset} COLLATE {collation}", several, n=900)
     chunks, _ = planned(connection, table, 30)
-    assert max(sizes(connection, table, chunks)) <= TOLERANCE * 30
+    assert max(sizes(connection, table, chunks)) <= MAX_CHUNK_OVERSIZE * 30
     assert len(chunks) > 15
     for number, chunk in enumerate(chunks):
-        data = pa.table(select(connection, table, in_chunk(table, chunk)), names=["a", "v"])
-        assert set(owners(connection, table, chunks, keys_of(table, data))) == {number}
+        data = pa.table(select_rows(connection, table, chunk_condition(table, chunk)), names=["a", "v"])
+        assert set(find_owning_chunks(connection, table, chunks, keys_of(table, data))) == {number}
 
 
 def test_keys_that_python_would_sort_otherwise(connection: Connection[Any]) -> None:
@@ -221,7 +221,7 @@ def test_keys_that_python_would_sort_otherwise(connection: Connection[Any]) -> N
         n=4000,
     )
     chunks = plan_table(connection, 0, table, 20)
-    assert max(sizes(connection, table, chunks)) <= TOLERANCE * 20
+    assert max(sizes(connection, table, chunks)) <= MAX_CHUNK_OVERSIZE * 20
 
 
 @pytest.mark.parametrize("value", ["''", "'x1'"])

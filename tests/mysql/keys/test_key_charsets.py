@@ -13,25 +13,25 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.offset import Lineage, Position
-from airflow_provider_cdc.model.schema import BOTH_WAYS, TableSchema
+from airflow_provider_cdc.model.offset import Position, Timeline
+from airflow_provider_cdc.model.schema import ROUND_TRIP_CHARSETS, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.mysql.chunks.chunk import select_rows
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
 from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.charsets import decoders
-from airflow_provider_cdc.mysql.client.identity import binlog_end, identity
-from airflow_provider_cdc.mysql.client.key_sql import in_chunk, keys_of, text_literal
-from airflow_provider_cdc.mysql.client.session import connect, rows
-from airflow_provider_cdc.mysql.keys.ownership import owners
-from airflow_provider_cdc.mysql.positions.lookback import look_back
-from airflow_provider_cdc.resnapshot.purged_binlog import planned
-from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
+from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
+from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, keys_of, text_literal
+from airflow_provider_cdc.mysql.client.session import connect, query_rows
+from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
+from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
+from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.verify.report import check_equal
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -69,10 +69,10 @@ def known(server: MySQLServer) -> dict[str, tuple[str, str]]:
 
 
 def make(connection: Any, charset: str, *codes: str) -> None:
-    rows(connection, "DROP TABLE IF EXISTS c.t")
-    rows(connection, f"CREATE TABLE c.t (k VARCHAR(9) CHARACTER SET {charset} PRIMARY KEY, v INT)")
+    query_rows(connection, "DROP TABLE IF EXISTS c.t")
+    query_rows(connection, f"CREATE TABLE c.t (k VARCHAR(9) CHARACTER SET {charset} PRIMARY KEY, v INT)")
     listed = ", ".join(f"({text(charset, code)}, {number})" for number, code in enumerate(codes))
-    rows(connection, f"INSERT INTO c.t VALUES {listed}")
+    query_rows(connection, f"INSERT INTO c.t VALUES {listed}")
 
 
 def stops(code: str, otherwise: str, stage: Callable[..., Any], *args: Any) -> None:
@@ -84,31 +84,36 @@ def stops(code: str, otherwise: str, stage: Callable[..., Any], *args: Any) -> N
         assert f"no way back from Unicode (x'{code.lower()}'" in message and "utf8mb4" in caught.value.remedy, message
 
 
-def compare(context: Context) -> None:
+def compare(context: RunContext) -> None:
     """Compare source and copy, as a command does: a table that cannot be compared fails it in the end."""
-    check_equal(verify(context), repair="--repair", show_values="")
+    check_equal(verify_tables(context), repair="--repair", show_values="")
 
 
 def read(server: MySQLServer, table: TableSchema) -> list[pa.ChunkedArray]:
     """The rows of a table as the snapshot reads them, over a connection of their own: what is refused may close it."""
     with contextlib.closing(connect(server.connect_args())) as connection:
-        return select(connection, table, "TRUE")
+        return select_rows(connection, table, "TRUE")
 
 
 def window(server: MySQLServer, connection: Any, statement: str) -> Any:
     """The changes of ``c.t`` that one statement makes, as the binlog has them."""
     table, before = read_schema(connection, "c", "t"), binlog_end(connection)
-    rows(connection, statement)
+    query_rows(connection, statement)
 
     def open_at(at: Position) -> BinlogStream:
         number = random.randrange(1 << 20, 1 << 31)
         args = server.connect_args()
         return BinlogStream(args, server_id=number, replica_uuid=str(uuid4()), file=at.file, position=at.position)
 
-    texts = decoders(lambda: contextlib.nullcontext(connection), [table])
-    look = partial(look_back, server.connect_args(), identity(connection), by_table([Definitions.from_single(table)]))
+    texts = load_decoders(lambda: contextlib.nullcontext(connection), [table])
+    look = partial(
+        make_xa_lookback,
+        server.connect_args(),
+        server_identity(connection),
+        histories_by_table([DefinitionHistory.from_single(table)]),
+    )
     with contextlib.closing(
-        WindowReader(open_at, Definitions.from_single(table), Lineage("", before.file), look, texts)
+        WindowReader(open_at, DefinitionHistory.from_single(table), Timeline("", before.file), look, texts)
     ) as log:
         return log.read_window(before, binlog_end(connection)).changes
 
@@ -159,7 +164,7 @@ def test_a_pipeline_stops(server: MySQLServer, database: str, tmp_path: Path) ->
     again.catch_up()
     with contextlib.closing(server.connect()) as connection:
         assert compare_all(connection, "c", again.sink) == []
-    assert all(v.is_equal for v in verify(again.context))
+    assert all(v.is_equal for v in verify_tables(again.context))
 
 
 def codes_of(connection: Any, charset: str, characters: Iterable[int]) -> list[str]:
@@ -169,7 +174,7 @@ def codes_of(connection: Any, charset: str, characters: Iterable[int]) -> list[s
     for start in range(0, len(listed), 4000):
         asked = " UNION ALL ".join(f"SELECT _utf8mb4 x'{c}' AS c" for c in listed[start : start + 4000])
         there, back = f"CONVERT(c USING {charset})", f"CONVERT(CONVERT(c USING {charset}) USING utf8mb4)"
-        found += rows(connection, f"SELECT HEX({there}) FROM ({asked}) AS l WHERE HEX({back}) = HEX(c)")
+        found += query_rows(connection, f"SELECT HEX({there}) FROM ({asked}) AS l WHERE HEX({back}) = HEX(c)")
     return [str(code) for (code,) in found]
 
 
@@ -178,7 +183,8 @@ def test_codes_of_every_charset_as_keys(server: MySQLServer, database: str, stri
     """They come, change, take other keys and go before the snapshot, while it is handed over, and in the stream."""
     with contextlib.closing(connect(server.connect_args())) as connection:
         charsets = [
-            str(c) for (c,) in rows(connection, "SELECT character_set_name FROM information_schema.character_sets")
+            str(c)
+            for (c,) in query_rows(connection, "SELECT character_set_name FROM information_schema.character_sets")
         ]
         charsets.remove("binary")
         characters = [*range(0, 0x80, 9), *range(0x80, 0x3100, -(-stride // 9)), *range(0x3100, 0x10000, stride)]
@@ -194,18 +200,18 @@ def test_codes_of_every_charset_as_keys(server: MySQLServer, database: str, stri
                 for start in range(0, len(listed), 5000):
                     values = ", ".join(listed[start : start + 5000])
                     for name in (charset, f"{charset}_b"):
-                        rows(connection, f"INSERT IGNORE INTO c.{name} VALUES {values}")
+                        query_rows(connection, f"INSERT IGNORE INTO c.{name} VALUES {values}")
 
         def change(part: int) -> None:
             for charset in charsets:
                 for name in (charset, f"{charset}_b"):
-                    rows(connection, f"UPDATE IGNORE c.{name} SET k = CONCAT(k, k, k) WHERE v % 7 = {part}")
-                    rows(connection, f"UPDATE c.{name} SET v = v + 7 WHERE v % 7 = {part + 1}")
-                    rows(connection, f"DELETE FROM c.{name} WHERE v % 7 = {part + 2}")
+                    query_rows(connection, f"UPDATE IGNORE c.{name} SET k = CONCAT(k, k, k) WHERE v % 7 = {part}")
+                    query_rows(connection, f"UPDATE c.{name} SET v = v + 7 WHERE v % 7 = {part + 1}")
+                    query_rows(connection, f"DELETE FROM c.{name} WHERE v % 7 = {part + 2}")
 
         for charset in charsets:
             for name, collation in ((charset, ""), (f"{charset}_b", f"COLLATE {charset}_bin")):
-                rows(
+                query_rows(
                     connection,
                     f"CREATE TABLE c.{name} (k VARCHAR(9) CHARACTER SET {charset} {collation} PRIMARY KEY, v INT)",
                 )
@@ -214,7 +220,7 @@ def test_codes_of_every_charset_as_keys(server: MySQLServer, database: str, stri
         )
         fill(0)
         with cli.opened() as (context, store):
-            planned(context, store)
+            replan_if_purged(context, store)
         change(0)
         fill(1)
         cli.snapshot()
@@ -223,21 +229,24 @@ def test_codes_of_every_charset_as_keys(server: MySQLServer, database: str, stri
         cli.catch_up()
     with contextlib.closing(server.connect()) as plain:
         assert [str(d) for d in compare_all(plain, "c", cli.sink)] == []
-    assert [v.table for v in verify(cli.context) if not v.is_equal] == []
+    assert [v.table for v in verify_tables(cli.context) if not v.is_equal] == []
 
 
 def test_charsets_that_need_no_look(server: MySQLServer) -> None:
     """Of these every code that is text comes back from Unicode, so keys are read without asking whether they do."""
     with contextlib.closing(connect(server.connect_args())) as connection:
         listed = {
-            str(c) for (c,) in rows(connection, "SELECT character_set_name FROM information_schema.character_sets")
+            str(c)
+            for (c,) in query_rows(connection, "SELECT character_set_name FROM information_schema.character_sets")
         }
-        single = sorted(BOTH_WAYS & listed - {c for c in BOTH_WAYS if c.startswith("utf")})
+        single = sorted(ROUND_TRIP_CHARSETS & listed - {c for c in ROUND_TRIP_CHARSETS if c.startswith("utf")})
         assert len(single) > 9
         every = " UNION ALL ".join(f"SELECT x'{byte:02x}' AS b" for byte in range(256))
         for charset in single:
             back = f"CONVERT(CONVERT(CONVERT(b USING {charset}) USING utf8mb4) USING {charset})"
-            assert rows(connection, f"SELECT HEX(b) FROM ({every}) AS l WHERE HEX({back}) <> HEX(b)") == [], charset
+            assert query_rows(connection, f"SELECT HEX(b) FROM ({every}) AS l WHERE HEX({back}) <> HEX(b)") == [], (
+                charset
+            )
 
 
 #: Of these a server sorts otherwise than it compares, and so than its index is.
@@ -251,8 +260,8 @@ LETTERS = [chr(n) for n in range(0x20)] + list(" '-aAbBzZ~\x7f09|{ßéöŜǆ日�
 def collations(connection: Any) -> dict[str, str]:
     """Collations of a server and their character sets; not those of bytes."""
     view = "collation_character_set_applicability WHERE character_set_name <> 'binary'"
-    name = "full_collation_name" if "MariaDB" in str(rows(connection, "SELECT VERSION()")) else "collation_name"
-    return dict(rows(connection, f"SELECT {name}, character_set_name FROM information_schema.{view}"))  # type: ignore[arg-type]
+    name = "full_collation_name" if "MariaDB" in str(query_rows(connection, "SELECT VERSION()")) else "collation_name"
+    return dict(query_rows(connection, f"SELECT {name}, character_set_name FROM information_schema.{view}"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("which", ["a share", pytest.param("all", marks=pytest.mark.long)])
@@ -268,7 +277,7 @@ def test_owners_are_found_by_comparison(server: MySQLServer, database: str, whic
                 *LETTERS,
                 *("".join(draw.choices([*LETTERS, "\0", " "], k=draw.randrange(1, 5))) for _ in range(250)),
             }
-            codes = rows(
+            codes = query_rows(
                 connection,
                 "SELECT DISTINCT CAST(HEX(k) AS BINARY) FROM (SELECT CONVERT(c USING {0}) AS k FROM ({1}) AS l "
                 "WHERE HEX(CONVERT(CONVERT(c USING {0}) USING utf8mb4)) = HEX(c)) AS l".format(
@@ -277,17 +286,17 @@ def test_owners_are_found_by_comparison(server: MySQLServer, database: str, whic
             )
             listed = ", ".join(f"({text(charset, str(code))}, {n})" for n, (code,) in enumerate(codes))
             for name, key in (("t", "k"), ("asked", "v")):
-                rows(connection, f"DROP TABLE IF EXISTS c.{name}")
+                query_rows(connection, f"DROP TABLE IF EXISTS c.{name}")
                 column = f"VARCHAR(9) CHARACTER SET {charset} COLLATE {collation} NOT NULL"
-                rows(connection, f"CREATE TABLE c.{name} (k {column}, v INT NOT NULL, PRIMARY KEY ({key}))")
-                rows(connection, f"INSERT IGNORE INTO c.{name} VALUES {listed}")
-            rows(connection, "DELETE FROM c.t WHERE v % 3 = 0")
+                query_rows(connection, f"CREATE TABLE c.{name} (k {column}, v INT NOT NULL, PRIMARY KEY ({key}))")
+                query_rows(connection, f"INSERT IGNORE INTO c.{name} VALUES {listed}")
+            query_rows(connection, "DELETE FROM c.t WHERE v % 3 = 0")
             table, probe = (read_schema(connection, "c", name) for name in ("t", "asked"))
             chunks = plan_table(connection, 0, table, 4)
-            asked = pa.table(select(connection, probe, "TRUE"), names=["k", "v"])
-            found = owners(connection, table, chunks, keys_of(table, asked))
-            case = " ".join(f"WHEN {in_chunk(table, chunk)} THEN {i}" for i, chunk in enumerate(chunks))
-            said = rows(connection, f"SELECT CASE {case} ELSE -1 END FROM c.asked ORDER BY v")
+            asked = pa.table(select_rows(connection, probe, "TRUE"), names=["k", "v"])
+            found = find_owning_chunks(connection, table, chunks, keys_of(table, asked))
+            case = " ".join(f"WHEN {chunk_condition(table, chunk)} THEN {i}" for i, chunk in enumerate(chunks))
+            said = query_rows(connection, f"SELECT CASE {case} ELSE -1 END FROM c.asked ORDER BY v")
             assert found == [int(str(n)) for (n,) in said], collation
             assert len(chunks) > 5 and len(set(found)) > 5
 
@@ -295,8 +304,8 @@ def test_owners_are_found_by_comparison(server: MySQLServer, database: str, whic
 def test_an_enum_key_that_is_no_member(server: MySQLServer, database: str) -> None:
     """It is shown as '', as the member '' is: two keys to the server, one text to a copy."""
     with contextlib.closing(connect(server.connect_args())) as connection:
-        rows(connection, "CREATE TABLE c.t (k ENUM('a', '') PRIMARY KEY, v INT)")
-        rows(connection, "INSERT INTO c.t VALUES ('', 1), ('a', 2)")
+        query_rows(connection, "CREATE TABLE c.t (k ENUM('a', '') PRIMARY KEY, v INT)")
+        query_rows(connection, "INSERT INTO c.t VALUES ('', 1), ('a', 2)")
         table = read_schema(connection, "c", "t")
         assert read(server, table)[0].to_pylist() == ["a", ""]
         with pytest.raises(TerminalError, match="no member of the ENUM"):

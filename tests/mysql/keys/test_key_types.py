@@ -19,9 +19,15 @@ from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.chunks import chunk as chunk_module
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
 from airflow_provider_cdc.mysql.client.catalog import read_schema, why_no_key
-from airflow_provider_cdc.mysql.client.key_sql import canonical, in_chunk, key_list, parse, table_name
-from airflow_provider_cdc.mysql.client.session import connect, rows
-from airflow_provider_cdc.mysql.keys.ownership import owners
+from airflow_provider_cdc.mysql.client.key_sql import (
+    canonical_expression,
+    chunk_condition,
+    key_list,
+    parse_canonical,
+    table_name,
+)
+from airflow_provider_cdc.mysql.client.session import connect, query_rows
+from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -155,9 +161,9 @@ def make(server: MySQLServer, definition: str, values: str, key: str = "PRIMARY 
 
 def keys(connection: Any, table: TableSchema) -> list[Key]:
     """All keys in the server's own order."""
-    wanted = ", ".join(canonical(column) for column in table.key_columns)
-    listed = rows(connection, f"SELECT {wanted} FROM {table_name(table)} ORDER BY {key_list(table)}")
-    return [tuple(parse(c, str(v)) for c, v in zip(table.key_columns, row, strict=True)) for row in listed]
+    wanted = ", ".join(canonical_expression(column) for column in table.key_columns)
+    listed = query_rows(connection, f"SELECT {wanted} FROM {table_name(table)} ORDER BY {key_list(table)}")
+    return [tuple(parse_canonical(c, str(v)) for c, v in zip(table.key_columns, row, strict=True)) for row in listed]
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -170,17 +176,19 @@ def test_every_key_belongs_to_one_chunk(server: MySQLServer, database: str, kind
         for chunks in (plan_table(connection, 0, table, 2), two_by_two(ordered)):
             by_range: list[Key] = []
             for chunk in chunks:
-                wanted = ", ".join(canonical(column) for column in table.key_columns)
-                sql = f"SELECT {wanted} FROM k.t WHERE {in_chunk(table, chunk)} ORDER BY {key_list(table)}"
-                found = rows(connection, sql)
-                part = [tuple(parse(c, str(v)) for c, v in zip(table.key_columns, r, strict=True)) for r in found]
-                assert owners(connection, table, chunks, part) == [chunks.index(chunk)] * len(part)
+                wanted = ", ".join(canonical_expression(column) for column in table.key_columns)
+                sql = f"SELECT {wanted} FROM k.t WHERE {chunk_condition(table, chunk)} ORDER BY {key_list(table)}"
+                found = query_rows(connection, sql)
+                part = [
+                    tuple(parse_canonical(c, str(v)) for c, v in zip(table.key_columns, r, strict=True)) for r in found
+                ]
+                assert find_owning_chunks(connection, table, chunks, part) == [chunks.index(chunk)] * len(part)
                 by_range += part
             assert by_range == ordered
         assert len(two_by_two(ordered)) == len(ordered) // 2
         inner = two_by_two(ordered)[1:-1]  # what lies outside of a run of neighbours is nobody's
         if inner:
-            outside = owners(connection, table, inner, [ordered[0], ordered[-1]])
+            outside = find_owning_chunks(connection, table, inner, [ordered[0], ordered[-1]])
             assert outside == [-1, -1]
 
 

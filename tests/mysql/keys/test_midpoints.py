@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.model.plan import KeyValue
 from airflow_provider_cdc.model.schema import Column
-from airflow_provider_cdc.mysql.client.key_sql import time_text
-from airflow_provider_cdc.mysql.keys.midpoints import _halfway, _middle, _number
+from airflow_provider_cdc.mysql.client.key_sql import format_time
+from airflow_provider_cdc.mysql.keys.midpoints import _halfway_digits, _middle_value, _to_number
 
 
 def column(kind: str, scale: int | None = None) -> Column:
@@ -28,7 +28,7 @@ VALUES: dict[str, st.SearchStrategy[KeyValue]] = {
     "decimal": st.integers(-(10**65), 10**65).map(lambda n: decimal(n, 30)),
     "date": st.dates(date(1000, 1, 1)).map(str),
     "datetime": st.datetimes(datetime(1000, 1, 1)).map(lambda d: d.isoformat(" ", "microseconds")),
-    "time": st.integers(-(3600 * 839 * 10**6), 3600 * 839 * 10**6).map(time_text),
+    "time": st.integers(-(3600 * 839 * 10**6), 3600 * 839 * 10**6).map(format_time),
     "enum": st.integers(0, 65535),
 }
 
@@ -38,15 +38,15 @@ VALUES: dict[str, st.SearchStrategy[KeyValue]] = {
 @given(data=st.data())
 def test_a_number_between_two(kind: str, data: st.DataObject) -> None:
     about = column(kind, 30 if kind == "decimal" else None)
-    low, high = sorted((data.draw(VALUES[kind]), data.draw(VALUES[kind])), key=lambda v: _number(about, v))
-    middle = _middle(about, low, high)
-    a, b = _number(about, low), _number(about, high)
+    low, high = sorted((data.draw(VALUES[kind]), data.draw(VALUES[kind])), key=lambda v: _to_number(about, v))
+    middle = _middle_value(about, low, high)
+    a, b = _to_number(about, low), _to_number(about, high)
     if a == b:
         assert middle is None
     else:
         assert middle is not None
-        assert a < _number(about, middle) <= b
-        assert abs(2 * _number(about, middle) - a - b) <= 1
+        assert a < _to_number(about, middle) <= b
+        assert abs(2 * _to_number(about, middle) - a - b) <= 1
 
 
 @settings(deadline=None)
@@ -55,7 +55,7 @@ def test_a_number_between_two(kind: str, data: st.DataObject) -> None:
 @given(st.binary(max_size=20), st.binary(max_size=20))
 def test_bytes_between_two(one: bytes, other: bytes) -> None:
     low, high = sorted((one, other))
-    middle = _middle(column("varbinary"), low.hex(), high.hex())
+    middle = _middle_value(column("varbinary"), low.hex(), high.hex())
     if middle is not None:
         assert low < bytes.fromhex(str(middle)) <= high
     else:  # equal, or different only behind many zeros
@@ -63,12 +63,12 @@ def test_bytes_between_two(one: bytes, other: bytes) -> None:
 
 
 def test_halves_of_texts() -> None:
-    assert _halfway([3], [7], 0, 10) == [5]
-    assert _halfway([3], [4], 0, 10) == [3, 5]
-    assert _halfway([4], [3], 0, 10) is None
-    assert _halfway([], [1], 0, 11) == _halfway([0], [1], 0, 11)
+    assert _halfway_digits([3], [7], 0, 10) == [5]
+    assert _halfway_digits([3], [4], 0, 10) == [3, 5]
+    assert _halfway_digits([4], [3], 0, 10) is None
+    assert _halfway_digits([], [1], 0, 11) == _halfway_digits([0], [1], 0, 11)
 
 
 @pytest.mark.parametrize(("kind", "value"), [("date", "0000-00-00"), ("datetime", "2000-00-01 00:00:00")])
 def test_a_date_that_is_none(kind: str, value: str) -> None:
-    assert _middle(column(kind), value, "2020-02-02") is None
+    assert _middle_value(column(kind), value, "2020-02-02") is None

@@ -12,14 +12,14 @@ import pytest
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.plan import Chunk
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, TableSchema
-from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
+from airflow_provider_cdc.mysql.chunks.chunk import select_rows
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.key_sql import in_chunk, keys_of
-from airflow_provider_cdc.mysql.client.session import connect, rows
+from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, keys_of
+from airflow_provider_cdc.mysql.client.session import connect, query_rows
 from airflow_provider_cdc.mysql.keys import ownership
-from airflow_provider_cdc.mysql.keys.ownership import owners, uncovered
+from airflow_provider_cdc.mysql.keys.ownership import changes_after_snapshot, find_owning_chunks
 from tests.support.servers import MySQLServer
 
 LETTERS = "aAáÁàbBßsSzZñn _-'\"\\%`日本🎁龘\t\0~é\u0301"
@@ -91,22 +91,22 @@ def test_owner_is_the_chunk_whose_condition_holds(
     table = read_schema(connection, database, "t")
     chunks = plan_table(connection, 0, table, 12)
     probe = read_schema(connection, database, "asked")
-    data = pa.table(select(connection, probe, "TRUE"), names=[c.name for c in probe.columns])
-    found = owners(connection, table, chunks, keys_of(table, data))
+    data = pa.table(select_rows(connection, probe, "TRUE"), names=[c.name for c in probe.columns])
+    found = find_owning_chunks(connection, table, chunks, keys_of(table, data))
 
-    case = " ".join(f"WHEN {in_chunk(table, chunk)} THEN {i}" for i, chunk in enumerate(chunks))
-    said = rows(connection, f"SELECT CASE {case} ELSE -1 END FROM `{database}`.asked ORDER BY n")
+    case = " ".join(f"WHEN {chunk_condition(table, chunk)} THEN {i}" for i, chunk in enumerate(chunks))
+    said = query_rows(connection, f"SELECT CASE {case} ELSE -1 END FROM `{database}`.asked ORDER BY n")
     assert found == [int(str(n)) for (n,) in said]
     assert -1 in found and len(set(found)) > 3, "the keys do not cover the interesting places"
 
     # With more chunks than fit in one statement.
     for bounds in (3, 7):
-        monkeypatch.setattr(ownership, "_BOUNDS_A_QUERY", bounds)
-        assert owners(connection, table, chunks, keys_of(table, data)) == found
+        monkeypatch.setattr(ownership, "_BOUNDS_PER_QUERY", bounds)
+        assert find_owning_chunks(connection, table, chunks, keys_of(table, data)) == found
 
     # One chunk alone, as the backfill asks: inside or not.
     for i, chunk in enumerate(chunks):
-        alone = owners(connection, table, [chunk], keys_of(table, data))
+        alone = find_owning_chunks(connection, table, [chunk], keys_of(table, data))
         assert [o == 0 for o in alone] == [o == i for o in found]
 
 
@@ -119,7 +119,7 @@ def test_an_included_upper_bound_in_another_spelling(
     table = read_schema(connection, database, "t")
     chunks = plan_table(connection, 0, table, 2)
     keys: list[Any] = [(word.encode().hex(),) for word in ("a", "B", "ḃ", "M", "m", "Ž", "z", "zz")]
-    assert owners(connection, table, chunks, keys) == [-1, 0, 0, 0, 0, 1, 1, -1]
+    assert find_owning_chunks(connection, table, chunks, keys) == [-1, 0, 0, 0, 0, 1, 1, -1]
 
 
 def test_more_keys_than_fit_in_one_statement(
@@ -130,12 +130,12 @@ def test_more_keys_than_fit_in_one_statement(
     table = read_schema(connection, database, "t")
     chunks = plan_table(connection, 0, table, 2)
     keys: list[Any] = [(str(n).encode().hex(),) for n in range(1000, 7000)]
-    assert owners(connection, table, chunks, keys) == [0] * 4000 + [1] * 2000
+    assert find_owning_chunks(connection, table, chunks, keys) == [0] * 4000 + [1] * 2000
 
 
 def changes(table: TableSchema, *rows: tuple[Any, int]) -> pa.Table:
     schema = table.sink_schema
-    data = [{"a": key, SEQ: seq, OP: "u", TS: 0} for key, seq in rows]
+    data = [{"a": key, SEQ_COLUMN: seq, OP_COLUMN: "u", TS_COLUMN: 0} for key, seq in rows]
     return pa.Table.from_pylist(data, schema=schema)
 
 
@@ -149,15 +149,15 @@ def test_what_the_snapshot_holds_is_dropped_and_nothing_else(
         table,
         *((9, 100), (9, 101), (10, 149), (19, 150), (19, 151), (20, 200), (30, 201), (30, 200), (31, 100), (31, 101)),
     )
-    kept = uncovered(connection, table, chunks, [150, 200], 100, given)
-    assert list(zip(kept["a"].to_pylist(), kept[SEQ].to_pylist(), strict=True)) == [
+    kept = changes_after_snapshot(connection, table, chunks, [150, 200], 100, given)
+    assert list(zip(kept["a"].to_pylist(), kept[SEQ_COLUMN].to_pylist(), strict=True)) == [
         (9, 101),  # below all chunks: only P0 counts
         (19, 151),
         (30, 201),
         (31, 101),
     ]
     # Behind P0, and in the chunk all the same.
-    assert uncovered(connection, table, chunks, [150, 200], 100, given.slice(2, 2)).num_rows == 0
+    assert changes_after_snapshot(connection, table, chunks, [150, 200], 100, given.slice(2, 2)).num_rows == 0
 
 
 def test_an_empty_table_is_one_virtual_chunk(
@@ -165,5 +165,5 @@ def test_an_empty_table_is_one_virtual_chunk(
 ) -> None:
     mysql_server.execute(f"CREATE TABLE `{database}`.t (a INT PRIMARY KEY)")
     table = read_schema(connection, database, "t")
-    kept = uncovered(connection, table, [], [], 100, changes(table, (1, 100), (1, 101)))
-    assert kept[SEQ].to_pylist() == [101]
+    kept = changes_after_snapshot(connection, table, [], [], 100, changes(table, (1, 100), (1, 101)))
+    assert kept[SEQ_COLUMN].to_pylist() == [101]

@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.ddl.key_predicate import BadPredicate
+from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate
 from airflow_provider_cdc.model.plan import Chunk
-from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.mysql.chunks.chunk import select_rows
 from airflow_provider_cdc.mysql.chunks.planner import plan_ranges
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.key_sql import in_chunk, keys_of
-from airflow_provider_cdc.mysql.client.session import connect, rows
+from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, keys_of
+from airflow_provider_cdc.mysql.client.session import connect, query_rows
 from airflow_provider_cdc.mysql.keys import ownership
-from airflow_provider_cdc.mysql.keys.ownership import owned, owners
-from airflow_provider_cdc.mysql.keys.ranges import key_ranges, keys_as_ranges
+from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks, mask_owned_rows
+from airflow_provider_cdc.mysql.keys.ranges import keys_as_ranges, parse_key_ranges
 from tests.support.servers import MySQLServer
 
 pytestmark = pytest.mark.one_of("server")
@@ -106,8 +106,8 @@ def connection(server: MySQLServer) -> Iterator[Connection[Any]]:
 def spell(connection: Connection[Any], columns: str, values: list[str]) -> str:
     """A table with a key and some rows; the names of the key's columns."""
     names = ", ".join(column.split()[0] for column in columns.split(", ") if column[1] == " ")
-    rows(connection, f"CREATE TABLE ranges.t ({columns}, PRIMARY KEY ({names}))")
-    rows(connection, f"INSERT INTO ranges.t VALUES {', '.join(values)}")
+    query_rows(connection, f"CREATE TABLE ranges.t ({columns}, PRIMARY KEY ({names}))")
+    query_rows(connection, f"INSERT INTO ranges.t VALUES {', '.join(values)}")
     return names
 
 
@@ -117,33 +117,35 @@ def test_what_a_condition_holds(connection: Connection[Any], kind: str, monkeypa
     spell(connection, columns, values)
     table = read_schema(connection, "ranges", "t")
     for condition in conditions:
-        data = pa.table(select(connection, table, "TRUE"), names=[c.name for c in table.columns])
-        ranges = key_ranges(connection, table, 0, condition)
+        data = pa.table(select_rows(connection, table, "TRUE"), names=[c.name for c in table.columns])
+        ranges = parse_key_ranges(connection, table, 0, condition)
         chunks = plan_ranges(connection, table, ranges, 2)
-        case = " ".join(f"WHEN {in_chunk(table, chunk)} THEN {i}" for i, chunk in enumerate(chunks))
+        case = " ".join(f"WHEN {chunk_condition(table, chunk)} THEN {i}" for i, chunk in enumerate(chunks))
         order = ", ".join(table.key)
-        said = rows(connection, f"SELECT {condition}, CASE {case} ELSE -1 END FROM ranges.t ORDER BY {order}")
+        said = query_rows(connection, f"SELECT {condition}, CASE {case} ELSE -1 END FROM ranges.t ORDER BY {order}")
         assert [found == "1" for found, _ in said] == [number != "-1" for _, number in said], condition
         # A row in two chunks would be doubled.
-        assert sum(len(rows(connection, f"SELECT 1 FROM ranges.t WHERE {in_chunk(table, c)}")) for c in chunks) == sum(
-            found == "1" for found, _ in said
-        )
+        assert sum(
+            len(query_rows(connection, f"SELECT 1 FROM ranges.t WHERE {chunk_condition(table, c)}")) for c in chunks
+        ) == sum(found == "1" for found, _ in said)
         for bounds in (32, 3, 2):
-            monkeypatch.setattr(ownership, "_BOUNDS_A_QUERY", bounds)
-            assert owners(connection, table, chunks, keys_of(table, data)) == [int(str(n)) for _, n in said], condition
-        assert owned(connection, table, chunks, data).to_pylist() == [n != "-1" for _, n in said], condition
+            monkeypatch.setattr(ownership, "_BOUNDS_PER_QUERY", bounds)
+            assert find_owning_chunks(connection, table, chunks, keys_of(table, data)) == [
+                int(str(n)) for _, n in said
+            ], condition
+        assert mask_owned_rows(connection, table, chunks, data).to_pylist() == [n != "-1" for _, n in said], condition
 
 
 def test_a_range_is_cut_and_keeps_its_ends(connection: Connection[Any]) -> None:
     spell(connection, "a INT", [f"({n})" for n in range(10, 1000, 2)])
     table = read_schema(connection, "ranges", "t")
     for condition, low, high in (("a > 100 AND a < 301", 101, 300), ("a >= -5", -5, 2**31 - 1), ("a < 3", -(2**31), 2)):
-        found = plan_ranges(connection, table, key_ranges(connection, table, 7, condition), 10)
+        found = plan_ranges(connection, table, parse_key_ranges(connection, table, 7, condition), 10)
         assert (found[0].lower, found[-1].upper, found[-1].includes_upper) == ((low,), (high,), True)
         assert all(a.upper == b.lower and not a.includes_upper for a, b in zip(found, found[1:], strict=False))
         assert {chunk.table for chunk in found} == {7}
         assert len(found) > 5 or high == 2
-    (alone,) = plan_ranges(connection, table, key_ranges(connection, table, 0, "a = 11"), 10)
+    (alone,) = plan_ranges(connection, table, parse_key_ranges(connection, table, 0, "a = 11"), 10)
     assert alone == Chunk(0, 0, 0, (11,), (11,), True)
 
 
@@ -153,16 +155,16 @@ def test_keys_by_themselves(connection: Connection[Any], kind: str) -> None:
     columns, values, _ = KEYS[kind]
     spell(connection, columns, values)
     table = read_schema(connection, "ranges", "t")
-    data = pa.table(select(connection, table, "TRUE"), names=[c.name for c in table.columns])
+    data = pa.table(select_rows(connection, table, "TRUE"), names=[c.name for c in table.columns])
     keys = keys_of(table, data)
     wanted = [keys[-1], *keys[1:4], keys[0], keys[0]]
     if kind == "text":
         wanted.append((b"a".hex(),))  # there is 'A'
     found = keys_as_ranges(connection, table, 3, wanted)
     mine = [keys.index(key) for key in sorted({*wanted} & {*keys}, key=keys.index)]
-    assert [n for n, i in enumerate(owners(connection, table, found, keys)) if i >= 0] == mine
+    assert [n for n, i in enumerate(find_owning_chunks(connection, table, found, keys)) if i >= 0] == mine
     assert len(found) == (2 if kind == "int" else len(mine)) and {chunk.table for chunk in found} == {3}
-    order = owners(connection, table, found, keys)
+    order = find_owning_chunks(connection, table, found, keys)
     assert [i for i in order if i >= 0] == sorted(i for i in order if i >= 0)
 
 
@@ -189,7 +191,7 @@ def test_keys_by_themselves(connection: Connection[Any], kind: str) -> None:
     ],
 )
 def test_what_is_refused(connection: Connection[Any], columns: str, condition: str, said: str) -> None:
-    rows(connection, f"CREATE TABLE ranges.t ({columns}, PRIMARY KEY (a))")
+    query_rows(connection, f"CREATE TABLE ranges.t ({columns}, PRIMARY KEY (a))")
     table = read_schema(connection, "ranges", "t")
-    with pytest.raises(BadPredicate, match=said):
-        key_ranges(connection, table, 0, condition)
+    with pytest.raises(InvalidKeyPredicate, match=said):
+        parse_key_ranges(connection, table, 0, condition)

@@ -17,8 +17,8 @@ from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions import resume as module
-from airflow_provider_cdc.mysql.positions.resume import resume
-from airflow_provider_cdc.mysql.positions.watermark import low_watermark
+from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
+from airflow_provider_cdc.mysql.positions.watermark import take_low_watermark
 from tests.support.servers import MySQLServer
 
 
@@ -27,7 +27,7 @@ def never(at: Position) -> BinlogStream:
 
 
 def check_resume(connection: Connection[Any], offset: Offset) -> None:
-    assert resume(connection, offset, never) == offset
+    assert check_resume_offset(connection, offset, never) == offset
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def connection(mysql_server: MySQLServer, cdc_user: dict[str, str]) -> Iterator[
 
 @pytest.fixture
 def here(connection: Connection[Any]) -> Offset:
-    found = low_watermark(connection)
+    found = take_low_watermark(connection)
     check_resume(connection, found)
     return found
 
@@ -71,7 +71,7 @@ def test_a_transaction_on_its_way_into_the_engine(
 def test_what_was_purged_beyond_it() -> None:
     """The position is there: but a restore has added what was in no binlog of this server."""
     with MySQLServer() as server, contextlib.closing(connect(server.connect_args())) as connection:
-        before = low_watermark(connection)
+        before = take_low_watermark(connection)
         server.execute(f"SET GLOBAL gtid_purged = '+{uuid4()}:1-5'")
         with pytest.raises(PurgedError, match=r"the server has purged \S+:1-5, which was not read"):
             check_resume(connection, before)

@@ -19,9 +19,9 @@ from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from airflow_provider_cdc.mysql.client.identity import binlog_end
-from airflow_provider_cdc.mysql.client.session import connect, rows, value
+from airflow_provider_cdc.mysql.client.session import connect, query_rows, query_value
 from airflow_provider_cdc.mysql.positions import watermark
-from airflow_provider_cdc.mysql.positions.watermark import low_watermark, watermarks
+from airflow_provider_cdc.mysql.positions.watermark import make_watermarks, take_low_watermark
 from tests.support.binlog.reading import capture, transactions
 from tests.support.servers import MySQLServer
 
@@ -75,12 +75,12 @@ def test_a_commit_between_binlog_and_engine_is_waited_for(slow: MySQLServer) -> 
             at = binlog_end(connection)
             assert before < at  # the transaction lies at or before this position ...
             assert (
-                rows(connection, "SELECT id FROM d.t WHERE id = 1") == []
+                query_rows(connection, "SELECT id FROM d.t WHERE id = 1") == []
             )  # ... and is invisible: this is no low watermark
-            low = low_watermark(connection)
+            low = take_low_watermark(connection)
             assert at <= low.at
-            assert rows(connection, "SELECT id FROM d.t WHERE id = 1") == [("1",)]
-        executed = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")
+            assert query_rows(connection, "SELECT id FROM d.t WHERE id = 1") == [("1",)]
+        executed = GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or "")
         assert GtidSet.parse(low.gtid_set) == executed  # and the GTID set has the one that was waited for
 
 
@@ -88,7 +88,7 @@ def test_a_barrier_that_times_out_gives_no_watermark(slow: MySQLServer) -> None:
     with contextlib.closing(connect(slow.connect_args(**slow.create_cdc_user()))) as connection:
         with held_commit(slow, "INSERT INTO d.t VALUES (2)"):
             with pytest.raises(TransientError, match=r"stood between binlog and engine for 0\.3 s"):
-                low_watermark(connection, timeout=0.3)
+                take_low_watermark(connection, timeout=0.3)
 
 
 def test_a_session_that_holds_a_gtid_for_hours_is_named(slow: MySQLServer) -> None:
@@ -99,9 +99,9 @@ def test_a_session_that_holds_a_gtid_for_hours_is_named(slow: MySQLServer) -> No
         with other.cursor() as cursor:
             cursor.execute("SET SESSION gtid_next = %s", (gtid,))
             with pytest.raises(TransientError, match=rf"{gtid} \(connection {other.thread_id()}\) stood between"):
-                low_watermark(reader, timeout=0.3)
+                take_low_watermark(reader, timeout=0.3)
             with contextlib.closing(connect(slow.connect_args())) as granted:  # with more grants it does not matter
-                marks = watermarks(granted)
+                marks = make_watermarks(granted)
                 at = marks.low(timeout=0.3)
                 assert at == binlog_end(granted)
                 started = time.monotonic()
@@ -115,8 +115,8 @@ def test_with_grants_a_commit_that_outlasts_the_barrier_is_waited_for_by_the_ser
     with contextlib.closing(connect(slow.connect_args())) as connection:
         with held_commit(slow, "INSERT INTO d.t VALUES (4)"):
             at = binlog_end(connection)
-            assert at <= low_watermark(connection, timeout=0.1).at
-            assert rows(connection, "SELECT id FROM d.t WHERE id = 4") == [("4",)]
+            assert at <= take_low_watermark(connection, timeout=0.1).at
+            assert query_rows(connection, "SELECT id FROM d.t WHERE id = 4") == [("4",)]
 
 
 def test_a_high_watermark_waits_for_nothing(slow: MySQLServer) -> None:
@@ -124,7 +124,7 @@ def test_a_high_watermark_waits_for_nothing(slow: MySQLServer) -> None:
     with contextlib.closing(connect(slow.connect_args())) as connection:
         with held_commit(slow, "INSERT INTO d.t VALUES (3)"):
             started = time.monotonic()
-            high, clock = watermarks(connection).high()
+            high, clock = make_watermarks(connection).high()
             assert time.monotonic() - started < HELD / 2
         assert high == binlog_end(connection)
         assert abs(clock / 1e6 - time.time()) < 60
@@ -133,12 +133,12 @@ def test_a_high_watermark_waits_for_nothing(slow: MySQLServer) -> None:
 def test_the_end_of_a_read_is_where_the_next_one_begins(slow: MySQLServer) -> None:
     """What was on its way then is waited for, too; and it is used once."""
     with contextlib.closing(connect(slow.connect_args())) as connection:
-        marks = watermarks(connection)
+        marks = make_watermarks(connection)
         with held_commit(slow, "INSERT INTO d.t VALUES (5)"):
             high, _ = marks.high()
-            assert rows(connection, "SELECT id FROM d.t WHERE id = 5") == []
+            assert query_rows(connection, "SELECT id FROM d.t WHERE id = 5") == []
             assert marks.low() == high
-            assert rows(connection, "SELECT id FROM d.t WHERE id = 5") == [("5",)]
+            assert query_rows(connection, "SELECT id FROM d.t WHERE id = 5") == [("5",)]
         slow.execute("INSERT INTO d.t VALUES (6)")
         assert high < marks.low() == binlog_end(connection)
 
@@ -151,14 +151,14 @@ def test_a_commit_after_the_look_at_the_owners_is_behind_the_position(
         before = binlog_end(connection)
 
         def look(*arguments: Any) -> Any:
-            found = rows(*arguments)
+            found = query_rows(*arguments)
             if "gtid_owned" in arguments[1] and binlog_end(connection) == before:
                 stack.enter_context(held_commit(slow, "INSERT INTO d.t VALUES (7)"))
             return found
 
         monkeypatch.setattr(watermark, "rows", look)
-        low = watermarks(connection).low()
-        assert rows(connection, "SELECT id FROM d.t WHERE id = 7") == []
+        low = make_watermarks(connection).low()
+        assert query_rows(connection, "SELECT id FROM d.t WHERE id = 7") == []
         assert low == before < binlog_end(connection)
 
 
@@ -175,7 +175,7 @@ def test_an_owner_that_rolls_back_is_not_in_the_set(
         timer = threading.Timer(0.5, cursor.execute, ("ROLLBACK",))
         timer.start()
         started = time.monotonic()
-        low = low_watermark(connection)
+        low = take_low_watermark(connection)
         waited = time.monotonic() - started
         timer.join()
         assert waited > 0.4
@@ -186,7 +186,7 @@ def test_only_while_gtid_mode_is_on(connection: Connection[Any], mysql_server: M
     mysql_server.execute("SET GLOBAL gtid_mode = ON_PERMISSIVE")
     try:
         with pytest.raises(NotReadyError, match="gtid_mode is ON_PERMISSIVE, and the user has no grant") as caught:
-            low_watermark(connection)
+            take_low_watermark(connection)
         assert "BACKUP_ADMIN" in str(caught.value) and "RELOAD" in str(caught.value)
     finally:
         mysql_server.execute("SET GLOBAL gtid_mode = ON")
@@ -194,7 +194,7 @@ def test_only_while_gtid_mode_is_on(connection: Connection[Any], mysql_server: M
 
 def test_another_server_is_refused(server: MySQLServer) -> None:
     with contextlib.closing(connect(server.connect_args())) as connection:
-        marks = watermarks(connection, "elsewhere")
+        marks = make_watermarks(connection, "elsewhere")
         for look in (marks.low, marks.high):
             with pytest.raises(TerminalError, match="began on elsewhere"):
                 look()
@@ -226,9 +226,9 @@ def test_nothing_below_the_watermark_is_invisible(mysql_server: MySQLServer, dat
         try:
             while time.monotonic() < end:
                 barrier = random.random() < 0.5
-                at = low_watermark(connection).at if barrier else binlog_end(connection)
-                newest = int(value(connection, f"SELECT MAX(id) FROM `{database}`.t") or 0)
-                ids = rows(connection, f"SELECT id FROM `{database}`.t WHERE id > {newest - 200}")
+                at = take_low_watermark(connection).at if barrier else binlog_end(connection)
+                newest = int(query_value(connection, f"SELECT MAX(id) FROM `{database}`.t") or 0)
+                ids = query_rows(connection, f"SELECT id FROM `{database}`.t WHERE id > {newest - 200}")
                 seen[barrier].append((at, newest - 200, {int(str(i)) for (i,) in ids}))
         finally:
             over.set()

@@ -18,10 +18,10 @@ import pytest
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
-from airflow_provider_cdc.mysql.client.identity import binlog_end, is_mariadb, open_xa
-from airflow_provider_cdc.mysql.client.session import connect, rows
+from airflow_provider_cdc.mysql.client.identity import binlog_end, is_mariadb, open_xa_transactions
+from airflow_provider_cdc.mysql.client.session import connect, query_rows
 from airflow_provider_cdc.mysql.positions import watermark
-from airflow_provider_cdc.mysql.positions.watermark import low_watermark, watermarks
+from airflow_provider_cdc.mysql.positions.watermark import make_watermarks, take_low_watermark
 from tests.support.binlog.reading import capture, transactions
 from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
 from tests.support.servers import MySQLServer
@@ -93,7 +93,7 @@ def held(server: MySQLServer, commit: str, flush: bool = False) -> Iterator[int]
             sql = "XA COMMIT 'held'"
         _semi_sync(server, "enabled", "ON")
         if flush:  # and at once the commit: the event that says that the file before is done comes behind it
-            rows(other, "FLUSH BINARY LOGS")
+            query_rows(other, "FLUSH BINARY LOGS")
         before = binlog_end(other)
         thread = threading.Thread(target=cursor.execute, args=(sql,))
         thread.start()
@@ -123,12 +123,12 @@ def test_a_commit_between_binlog_and_engine_is_not_lost(kind: Kind, commit: str,
     elif in_order == "OFF":
         pytest.skip("MariaDB always commits in order")
     with contextlib.closing(connect(args)) as connection:
-        marks = watermarks(connection)
+        marks = make_watermarks(connection)
         with held(server, commit) as number:
             at = binlog_end(connection)
-            assert rows(connection, f"SELECT id FROM d.t WHERE id = {number}") == []
+            assert query_rows(connection, f"SELECT id FROM d.t WHERE id = {number}") == []
             low = marks.low()
-            seen = rows(connection, f"SELECT id FROM d.t WHERE id = {number}")
+            seen = query_rows(connection, f"SELECT id FROM d.t WHERE id = {number}")
             high, _ = marks.high()
         assert low <= high
         if at <= low:
@@ -146,7 +146,7 @@ def test_a_new_file_beside_a_commit_that_is_held(servers: dict[str, MySQLServer]
     """
     server = servers["MariaDB"]
     with contextlib.closing(connect(server.connect_args(**server.create_cdc_user()))) as connection:
-        known = watermarks(connection)
+        known = make_watermarks(connection)
         known.low()
         known.high()
         with held(server, "plain", flush == "before the commit") as number:
@@ -158,9 +158,9 @@ def test_a_new_file_beside_a_commit_that_is_held(servers: dict[str, MySQLServer]
                     time.sleep(0.001)
             end = time.monotonic() + HELD + 0.5
             while time.monotonic() < end:
-                for marks in (known, watermarks(connection)):
+                for marks in (known, make_watermarks(connection)):
                     low = marks.low()
-                    seen = rows(connection, f"SELECT id FROM d.t WHERE id = {number}")
+                    seen = query_rows(connection, f"SELECT id FROM d.t WHERE id = {number}")
                     high, _ = marks.high()
                     assert low <= high
                     assert seen == [(str(number),)] if at <= low else not seen or at <= high
@@ -182,12 +182,12 @@ def test_a_file_in_which_nothing_follows(servers: dict[str, MySQLServer]) -> Non
     else:
         raise AssertionError("in no file the event came behind the commit")
     with contextlib.closing(connect(server.connect_args(**plain))) as connection:
-        marks = watermarks(connection)
+        marks = make_watermarks(connection)
         for _ in range(2):
             low = marks.low(force_new=True)
             assert low < marks.high()[0] and re.search(r"exact position .* GRANT RELOAD", marks.imprecision)
     with contextlib.closing(connect(server.connect_args(**grantee))) as connection:
-        marks = watermarks(connection)
+        marks = make_watermarks(connection)
         low = marks.low()
         assert low < marks.high()[0], "for a chunk no file is begun"
         low = marks.low(force_new=True)
@@ -207,15 +207,15 @@ def test_a_file_that_begins_with_a_large_transaction() -> None:
         assert file < _end(server).file
         with contextlib.closing(connect(server.connect_args(**plain))) as connection:
             with pytest.raises(TransientError, match=r"cannot be listed.* max_allowed_packet.*GRANT RELOAD"):
-                watermarks(connection).low()
+                make_watermarks(connection).low()
         server.execute("SET GLOBAL max_allowed_packet = 64 << 20")
         with contextlib.closing(connect(server.connect_args(**plain))) as connection:
-            assert watermarks(connection).low() == Position(_end(server).file, 4)
+            assert make_watermarks(connection).low() == Position(_end(server).file, 4)
         server.execute("SET GLOBAL max_allowed_packet = 16 << 20")
         with contextlib.closing(connect(server.connect_args(**grantee))) as connection:
-            marks = watermarks(connection)
+            marks = make_watermarks(connection)
             marks.low()
-            assert rows(connection, "SELECT LEFT(v, 1) FROM d.t") == [("b",)]
+            assert query_rows(connection, "SELECT LEFT(v, 1) FROM d.t") == [("b",)]
             assert marks.high()[0].file == _end(server).file
 
 
@@ -223,7 +223,7 @@ def test_groups_that_become_visible_one_by_one_are_refused() -> None:
     with MariaDBServer({"binlog_optimize_thread_scheduling": "OFF"}) as server:
         with contextlib.closing(connect(server.connect_args())) as connection:
             with pytest.raises(NotReadyError, match=r"positions of read views are not exact.*scheduling=ON"):
-                watermarks(connection).low()
+                make_watermarks(connection).low()
 
 
 def test_nothing_below_the_watermark_is_invisible_in_small_files(servers: dict[str, MySQLServer]) -> None:
@@ -269,7 +269,7 @@ def nothing_is_invisible(server: MySQLServer, args: dict[str, Any]) -> None:
     newest_keys = " UNION ALL ".join(f"SELECT k DIV 1000000, MAX(k) FROM d.{t} GROUP BY 1" for t in ("plain", "xa"))
     start = _end(server)
     with contextlib.closing(connect(args)) as connection:
-        marks = watermarks(connection)
+        marks = make_watermarks(connection)
         for thread in threads:
             thread.start()
         try:
@@ -277,7 +277,7 @@ def nothing_is_invisible(server: MySQLServer, args: dict[str, Any]) -> None:
             while time.monotonic() < end:
                 ours = random.random() < 0.7
                 low = marks.low() if ours else binlog_end(connection)
-                newest = rows(connection, newest_keys)
+                newest = query_rows(connection, newest_keys)
                 high = marks.high()[0] if ours else binlog_end(connection)
                 looks[ours].append((low, high, {int(n or 0): int(k or 0) for n, k in newest}))
         finally:
@@ -309,12 +309,12 @@ def nothing_is_invisible(server: MySQLServer, args: dict[str, Any]) -> None:
 def test_an_exact_view_needs_no_replay(servers: dict[str, MySQLServer]) -> None:
     server = servers["MariaDB"]
     with contextlib.closing(connect(server.connect_args(**server.create_cdc_user()))) as connection:
-        marks = watermarks(connection)
+        marks = make_watermarks(connection)
         low = marks.low()
         server.execute("INSERT INTO d.t (w) VALUES (77)")
-        assert rows(connection, "SELECT id FROM d.t WHERE w = 77") == []
+        assert query_rows(connection, "SELECT id FROM d.t WHERE w = 77") == []
         assert marks.high()[0] == low < binlog_end(connection)
-        assert rows(connection, "SELECT COUNT(*) FROM d.t WHERE w = 77") == [("1",)]  # the view is over
+        assert query_rows(connection, "SELECT COUNT(*) FROM d.t WHERE w = 77") == [("1",)]  # the view is over
 
 
 def commit_xa(server: MySQLServer, name: str) -> None:
@@ -329,7 +329,7 @@ def test_an_xa_commit_while_a_view_is_opened(servers: dict[str, MySQLServer], mo
     """Its rows may be missing in the view though its position is below the view's, so the view is not exact."""
     server = servers["MariaDB"]
     with contextlib.closing(connect(server.connect_args(**server.create_cdc_user()))) as connection:
-        marks: Any = watermarks(connection)
+        marks: Any = make_watermarks(connection)
         marks.low()  # the file that is in use is known from now on
         opened: list[Position] = []
         open_view = marks._view
@@ -344,7 +344,7 @@ def test_an_xa_commit_while_a_view_is_opened(servers: dict[str, MySQLServer], mo
         low = marks.low()
         assert low == opened[0] and len(opened) == 2
         server.execute("INSERT INTO d.t (w) VALUES (78)")
-        assert rows(connection, "SELECT id FROM d.t WHERE w = 78") == []
+        assert query_rows(connection, "SELECT id FROM d.t WHERE w = 78") == []
         assert marks.high()[0] == binlog_end(connection)  # all up to here is replayed
 
 
@@ -354,12 +354,12 @@ def test_an_xa_commit_after_the_open_ones_were_listed(
     """It is in no list, so it must not be in the first count either: it may still be going on at the view."""
     server = servers["MariaDB"]
     with contextlib.closing(connect(server.connect_args(**server.create_cdc_user()))) as connection:
-        marks: Any = watermarks(connection)
+        marks: Any = make_watermarks(connection)
         marks.low()  # the file that is in use is known from now on
         listed: list[frozenset[str]] = []
 
         def list_open(*arguments: Any) -> frozenset[str]:
-            listed.append(open_xa(*arguments))
+            listed.append(open_xa_transactions(*arguments))
             if len(listed) == 1:
                 commit_xa(server, "w")
             return listed[-1]
@@ -378,14 +378,14 @@ def test_an_open_xa_transaction_is_waited_for(kind: Kind) -> None:
         cursor = other.cursor()
         for sql in ("XA START 'left'", "INSERT INTO t (w) VALUES (1)", "XA END 'left'", "XA PREPARE 'left'"):
             cursor.execute(sql)
-        marks = watermarks(connection)
+        marks = make_watermarks(connection)
         with pytest.raises(TransientError, match=r"XA transactions X'6c656674',X'',1 are prepared and do not end"):
             marks.low(timeout=0.2)
         timer = threading.Timer(0.3, cursor.execute, ("XA COMMIT 'left'",))
         timer.start()
         low = marks.low()
         timer.join()
-        assert rows(connection, "SELECT COUNT(*) > 0 FROM d.t WHERE w = 1") == [("1",)]
+        assert query_rows(connection, "SELECT COUNT(*) > 0 FROM d.t WHERE w = 1") == [("1",)]
         assert low <= marks.high()[0]
 
 
@@ -393,14 +393,14 @@ def test_no_grant_is_named(servers: dict[str, MySQLServer]) -> None:
     server = servers["OFF"]
     with contextlib.closing(connect(server.connect_args(**server.create_cdc_user("cdc_none")))) as connection:
         with pytest.raises(NotReadyError, match="gtid_mode is OFF") as caught:
-            low_watermark(connection)
+            take_low_watermark(connection)
         for grant in ("BACKUP_ADMIN", "performance_schema.log_status", "RELOAD"):
             assert grant in str(caught.value)
     user = server.create_cdc_user("cdc_no_xa", xa=False)
     server.execute("GRANT RELOAD ON *.* TO cdc_no_xa@'%%'", ())
     with contextlib.closing(connect(server.connect_args(**user))) as connection:
         with pytest.raises(NotReadyError, match="XA_RECOVER_ADMIN"):
-            low_watermark(connection)
+            take_low_watermark(connection)
 
 
 def test_a_new_file_only_after_much_was_written(
@@ -411,7 +411,7 @@ def test_a_new_file_only_after_much_was_written(
     user = server.create_cdc_user("cdc_reload")
     server.execute("GRANT RELOAD ON *.* TO cdc_reload@'%%'", ())
     with contextlib.closing(connect(server.connect_args(**user))) as connection:
-        marks = watermarks(connection)
+        marks = make_watermarks(connection)
         first = marks.low()
         server.execute("INSERT INTO d.t (w) VALUES (5)")
         assert marks.low() == first == Position(binlog_end(connection).file, 4)

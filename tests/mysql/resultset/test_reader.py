@@ -13,12 +13,12 @@ import pytest
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import CdcError, TerminalError, TransientError
-from airflow_provider_cdc.model.unsupported_values import UnfitValue
-from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
+from airflow_provider_cdc.mysql.chunks.chunk import select_rows
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.session import connect, value
+from airflow_provider_cdc.mysql.client.session import connect, query_value
 from airflow_provider_cdc.mysql.resultset import reader as resultset
-from airflow_provider_cdc.mysql.resultset.reader import read, read_in_pieces
+from airflow_provider_cdc.mysql.resultset.reader import query_arrow, query_arrow_batches
 from airflow_provider_cdc.native import buffers
 from tests.support import plain_reader
 from tests.support.servers import MySQLServer
@@ -34,7 +34,7 @@ def connection(mysql_server: MySQLServer, request: pytest.FixtureRequest) -> Ite
     with contextlib.closing(connect(args)) as opened:
         assert (
             bool(
-                value(
+                query_value(
                     opened,
                     "SELECT NULLIF(VARIABLE_VALUE, '') FROM performance_schema.session_status "
                     "WHERE VARIABLE_NAME = 'Ssl_cipher'",
@@ -72,10 +72,10 @@ def test_as_the_plain_reader(
     connection: Connection[Any], foreign: str, table: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two protocols, two implementations; the second time with blocks that end anywhere."""
-    monkeypatch.setattr(resultset, "_BLOCK", block)
+    monkeypatch.setattr(resultset, "_RECEIVE_BYTES", block)
     schema = read_schema(connection, foreign, table)
     for condition in ("TRUE", "FALSE", "TRUE"):  # the space for columns is used again
-        found, wanted = select(connection, schema, condition), plain_reader.select(connection, schema, condition)
+        found, wanted = select_rows(connection, schema, condition), plain_reader.select(connection, schema, condition)
         for column, a, b in zip(schema.columns, found, wanted, strict=True):
             assert a.type == column.arrow_type
             a.validate(full=True)
@@ -84,12 +84,12 @@ def test_as_the_plain_reader(
 
 def test_answers_of_every_size(connection: Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for once the end is there, wherever in a block that is."""
-    monkeypatch.setattr(resultset, "_BLOCK", 20_000)
+    monkeypatch.setattr(resultset, "_RECEIVE_BYTES", 20_000)
     connection._read_timeout = 3  # type: ignore[attr-defined]
     for size in range(10_000, 45_000, 61):
         rest, rows = size % 900, size // 900
         sql = f"SELECT REPEAT('x', IF(n = 0, {rest}, 900)) FROM {NUMBERS.format(rows)}"
-        found = read(connection, sql, one(pa.string()))
+        found = query_arrow(connection, sql, one(pa.string()))
         assert len(found) == rows + 1 and found["0"][0].as_py() == rest * "x"
 
 
@@ -99,17 +99,17 @@ def test_rows_of_several_packets(connection: Connection[Any], mysql_server: MySQ
     sizes = [0xFFFFFF - 14 + d for d in (-1, 0, 1)] + [2 * 0xFFFFFF - 19 + d for d in (-1, 0, 1)] + [40_000_000, 5]
     cases = " ".join(f"WHEN {i} THEN {size}" for i, size in enumerate(sizes))
     sql = f"SELECT CAST(n AS SIGNED), REPEAT(CHAR(97 + n), CASE n {cases} END) FROM {NUMBERS.format(len(sizes) - 1)}"
-    found = read(connection, sql, one(pa.int64(), pa.binary()))
+    found = query_arrow(connection, sql, one(pa.int64(), pa.binary()))
     assert found["0"].to_pylist() == list(range(len(sizes)))
     for n, content in enumerate(found["1"].to_pylist()):
         assert content == bytes([97 + n]) * sizes[n], sizes[n]
-    assert value(connection, "SELECT 7") == "7"
+    assert query_value(connection, "SELECT 7") == "7"
 
 
 def test_much_text_comes_in_pieces(connection: Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "LARGEST", 5000)
+    monkeypatch.setattr(buffers, "MAX_STRING_BYTES", 5000)
     sql = f"SELECT n, REPEAT('x', n MOD 700), IF(n MOD 3, n, NULL) FROM {NUMBERS.format(999)}"
-    found = read(connection, sql, one(pa.int64(), pa.string(), pa.int64()))
+    found = query_arrow(connection, sql, one(pa.int64(), pa.string(), pa.int64()))
     assert found["1"].num_chunks > 50 and max(c.nbytes for c in found["1"].chunks) < 20_000
     found.validate(full=True)
     expected = [(n, "x" * (n % 700), n if n % 3 else None) for n in range(1000)]
@@ -117,8 +117,8 @@ def test_much_text_comes_in_pieces(connection: Connection[Any], monkeypatch: pyt
 
 
 def test_a_value_larger_than_a_piece(connection: Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "LARGEST", 100)
-    found = read(connection, f"SELECT REPEAT('y', 150 * n) FROM {NUMBERS.format(4)}", one(pa.string()))
+    monkeypatch.setattr(buffers, "MAX_STRING_BYTES", 100)
+    found = query_arrow(connection, f"SELECT REPEAT('y', 150 * n) FROM {NUMBERS.format(4)}", one(pa.string()))
     assert found["0"].to_pylist() == ["y" * (150 * n) for n in range(5)]
 
 
@@ -127,7 +127,7 @@ def test_six_hundred_columns(connection: Connection[Any]) -> None:
     listed = [("n" if i % 2 else "CONCAT('r', n)") for i in range(600)]
     wanted = ", ".join(f"IF((n * 7 + {i}) MOD 5, {e}, NULL)" for i, e in enumerate(listed))
     kinds = [pa.int64() if i % 2 else pa.string() for i in range(600)]
-    found = read(connection, f"SELECT {wanted} FROM {NUMBERS.format(2999)}", one(*kinds))
+    found = query_arrow(connection, f"SELECT {wanted} FROM {NUMBERS.format(2999)}", one(*kinds))
     for i in range(600):
         expected = [(n if i % 2 else f"r{n}") if (n * 7 + i) % 5 else None for n in range(3000)]
         assert found[i].to_pylist() == expected, i
@@ -137,20 +137,20 @@ def test_an_error_in_the_middle(connection: Connection[Any]) -> None:
     """The server has sent thousands of rows by then; afterwards the connection goes on."""
     sql = f"SELECT n, IF(n < 20000, 1, (SELECT 1 UNION SELECT 2)) FROM {NUMBERS.format(30_000)}"
     with pytest.raises(TerminalError, match="1242: Subquery returns more than 1 row"):
-        read(connection, sql, one(pa.int64(), pa.int64()))
-    assert read(connection, "SELECT 8", one(pa.int64()))["0"].to_pylist() == [8]
+        query_arrow(connection, sql, one(pa.int64(), pa.int64()))
+    assert query_arrow(connection, "SELECT 8", one(pa.int64()))["0"].to_pylist() == [8]
 
 
 def test_an_error_at_once(connection: Connection[Any]) -> None:
     for sql in ("SELECT 1 FROM nowhere.t", "SELECT", "SELECT (SELECT 1 UNION SELECT 2)"):
         with pytest.raises(TerminalError):
-            read(connection, sql, one(pa.int64()))
-        assert read(connection, "SELECT 8", one(pa.int64()))["0"].to_pylist() == [8]
+            query_arrow(connection, sql, one(pa.int64()))
+        assert query_arrow(connection, "SELECT 8", one(pa.int64()))["0"].to_pylist() == [8]
 
 
 @pytest.mark.parametrize("what", ["KILL {}", "KILL QUERY {}"])
 def test_killed_in_the_middle(connection: Connection[Any], mysql_server: MySQLServer, what: str) -> None:
-    number = value(connection, "SELECT CONNECTION_ID()")
+    number = query_value(connection, "SELECT CONNECTION_ID()")
 
     def kill() -> None:
         time.sleep(0.5)
@@ -161,28 +161,28 @@ def test_killed_in_the_middle(connection: Connection[Any], mysql_server: MySQLSe
     try:
         sql = f"SELECT n, REPEAT('x', 100), IF(SLEEP(IF(n < 2000, 0, 0.01)), 1, 1) FROM {NUMBERS.format(9000)}"
         with pytest.raises(CdcError) as caught:
-            read(connection, sql, one(pa.int64(), pa.string(), pa.int64()))
+            query_arrow(connection, sql, one(pa.int64(), pa.string(), pa.int64()))
     finally:
         thread.join()
     if what == "KILL {}":
         assert isinstance(caught.value, TransientError)
         with pytest.raises(CdcError):  # never rows of an answer that was left
-            read(connection, "SELECT 8", one(pa.int64()))
+            query_arrow(connection, "SELECT 8", one(pa.int64()))
     else:
         assert "1317" in caught.value.message
 
 
 def test_a_reader_that_is_interrupted_leaves_nothing_behind(connection: Connection[Any]) -> None:
     """What is still on its way must not be taken for the answer to the next question."""
-    with pytest.raises(UnfitValue, match="0000-00-00 is not a date"):
-        read(
+    with pytest.raises(UnsupportedValue, match="0000-00-00 is not a date"):
+        query_arrow(
             connection,
             f"SELECT CAST(IF(n, '2020-01-02', '0000-00-00') AS DATE) FROM {NUMBERS.format(50_000)}",
             one(pa.date32()),
         )
     assert not connection.open
     with pytest.raises(CdcError):
-        read(connection, "SELECT 8", one(pa.int64()))
+        query_arrow(connection, "SELECT 8", one(pa.int64()))
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_other_types_than_expected_are_refused(
     connection: Connection[Any], expression: str, wanted: pa.DataType
 ) -> None:
     with pytest.raises(TerminalError, match=r"column v: the server's type"):
-        read(connection, f"SELECT {expression}", pa.schema([("v", wanted)]))
+        query_arrow(connection, f"SELECT {expression}", pa.schema([("v", wanted)]))
     with pytest.raises(CdcError):
-        read(connection, f"SELECT {expression}, 2", pa.schema([("v", wanted)]))
+        query_arrow(connection, f"SELECT {expression}, 2", pa.schema([("v", wanted)]))
 
 
 def test_an_altered_column_is_noticed_by_the_reader(
@@ -213,26 +213,26 @@ def test_an_altered_column_is_noticed_by_the_reader(
 ) -> None:
     mysql_server.execute(f"CREATE TABLE `{database}`.t (id INT PRIMARY KEY, v INT)")
     table = read_schema(connection, database, "t")
-    assert len(select(connection, table, "TRUE")) == 2
+    assert len(select_rows(connection, table, "TRUE")) == 2
     mysql_server.execute(f"ALTER TABLE `{database}`.t MODIFY v BIGINT")
     with pytest.raises(TerminalError, match=r"column v: the server's type"):
-        select(connection, table, "TRUE")
+        select_rows(connection, table, "TRUE")
 
 
 def test_statements_are_closed(connection: Connection[Any]) -> None:
     """The server allows so many prepared statements in all; a snapshot has more chunks than that."""
     for _ in range(50):
-        read(connection, "SELECT 1", one(pa.int64()))
+        query_arrow(connection, "SELECT 1", one(pa.int64()))
         with pytest.raises(TerminalError):
-            read(connection, "SELECT (SELECT 1 UNION SELECT 2)", one(pa.int64()))
+            query_arrow(connection, "SELECT (SELECT 1 UNION SELECT 2)", one(pa.int64()))
     mine = "performance_schema.prepared_statements_instances WHERE OWNER_THREAD_ID = PS_CURRENT_THREAD_ID()"
-    assert value(connection, f"SELECT COUNT(*) FROM {mine}") == "0"
+    assert query_value(connection, f"SELECT COUNT(*) FROM {mine}") == "0"
 
 
 def test_text_that_is_not_utf8_never_passes(connection: Connection[Any]) -> None:
     connection.query("SET character_set_results = NULL")  # what a proxy or an init_connect might do
-    with pytest.raises(UnfitValue, match="not UTF-8") as caught:
-        read(connection, "SELECT 1, CONVERT('ok é' USING latin1)", one(pa.int64(), pa.string()))
+    with pytest.raises(UnsupportedValue, match="not UTF-8") as caught:
+        query_arrow(connection, "SELECT 1, CONVERT('ok é' USING latin1)", one(pa.int64(), pa.string()))
     assert caught.value.column == 1
 
 
@@ -240,15 +240,17 @@ def test_in_pieces(connection: Connection[Any]) -> None:
     """The same rows, few at a time; whoever stops in the middle has no connection left."""
     sql = f"SELECT n, IF(n % 7, REPEAT('x', n % 200), NULL), IF(n = 900, REPEAT('y', 300000), 'z') FROM {NUMBERS}"
     schema = one(pa.int64(), pa.string(), pa.string())
-    whole = read(connection, sql.format(3000), schema)
+    whole = query_arrow(connection, sql.format(3000), schema)
     for size in (1 << 13, 1 << 16, 1 << 30):
-        pieces = list(read_in_pieces(connection, sql.format(3000), schema, size=size))
+        pieces = list(query_arrow_batches(connection, sql.format(3000), schema, size=size))
         assert pa.Table.from_batches(pieces, schema=schema).equals(whole)
         assert (len(pieces) > 4) == (size < 1 << 20)
         # What is held for one column grows by doubling, so a piece is not exactly as large as it was asked to be.
         assert all(piece.nbytes < 4 * size for piece in pieces if piece.nbytes < 300000)
-    assert [p.num_rows for p in read_in_pieces(connection, sql.format(3000) + " WHERE n < 0", schema, size=10)] == [0]
-    started = read_in_pieces(connection, sql.format(3000), schema, size=1 << 13)
+    assert [
+        p.num_rows for p in query_arrow_batches(connection, sql.format(3000) + " WHERE n < 0", schema, size=10)
+    ] == [0]
+    started = query_arrow_batches(connection, sql.format(3000), schema, size=1 << 13)
     next(started)
     started.close()
     assert not connection.open

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.unsupported_values import UnfitValue
-from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
+from airflow_provider_cdc.mysql.chunks.chunk import select_rows
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.identity import is_mariadb
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.resultset.reader import read
+from airflow_provider_cdc.mysql.resultset.reader import query_arrow
 from tests.support import plain_reader
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
@@ -290,7 +290,7 @@ def test_every_value_is_what_the_server_says(server: MySQLServer, connection: Co
         listed = ", ".join(f"({n}, {'NULL' if v is None else v})" for n, v in enumerate(values))
         connection.query(f"INSERT INTO t VALUES {listed}")
         schema = pa.schema([("n", pa.int32()), ("v", case.arrow)])
-        found = read(connection, "SELECT n, v FROM t ORDER BY n", schema)
+        found = query_arrow(connection, "SELECT n, v FROM t ORDER BY n", schema)
         found.validate(full=True)
         said = plain_reader.fetch(connection, f"SELECT {case.said} FROM t ORDER BY n")[0]
         expected = [None if text is None else case.means(text.decode()) for text in said]
@@ -313,7 +313,7 @@ def test_floats_bit_by_bit(connection: Connection[Any]) -> None:
         listed = ", ".join(f"({n}, {f:.17e}, {d:.17e})" for n, (f, d) in enumerate(values))
         connection.query(f"INSERT INTO t VALUES {listed}")
         schema = pa.schema([("f", pa.float32()), ("d", pa.float64())])
-        found = read(connection, "SELECT f, d FROM t ORDER BY n", schema)
+        found = query_arrow(connection, "SELECT f, d FROM t ORDER BY n", schema)
         if is_mariadb(connection):  # for which -0.0 is 0.0, as soon as it is written down
             values = [(f + 0.0, d + 0.0) for f, d in values]
         sent = pa.array([f for f, _ in values], pa.float32()), pa.array([d for _, d in values], pa.float64())
@@ -339,11 +339,14 @@ def test_what_is_no_date_is_named(mysql_server: MySQLServer, database: str, kind
         cursor.execute(f"INSERT INTO t VALUES (1, '2020-01-01', '2020-02-29'), (2, '2020-01-01', '{date}')")
     with contextlib.closing(connect(mysql_server.connect_args())) as connection:
         table = read_schema(connection, database, "t")
-        assert [str(v)[:10] for c in select(connection, table, "id = 1")[1:] for v in c] == ["2020-01-01", "2020-02-29"]
+        assert [str(v)[:10] for c in select_rows(connection, table, "id = 1")[1:] for v in c] == [
+            "2020-01-01",
+            "2020-02-29",
+        ]
         with pytest.raises(TerminalError) as caught:
-            select(connection, table, "TRUE")
+            select_rows(connection, table, "TRUE")
         assert f"{database}.t, column v" in caught.value.message
         assert f"{date[:10]} is not a date" in caught.value.message and caught.value.remedy
     with contextlib.closing(connect(mysql_server.connect_args())) as connection:
-        with pytest.raises(UnfitValue):
-            read(connection, f"SELECT v FROM `{database}`.t", pa.schema([table.arrow_schema.field("v")]))
+        with pytest.raises(UnsupportedValue):
+            query_arrow(connection, f"SELECT v FROM `{database}`.t", pa.schema([table.arrow_schema.field("v")]))

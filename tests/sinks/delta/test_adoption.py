@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.config.deletes import DeletePolicy
+from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION as KEPT
 from airflow_provider_cdc.config.table_properties import LOG_RETENTION, TableProperties
-from airflow_provider_cdc.config.table_properties import RETENTION as KEPT
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
-from airflow_provider_cdc.model.schema import DELETED, Column, TableSchema
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.protocol import Fence, Published
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.protocol import Fence, PublishSlices
 
 TABLE = TableSchema(
     "shop",
@@ -47,19 +47,19 @@ def write(folder: Path, schema: pa.Schema = THEIRS, **how: Any) -> DeltaTable:
     return DeltaTable(str(folder / "shop" / "t"))
 
 
-def sink(folder: Path, *, adopt: bool = True, **how: Any) -> DeltaTarget:
+def sink(folder: Path, *, adopt: bool = True, **how: Any) -> DeltaSinkTable:
     return DeltaSink(str(folder), "p", adopt=adopt, **how).table(TABLE)
 
 
-def publish(target: DeltaTarget) -> None:
+def publish(target: DeltaSinkTable) -> None:
     row = {"id": 2, "v": "new", "at": None, "_cdc_seq": 1, "_cdc_op": "r", "_cdc_ts": 0}
     file = target.stage("1/0/1/slice", [pa.Table.from_pylist([row], TABLE.sink_schema)])
-    assert target.commit(lambda _: Published([file]), {"group": 1}, FENCE)
+    assert target.commit(lambda _: PublishSlices([file]), {"group": 1}, FENCE)
 
 
 @pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("deletes", [Deletes(), Deletes(soft=("shop.t",))])
-def test_it_is_adopted(tmp_path: Path, copies: bool, deletes: Deletes) -> None:
+@pytest.mark.parametrize("deletes", [DeletePolicy(), DeletePolicy(soft=("shop.t",))])
+def test_it_is_adopted(tmp_path: Path, copies: bool, deletes: DeletePolicy) -> None:
     """In one commit it has an owner and no rows; what was there is an older version."""
     theirs = write(
         tmp_path, description="orders of the shop", configuration={"delta.logRetentionDuration": "interval 9 days"}
@@ -76,7 +76,7 @@ def test_it_is_adopted(tmp_path: Path, copies: bool, deletes: Deletes) -> None:
     assert DeltaTable(str(tmp_path / "shop" / "t"), version=0).to_pyarrow_table()["v"].to_pylist() == ["old"]
     log = target.load_log()
     assert log.metadata["id"] == str(before.id) and log.metadata["description"] == "airflow-cdc pipeline p"
-    names = [*TABLE.sink_schema.names, *([DELETED] if deletes.soft else [])]
+    names = [*TABLE.sink_schema.names, *([DELETED_COLUMN] if deletes.soft else [])]
     columns = {c["name"]: c for c in json.loads(log.metadata["schemaString"])["fields"]}
     assert list(columns) == names and all(c["nullable"] for c in columns.values())
     assert columns["v"]["metadata"] == {"comment": "ours", "tag": "x", "airflow-cdc.type": "varchar(9)"}
@@ -157,16 +157,16 @@ def test_not_one_that_is_partitioned_otherwise(tmp_path: Path) -> None:
 def test_somebody_writes_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was adopted is what was looked at: a column that comes in between is seen."""
     write(tmp_path)
-    target, real = sink(tmp_path), DeltaTarget.will_adopt
+    target, real = sink(tmp_path), DeltaSinkTable.will_adopt
     rows = pa.table({"id": pa.array([3], pa.int32()), "more": pa.array([1], pa.int32())})
 
-    def adopts(self: DeltaTarget, pipeline: str) -> bool:
+    def adopts(self: DeltaSinkTable, pipeline: str) -> bool:
         found = real(self, pipeline)
-        monkeypatch.setattr(DeltaTarget, "adopts", real)
+        monkeypatch.setattr(DeltaSinkTable, "adopts", real)
         write_deltalake(str(tmp_path / "shop" / "t"), rows, mode="append", schema_mode="merge")
         return found
 
-    monkeypatch.setattr(DeltaTarget, "adopts", adopts)
+    monkeypatch.setattr(DeltaSinkTable, "adopts", adopts)
     with pytest.raises(NotReadyError, match="it has column more"):
         target.create("p")
     assert sink(tmp_path, adopt=False).load_log().version == 1

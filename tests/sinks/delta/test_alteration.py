@@ -14,18 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_cdc.config.deletes import Deletes
-from airflow_provider_cdc.config.table_properties import FEED, TableProperties
+from airflow_provider_cdc.config.deletes import DeletePolicy
+from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, TableProperties
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.multiset import net
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.model.multiset import net_change
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
-from airflow_provider_cdc.sinks.delta.log.live_file import added
-from airflow_provider_cdc.sinks.delta.merge.edit import Edit
+from airflow_provider_cdc.sinks.delta.log.live_file import add_action
+from airflow_provider_cdc.sinks.delta.merge.edit import TableEdit
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import write_file
-from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Fence, Published, Upserted
+from airflow_provider_cdc.sinks.protocol import Change, Fence, MultisetChange, PublishSlices, Truncate, Upsert
 from tests.sinks.conformance import nullable
 from tests.support.readers import without_spark
 
@@ -51,7 +51,7 @@ def sink(folder: Path, merge: str = MERGES[0], soft: bool = False, parts: bool =
         str(folder),
         "p",
         copy_on_write_tables=(".*[.].*",) if merge == MERGES[1] else (),
-        deletes=Deletes(soft=(".*[.].*",) if soft else ()),
+        deletes=DeletePolicy(soft=(".*[.].*",) if soft else ()),
         partition_by=((".*[.].*", (("pl.ace", None), ("made", "day"))),) if parts else (),
         **named,
     )
@@ -59,26 +59,32 @@ def sink(folder: Path, merge: str = MERGES[0], soft: bool = False, parts: bool =
 
 def rows(table: TableSchema, keys: Sequence[int], seq: int, op: str = "c", **values: Any) -> pa.Table:
     """Rows with such keys; each has one of two places, and what is said in other columns."""
-    usual = {"pl.ace": "AT", "made": datetime(2026, 1, 31), SEQ: seq, OP: op, TS: datetime(2026, 1, 1, tzinfo=UTC)}
+    usual = {
+        "pl.ace": "AT",
+        "made": datetime(2026, 1, 31),
+        SEQ_COLUMN: seq,
+        OP_COLUMN: op,
+        TS_COLUMN: datetime(2026, 1, 1, tzinfo=UTC),
+    }
     listed = [{**usual, **({"pl.ace": "DE"} if key % 2 else {}), **values, "id": key} for key in keys]
     return pa.Table.from_pylist(listed, table.sink_schema)
 
 
-def commit(target: DeltaTarget, change: Change, **markers: int) -> None:
+def commit(target: DeltaSinkTable, change: Change, **markers: int) -> None:
     assert target.commit(lambda _: change, markers, FENCE)
 
 
-def lived(where: DeltaSink, table: TableSchema = TABLE) -> DeltaTarget:
+def lived(where: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
     """A table with rows of the snapshot, and of two batches that hit them."""
     target = where.table(table)
     target.create("p")
-    commit(target, Published([target.stage("1/0/1/slice", [rows(table, range(20), 1, "r")])]))
-    commit(target, Upserted(rows(table, (2, 3, 30), 2, "u")))
-    commit(target, Upserted(rows(table, (4, 30), 3, "d")))
+    commit(target, PublishSlices([target.stage("1/0/1/slice", [rows(table, range(20), 1, "r")])]))
+    commit(target, Upsert(rows(table, (2, 3, 30), 2, "u")))
+    commit(target, Upsert(rows(table, (4, 30), 3, "d")))
     return target
 
 
-def values(target: DeltaTarget, table: TableSchema) -> dict[int, list[Any]]:
+def values(target: DeltaSinkTable, table: TableSchema) -> dict[int, list[Any]]:
     """What is in a table, by key: the columns of the source."""
     return listed(target.read()[0], table)
 
@@ -91,7 +97,7 @@ def listed(found: pa.Table, table: TableSchema) -> dict[int, list[Any]]:
     return found_rows
 
 
-def read_by_others(target: DeltaTarget, merge: str) -> dict[str, pa.Table]:
+def read_by_others(target: DeltaSinkTable, merge: str) -> dict[str, pa.Table]:
     """The rows as other programs read them, by their names; only those may refuse that do not know vectors."""
     read = {}
     for reader in without_spark():
@@ -106,14 +112,14 @@ def read_by_others(target: DeltaTarget, merge: str) -> dict[str, pa.Table]:
     return read
 
 
-def newest(target: DeltaTarget) -> list[dict[str, Any]]:
+def newest(target: DeltaSinkTable) -> list[dict[str, Any]]:
     """The actions of the newest commit."""
     log = target.load_log()
     path = Path(target.storage.location(), "_delta_log", f"{log.version:020}.json")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def present(target: DeltaTarget) -> set[str]:
+def present(target: DeltaSinkTable) -> set[str]:
     return {name for name, _ in target.storage.list("") if not name.startswith("_delta_log/")}
 
 
@@ -148,7 +154,7 @@ def test_nothing_but_markers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("feed", [False, True])
 def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> None:
     """What the table has is kept beside it."""
-    where = sink(tmp_path, merge, table_properties=TableProperties.parse({FEED: "true"} if feed else {}))
+    where = sink(tmp_path, merge, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"} if feed else {}))
     before = lived(where, PLAIN).load_log().protocol
     assert "timestampNtz" not in before.get("readerFeatures", ())
     table = more(PLAIN)
@@ -161,13 +167,13 @@ def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> N
         "timestampNtz",
         *(["changeDataFeed"] if feed else []),
     }
-    commit(target, Upserted(rows(table, [5], 5, at=datetime(1, 1, 1))))
+    commit(target, Upsert(rows(table, [5], 5, at=datetime(1, 1, 1))))
     assert values(target, table)[5] == [None, 5, datetime(1, 1, 1), "DE", None]
 
 
 def test_a_feed_of_an_older_protocol(tmp_path: Path) -> None:
     """A version of writers stands for the feed until features are named: from then on it is one of these."""
-    where = sink(tmp_path, MERGES[1], table_properties=TableProperties.parse({FEED: "true"}))
+    where = sink(tmp_path, MERGES[1], table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"}))
     assert lived(where, PLAIN).load_log().commit([{"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}], "SET")
     target = where.table(more(PLAIN))
     assert target.alter(PLAIN, {"ddl": 3}, FENCE)
@@ -192,7 +198,14 @@ def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
         "made": "theirs",
         "pl.ace": "theirs",
     }
-    assert [name for name, told in said.items() if told.get("theirs")] == ["id", "pl.ace", "made", SEQ, OP, TS]
+    assert [name for name, told in said.items() if told.get("theirs")] == [
+        "id",
+        "pl.ace",
+        "made",
+        SEQ_COLUMN,
+        OP_COLUMN,
+        TS_COLUMN,
+    ]
     assert said["n"] == {"airflow-cdc.type": "int"}
 
 
@@ -233,7 +246,7 @@ def test_the_order_of_columns(tmp_path: Path) -> None:
     lived(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
-    commit(target, Upserted(rows(table, [2], 5, "u", n=5)))
+    commit(target, Upsert(rows(table, [2], 5, "u", n=5)))
     found = values(target, table)
     assert found[2] == [datetime(2026, 1, 31), 5, 2, "AT"] and found[1] == [datetime(2026, 1, 31), None, 1, "DE"]
 
@@ -255,17 +268,17 @@ def test_columns_whose_names_differ_by_case_alone(tmp_path: Path, column: Column
     assert values(where.table(TABLE), TABLE) == held
 
 
-def lived_partitioning(where: DeltaSink, table: TableSchema) -> DeltaTarget:
+def lived_partitioning(where: DeltaSink, table: TableSchema) -> DeltaSinkTable:
     """The table of a definition that the sink itself would refuse."""
     good = where.table(TABLE)
-    return DeltaTarget(good.storage, table.sink_schema, table.key, table.integer_key_column, good.options)
+    return DeltaSinkTable(good.storage, table.sink_schema, table.key, table.integer_key_column, good.options)
 
 
 def test_a_column_that_a_feed_hides(tmp_path: Path) -> None:
     """Somebody has turned the feed on: a table that nobody could read any more is not made."""
     where = sink(tmp_path)
     log = lived(where).load_log()
-    configuration = {**log.configuration, FEED: "true"}
+    configuration = {**log.configuration, CHANGE_DATA_FEED: "true"}
     protocol = {**log.protocol, "writerFeatures": [*log.protocol["writerFeatures"], "changeDataFeed"]}
     assert log.commit([{"protocol": protocol}, {"metaData": {**log.metadata, "configuration": configuration}}], "SET")
     table = replace(TABLE, columns=(*TABLE.columns, nullable("_change_type", "int")))
@@ -287,7 +300,7 @@ def test_a_table_that_is_nobodys_or_another_one(tmp_path: Path) -> None:
     where = sink(tmp_path)
     old, target = lived(where), where.table(more(TABLE))
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
-    commit(target, Upserted(rows(more(TABLE), [5], 5)))
+    commit(target, Upsert(rows(more(TABLE), [5], 5)))
     log = target.load_log()
     assert log.commit([{"metaData": {**log.metadata, "id": "another"}}], "REPLACE")
     further = replace(more(TABLE), columns=(*more(TABLE).columns, nullable("m", "int")))
@@ -321,8 +334,8 @@ def test_other_programs_read_it(tmp_path: Path, merge: str, parts: bool) -> None
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     new = {"n": 7, "at": datetime(2026, 1, 1, 1, 1, 1, 1), "te xt": "ä"}
-    commit(target, Upserted(rows(table, (2, 5, 40, 41), 5, "u", **new)))
-    commit(target, Upserted(rows(table, (6, 41), 6, "d")))
+    commit(target, Upsert(rows(table, (2, 5, 40, 41), 5, "u", **new)))
+    commit(target, Upsert(rows(table, (6, 41), 6, "d")))
     expected = values(target, table)
     assert expected[40] == [7, 40, new["at"], "AT", datetime(2026, 1, 31), "ä"] and 41 not in expected
     assert expected[7] == [None, 7, None, "DE", datetime(2026, 1, 31), None] and len(expected) == 19
@@ -339,14 +352,14 @@ def test_compaction_writes_the_columns(tmp_path: Path, monkeypatch: pytest.Monke
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     for seq in range(5, 9):
-        commit(target, Published([target.stage(f"1/{seq}/1/s", [rows(table, [90 + seq], seq, "r", n=seq)])]))
+        commit(target, PublishSlices([target.stage(f"1/{seq}/1/s", [rows(table, [90 + seq], seq, "r", n=seq)])]))
     before = values(target, table)
     work = target.plan_compactions(purge=True)
     assert target.commit_compactions([(c, c.run()) for c in work]) == len(work) > 0
     assert values(target, table) == before
     names = [pq.read_schema(Path(target.storage.location(), path)).names for path in target.load_log().files]
     assert names == [table.sink_schema.names]
-    commit(target, Upserted(rows(table, (1, 95), 9, "u", n=1)))
+    commit(target, Upsert(rows(table, (1, 95), 9, "u", n=1)))
     assert values(target, table) == {**before, 1: [1, *before[1][1:]], 95: [1, *before[95][1:]]}
 
 
@@ -365,10 +378,10 @@ def test_columns_that_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge:
     files = {path: pq.read_schema(Path(target.storage.location(), path)).names for path in target.load_log().files}
     assert all(set(table.sink_schema.names) <= {*names} for names in files.values())
     made = pa.Table.from_pylist(rows(table, (2, 5, 40), 5, "u", n=7).to_pylist(), less.sink_schema)
-    commit(target, Upserted(made))
+    commit(target, Upsert(made))
     for seq in range(6, 9):
         one = pa.Table.from_pylist(rows(table, [90 + seq], seq, "r").to_pylist(), less.sink_schema)
-        commit(target, Published([target.stage(f"1/{seq}/1/s", [one])]))
+        commit(target, PublishSlices([target.stage(f"1/{seq}/1/s", [one])]))
     expected = values(target, less)
     assert expected[40][:2] == [40, 7] and expected[7][:2] == [7, None]
     for name, found in read_by_others(target, merge).items():
@@ -395,7 +408,7 @@ def test_a_compaction_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     done = done or [(c, c.run()) for c in work]
-    commit(target, Upserted(rows(table, (1, 2), 5, "u", n=1)))
+    commit(target, Upsert(rows(table, (1, 2), 5, "u", n=1)))
     before, files = values(target, table), [file.path for _, files in done for file in files]
     assert files and work
     if through == "old":
@@ -409,7 +422,7 @@ def test_a_compaction_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     else:
         assert target.commit_compactions(done) == len(work) and {*files} <= {*target.load_log().files}
     assert values(target, table) == before
-    commit(target, Upserted(rows(table, (7, 8), 6, "u", n=2)))
+    commit(target, Upsert(rows(table, (7, 8), 6, "u", n=2)))
     assert values(target, table) == {**before, **{key: [2, *before[key][1:]] for key in (7, 8)}}
 
 
@@ -422,12 +435,12 @@ def test_the_object_of_the_definition_before_writes_no_file(tmp_path: Path) -> N
     there, version = present(target), target.load_log().version
     for late in (old, other):  # one has written before, and one has only looked
         with pytest.raises(TerminalError, match="has other columns"):
-            late.commit(lambda _: Upserted(rows(TABLE, (1, 99), 9, "u")), {"stream": 9}, FENCE)
+            late.commit(lambda _: Upsert(rows(TABLE, (1, 99), 9, "u")), {"stream": 9}, FENCE)
         with pytest.raises(TerminalError, match="has other columns"):
-            late.commit_edit(lambda log: Edit(removed_files={*log.files}), {"stream": 9}, FENCE)
+            late.commit_edit(lambda log: TableEdit(removed_files={*log.files}), {"stream": 9}, FENCE)
         late.clean_up()
         with pytest.raises(TerminalError, match="has other columns"):
-            late.commit(lambda _: Published([]), {"stream": 9}, FENCE)
+            late.commit(lambda _: PublishSlices([]), {"stream": 9}, FENCE)
     assert present(target) == there and target.load_log().version == version
     old.raise_fence(Fence("epoch", 2))
     assert not old.commit(lambda _: None, {"stream": 9}, Fence("epoch", 2)) and target.markers().get("epoch") == 2
@@ -437,11 +450,11 @@ def test_rows_without_a_key(tmp_path: Path) -> None:
     where, table = sink(tmp_path), replace(TABLE, key=())
     old = where.table(table)
     old.create("p")
-    commit(old, Published([old.stage("1/0/1/slice", [rows(table, (1, 1, 2), 1, "r")])]))
+    commit(old, PublishSlices([old.stage("1/0/1/slice", [rows(table, (1, 1, 2), 1, "r")])]))
     target = where.table(more(table))
     assert target.alter(table, {"ddl": 3}, FENCE)
     changes = pa.concat_tables([rows(more(table), (1,), 5, "d"), rows(more(table), (1,), 6, n=1)])
-    commit(target, Counted(net(changes, more(table).arrow_schema.names)))
+    commit(target, MultisetChange(net_change(changes, more(table).arrow_schema.names)))
     assert sorted((r["id"], r["n"] or 0) for r in target.read()[0].to_pylist()) == [(1, 0), (1, 1), (2, 0)]
 
 
@@ -455,12 +468,12 @@ def test_slices_from_before(tmp_path: Path) -> None:
 
 def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is read from one, in which the older files stand beside the new columns."""
-    monkeypatch.setattr(upkeep, "_EVERY", 3)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 3)
     where, table = sink(tmp_path), more(TABLE)
     lived(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
-    commit(target, Upserted(rows(table, (1, 50), 5, "u", n=5)))
+    commit(target, Upsert(rows(table, (1, 50), 5, "u", n=5)))
     target.clean_up()
     assert target.load_log().checkpoint_version == target.load_log().version
     again = where.table(table)
@@ -486,7 +499,7 @@ def test_files_that_others_have_written(tmp_path: Path, merge: str) -> None:
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     write_deltalake(folder, rows(table, (62, 63), 1, "r", n=62), mode="append")
     write_deltalake(folder, rows(TABLE, (64, 65), 1, "r"), mode="append", schema_mode="merge")
-    commit(target, Upserted(rows(table, (60, 62, 64), 5, "u", n=5)))
+    commit(target, Upsert(rows(table, (60, 62, 64), 5, "u", n=5)))
     found = values(target, table)
     assert {key: found[key][0] for key in range(60, 66)} == {60: 5, 61: None, 62: 5, 63: 62, 64: 5, 65: None}
     work = target.plan_compactions(purge=True)
@@ -508,7 +521,7 @@ def test_changes_of_the_definition_before(tmp_path: Path) -> None:
             read(table, ["epoch-1/one"])
 
 
-@pytest.mark.parametrize("missing", ["id", SEQ])
+@pytest.mark.parametrize("missing", ["id", SEQ_COLUMN])
 def test_a_file_without_what_no_row_is_without(tmp_path: Path, missing: str) -> None:
     """Neither the key nor what the project adds is ever new: such a file is no older one."""
     where, table = sink(tmp_path), more(TABLE)
@@ -517,11 +530,11 @@ def test_a_file_without_what_no_row_is_without(tmp_path: Path, missing: str) -> 
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     part = rows(table, (70,), 1).drop_columns([missing])
     file = write_file(target.storage, "theirs.parquet", part.schema, [part], None)
-    assert target.load_log().commit([added(file, None, None)], "WRITE")
+    assert target.load_log().commit([add_action(file, None, None)], "WRITE")
     with pytest.raises(TerminalError, match=f"lacks column {missing}"):
-        target.commit(lambda _: Upserted(rows(table, (70,), 5, "u")), {"stream": 5}, FENCE)
+        target.commit(lambda _: Upsert(rows(table, (70,), 5, "u")), {"stream": 5}, FENCE)
     assert target.markers().get("stream") is None
-    if missing == SEQ:
+    if missing == SEQ_COLUMN:
         with pytest.raises(TerminalError, match=f"lacks column {missing}"):
             target.read()
 
@@ -532,25 +545,25 @@ def test_deleted_rows_that_stay(tmp_path: Path) -> None:
     lived(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
-    commit(target, Upserted(rows(table, (50,), 5, n=5)))
-    commit(target, Upserted(rows(table, (7,), 6, "d", n=6)))
+    commit(target, Upsert(rows(table, (50,), 5, n=5)))
+    commit(target, Upsert(rows(table, (7,), 6, "d", n=6)))
     assert values(target, table)[50][0] == 5 and 7 not in values(target, table)
-    commit(target, Emptied(5, 1))
+    commit(target, Truncate(5, 1))
     assert {*values(target, table)} == {50}
-    every = {r["id"]: (r["n"], r[OP]) for r in target.read_with_soft_deleted().to_pylist()}
+    every = {r["id"]: (r["n"], r[OP_COLUMN]) for r in target.read_with_soft_deleted().to_pylist()}
     assert every[1] == (None, "d") and every[7] == (6, "d") and every[50] == (5, "c") and len(every) == 22
 
 
 @pytest.mark.parametrize("merge", MERGES)
 def test_the_feed(tmp_path: Path, merge: str) -> None:
     """A row from before that is updated has nothing in the new columns, and then has."""
-    where = sink(tmp_path, merge, table_properties=TableProperties.parse({FEED: "true"}))
+    where = sink(tmp_path, merge, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"}))
     table = more(TABLE)
     lived(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     assert not [action for action in newest(target) if "cdc" in action or "add" in action or "remove" in action]
-    commit(target, Upserted(pa.concat_tables([rows(table, (7, 50), 5, "u", n=5), rows(table, (8,), 5, "d")])))
+    commit(target, Upsert(pa.concat_tables([rows(table, (7, 50), 5, "u", n=5), rows(table, (8,), 5, "d")])))
     version, said = target.load_log().version, [action["cdc"]["path"] for action in newest(target) if "cdc" in action]
     assert said
     found = pa.concat_tables([pq.read_table(Path(target.storage.location(), path)) for path in said])
@@ -576,9 +589,9 @@ def test_a_table_that_was_adopted(tmp_path: Path) -> None:
     with pytest.raises(TerminalError, match="belongs to no pipeline"):
         where.table(more(PLAIN)).alter(PLAIN, {"ddl": 3}, FENCE)
     target.create("p")
-    commit(target, Upserted(rows(PLAIN, (1, 2), 1)))
+    commit(target, Upsert(rows(PLAIN, (1, 2), 1)))
     new = where.table(more(PLAIN))
     assert new.alter(PLAIN, {"ddl": 3}, FENCE)
-    commit(new, Upserted(rows(more(PLAIN), (2,), 2, "u", n=2)))
+    commit(new, Upsert(rows(more(PLAIN), (2,), 2, "u", n=2)))
     assert values(new, more(PLAIN)) == {1: [None, 1, None, "DE", None], 2: [2, 2, None, "AT", None]}
     new.create("p")

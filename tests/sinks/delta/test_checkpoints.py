@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.delta.log import checkpoint as module
-from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint, newest_checkpoint
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint, find_newest_checkpoint
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_log import changed, fresh
 from tests.sinks.delta.test_table import TABLE, folder_of, opened, staging, upsert
@@ -42,13 +42,13 @@ def name(version: int, rest: str) -> str:
 )
 def test_names(rests: list[str], files: int) -> None:
     older = name(6, ".parquet")
-    found = newest_checkpoint([older, *(name(7, rest) for rest in rests)])
+    found = find_newest_checkpoint([older, *(name(7, rest) for rest in rests)])
     assert found is not None
     if files:
         assert found.version == 7 and len(found.files) == files and {*found.files} <= {name(7, r) for r in rests}
     else:
         assert found == Checkpoint(6, (older,))
-    assert newest_checkpoint([f"_delta_log/{7:020}.json"]) is None
+    assert find_newest_checkpoint([f"_delta_log/{7:020}.json"]) is None
 
 
 def rewritten(path: Path, change: Change) -> None:
@@ -109,7 +109,7 @@ def everything(folder: str) -> set[str]:
     return {name for name, _ in LocalStorage(folder).list("")}
 
 
-def refused(target: DeltaTarget, said: str) -> None:
+def refused(target: DeltaSinkTable, said: str) -> None:
     """In whatever it is used for."""
     for use in (
         target.load_log,
@@ -165,7 +165,7 @@ def test_a_table_of_which_only_a_strange_checkpoint_is_left_is_there(tmp_path: P
 # ---------------------------------------------------------------- files are deleted
 
 
-def _stood(log: Log, seconds: float) -> int:
+def _stood(log: DeltaLog, seconds: float) -> int:
     """As if the newest version had stood for long."""
     return log.version
 
@@ -180,13 +180,13 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
     for commit in folder_of(target).glob("_delta_log/*.json"):
         commit.unlink()
     live = {*target.load_log().files}
-    whole = module.actions_of
+    whole = module.read_actions
 
     def without_adds(*args: Any) -> Any:
         return (action for action in whole(*args) if "add" not in action)
 
     monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.log.actions_of", without_adds)
-    monkeypatch.setattr(Log, "stood", _stood)
+    monkeypatch.setattr(DeltaLog, "stood", _stood)
     blind = opened(tmp_path)
     assert not blind.load_log().files
     blind.load_log().tombstones.update(dict.fromkeys(live, 1))
@@ -199,7 +199,7 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
         staging(blind).clear_older_epochs([TABLE], 5)
     assert everything(target.storage.location()) - {"changes/epoch-1/a.parquet"} == before
     monkeypatch.undo()
-    monkeypatch.setattr(Log, "stood", _stood)
+    monkeypatch.setattr(DeltaLog, "stood", _stood)
     target.clean_up()
     assert live <= everything(target.storage.location()) < before | {"changes/epoch-1/a.parquet"}
     assert DeltaTable(folder_of(target)).version() == target.load_log().version

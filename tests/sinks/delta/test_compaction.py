@@ -11,19 +11,19 @@ from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta import compaction as module
-from airflow_provider_cdc.sinks.delta.compaction import Compaction, chosen
-from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.log.deletion_vectors import Vector
+from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, choose_file_groups
+from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.protocol import Emptied
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.protocol import Truncate
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, add, files, folder_of, held, made, opened, rows, upsert
 
 MB = 1 << 20
 
 
-def compact(target: DeltaTarget) -> int:
+def compact(target: DeltaSinkTable) -> int:
     """One round; how many compactions stand."""
     work = target.plan_compactions()
     return len(work) if work and target.commit_compactions([(c, c.run()) for c in work]) else 0
@@ -33,20 +33,20 @@ def compact(target: DeltaTarget) -> int:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small files are too many, and one dead row in ten."""
     monkeypatch.setattr(module, "FANOUT", 2)
-    monkeypatch.setattr(module, "DEAD", 0.1)
+    monkeypatch.setattr(module, "MAX_DEAD_SHARE", 0.1)
 
 
 # ---------------------------------------------------------------- what is compacted
 
 
 def file(name: str, size: int, dead: int = 0, count: int = 100) -> LiveFile:
-    vector = Vector("u", "place", 1, dead, 1).to_json() if dead else None
+    vector = DeletionVector("u", "place", 1, dead, 1).to_json() if dead else None
     stats = f'{{"numRecords": {count}}}'
     return LiveFile({"path": name, "size": size, "stats": stats, **({"deletionVector": vector} if vector else {})})
 
 
 def groups(listed: list[LiveFile], *, vectors: bool = True, purge: bool = False) -> list[list[str]]:
-    found = chosen(listed, lambda f: f.stats["numRecords"], deletion_vectors=vectors, purge=purge)
+    found = choose_file_groups(listed, lambda f: f.stats["numRecords"], deletion_vectors=vectors, purge=purge)
     return [[f.path for f in group] for group in found]
 
 
@@ -175,7 +175,7 @@ def test_a_file_that_is_gone_makes_it_void(soon: None, tmp_path: Path) -> None:
         upsert(target, (n, "a", n + 1, "c"))
     [work] = other.plan_compactions()
     written = work.run()
-    target.commit(lambda _: Emptied(3), {}, FENCE)
+    target.commit(lambda _: Truncate(3), {}, FENCE)
     assert not other.commit_compactions([(work, written)])
     assert held(opened(tmp_path)) == {2: ("a", 3)}
     assert not (folder_of(target) / written[0].path).exists(), "nobody would delete it for two days"
@@ -191,7 +191,9 @@ def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path
         upsert(target, (n + 20, "a", n + 3, "c"))
     paths = {path for path, _ in first.sources}
     [both] = other.plan_compactions()
-    second = Compaction(both.storage, both.partitioning, tuple((p, d) for p, d in both.sources if p not in paths), "id")
+    second = DeltaCompaction(
+        both.storage, both.partitioning, tuple((p, d) for p, d in both.sources if p not in paths), "id"
+    )
     done = [(c, c.run()) for c in (first, second)]
     upsert(target, (0, "b", 9, "u"), (10, "b", 9, "u"))
     expected = held(target)
@@ -339,7 +341,7 @@ def test_from_vectors_to_copies_and_back(soon: None, tmp_path: Path) -> None:
 
 
 def test_rows_without_a_key(soon: None, tmp_path: Path) -> None:
-    target = DeltaTarget(LocalStorage(tmp_path / "t"), SCHEMA, options=Options())
+    target = DeltaSinkTable(LocalStorage(tmp_path / "t"), SCHEMA, options=DeltaTableOptions())
     target.create("p")
     for n in range(3):
         add(target, f"f{n}", rows((1, "a", n + 1, "r"), (1, "a", n + 1, "r")))

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.config.deletes import DeletePolicy
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.schema import DELETED, OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.protocol import Change, Emptied, Fence, Published, Replaced, Upserted
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.protocol import Change, Fence, OverwriteRange, PublishSlices, Truncate, Upsert
 
 ID = Column("id", "bigint", "bigint", nullable=False)
 NAME = Column("k", "varchar", "varchar(9)", False, charset="utf8mb4")
@@ -51,7 +51,7 @@ def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Open:
     def open_sink(how: str) -> DeltaSink:
         copies = ("shop..*",) if request.param == "copies" else ()
         by = (("shop..*", (("v", None),)),) if request.param == "partitions" else ()
-        deletes = Deletes(**({} if how == "hard" else {how: ("shop..*",)}))
+        deletes = DeletePolicy(**({} if how == "hard" else {how: ("shop..*",)}))
         return DeltaSink(str(tmp_path), "p", copies, deletes=deletes, partition_by=by)
 
     return open_sink
@@ -63,39 +63,39 @@ def table(request: pytest.FixtureRequest) -> TableSchema:
     return found
 
 
-def made(sink: DeltaSink, table: TableSchema = TABLE) -> DeltaTarget:
+def made(sink: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
     target = sink.table(table)
     target.create("p")
     return target
 
 
-def do(target: DeltaTarget, change: Change) -> bool:
+def do(target: DeltaSinkTable, change: Change) -> bool:
     return target.commit(lambda _: change, {}, FENCE)
 
 
-def upsert(target: DeltaTarget, *listed: Row) -> bool:
-    return do(target, Upserted(rows(*listed)))
+def upsert(target: DeltaSinkTable, *listed: Row) -> bool:
+    return do(target, Upsert(rows(*listed)))
 
 
-def staged(sink: DeltaSink, target: DeltaTarget, name: str, *listed: Row, table: TableSchema = TABLE) -> bool:
+def staged(sink: DeltaSink, target: DeltaSinkTable, name: str, *listed: Row, table: TableSchema = TABLE) -> bool:
     """As a batch is applied: written by a task, reduced, merged."""
     writer = sink.change_staging().open_writer(table, name)
     writer.add(rows(*listed).to_batches()[0])
     writer.close()
-    return do(target, Upserted(last_changes(sink.change_staging().read_for_apply(table, [name]), table.key)))
+    return do(target, Upsert(last_changes(sink.change_staging().read_for_apply(table, [name]), table.key)))
 
 
-def held(target: DeltaTarget) -> dict[int, tuple[Any, ...]]:
+def held(target: DeltaSinkTable) -> dict[int, tuple[Any, ...]]:
     """id -> value, seq, op, deleted, time."""
     found = target.read_with_soft_deleted().to_pylist()
-    values = {r["id"]: (r["v"], r[SEQ], r[OP], r.get(DELETED), r[TS]) for r in found}
+    values = {r["id"]: (r["v"], r[SEQ_COLUMN], r[OP_COLUMN], r.get(DELETED_COLUMN), r[TS_COLUMN]) for r in found}
     assert len(values) == len(found), "a key is there twice"
     return values
 
 
-def living(target: DeltaTarget) -> dict[int, str]:
+def living(target: DeltaSinkTable) -> dict[int, str]:
     found, _ = target.read()
-    assert DELETED not in found.column_names
+    assert DELETED_COLUMN not in found.column_names
     return {r["id"]: r["v"] for r in found.to_pylist()}
 
 
@@ -143,16 +143,19 @@ def test_rows_of_the_snapshot_are_not_deleted(opened: Open) -> None:
     target = made(opened("soft"))
     file = target.stage("1/0/1/slice", [rows((1, "a", 1, "r"))])
     assert pa.concat_tables(target.read_staged(file)) == rows((1, "a", 1, "r"))
-    do(target, Published([file]))
+    do(target, PublishSlices([file]))
     assert held(target) == {1: alive("a", 1, "r")}
 
 
 def test_truncated_rows_are_marked(opened: Open) -> None:
     """Those that were deleted before keep their own time, and rows that are newer are none of its business."""
     target = made(opened("soft"))
-    do(target, Published([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"))])]))
+    do(
+        target,
+        PublishSlices([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"))])]),
+    )
     upsert(target, (2, "b", 2, "d"), (3, "x", 9, "u"), (4, "d", 3, "c"))
-    truncated = Emptied(5, 5_000_000)
+    truncated = Truncate(5, 5_000_000)
     assert do(target, truncated)
     assert held(target) == {1: dead("a", 5), 2: dead("b", 2), 3: alive("x", 9, "u"), 4: dead("d", 5)}
     assert not do(target, truncated), "it was done twice"
@@ -162,11 +165,13 @@ def test_a_group_that_is_read_again_keeps_them(opened: Open, table: TableSchema)
     """Rows that the source has are replaced, marked ones stay, and what nobody has told of is marked now."""
     target, began = made(opened("soft"), table), time.time()
     first = rows((1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"), (4, "d", 1, "r"))
-    do(target, Published([target.stage("1/0/1/slice", [first])]))
-    do(target, Published([target.stage("1/1/1/slice", [rows((70, "other", 1, "r"))])]))
+    do(target, PublishSlices([target.stage("1/0/1/slice", [first])]))
+    do(target, PublishSlices([target.stage("1/1/1/slice", [rows((70, "other", 1, "r"))])]))
     upsert(target, (2, "b", 2, "d"), (3, "c", 3, "d"), (5, "e", 3, "c"), (71, "other", 3, "d"), (6, "f", 3, "c"))
     again = target.stage("1/0/2/slice", [rows((1, "A", 8, "r"), (3, "C", 8, "r"), (5, "E", 8, "r"))])
-    replaced = Replaced([again], (1, 0), lambda keys: pc.less(keys["id"], 70), (1, 69) if table is TABLE else None)
+    replaced = OverwriteRange(
+        [again], (1, 0), lambda keys: pc.less(keys["id"], 70), (1, 69) if table is TABLE else None
+    )
     do(target, replaced)
     found = held(target)
     unseen = [found.pop(4), found.pop(6)]
@@ -178,7 +183,7 @@ def test_a_group_that_is_read_again_keeps_them(opened: Open, table: TableSchema)
     }
     assert [row[:4] for row in unseen] == [("d", 1, "d", True), ("f", 3, "d", True)]
     assert all(began - 1 < row[4].timestamp() < time.time() + 1 for row in unseen)
-    do(target, Replaced([], (1, 0), replaced.owns_rows, replaced.key_span))
+    do(target, OverwriteRange([], (1, 0), replaced.owns_rows, replaced.key_span))
     assert living(target) == {70: "other"} and len(held(target)) == 8
 
 
@@ -186,9 +191,9 @@ def test_compaction_keeps_them(opened: Open, monkeypatch: pytest.MonkeyPatch) ->
     sink = opened("soft")
     target = made(sink)
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     for n in range(3):
-        do(target, Published([target.stage(f"1/{n}/1/slice", [rows((n, "a", 1, "r"), (10 + n, "b", 1, "r"))])]))
+        do(target, PublishSlices([target.stage(f"1/{n}/1/slice", [rows((n, "a", 1, "r"), (10 + n, "b", 1, "r"))])]))
     upsert(target, *((n, "a", 2, "d") for n in range(3)))
     before = held(target)
     work = target.plan_compactions()
@@ -215,15 +220,15 @@ def test_a_deleted_row_stays_as_it_is(opened: Open, table: TableSchema) -> None:
 def test_truncated_rows_stay(opened: Open) -> None:
     target = made(opened("ignore"))
     upsert(target, (1, "a", 1, "c"))
-    assert not do(target, Emptied(5, 5_000_000)) and living(target) == {1: "a"}
+    assert not do(target, Truncate(5, 5_000_000)) and living(target) == {1: "a"}
 
 
 def test_a_group_that_is_read_again_loses_nothing(opened: Open, table: TableSchema) -> None:
     target = made(opened("ignore"), table)
-    do(target, Published([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"))])]))
+    do(target, PublishSlices([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"))])]))
     upsert(target, (3, "c", 2, "c"), (4, "d", 2, "c"))
     again = target.stage("1/0/2/slice", [rows((1, "A", 8, "r"), (3, "C", 8, "r"))])
-    do(target, Replaced([again], (1, 0), lambda keys: pa.repeat(True, keys.num_rows)))
+    do(target, OverwriteRange([again], (1, 0), lambda keys: pa.repeat(True, keys.num_rows)))
     assert living(target) == {1: "A", 2: "b", 3: "C", 4: "d"}
 
 
@@ -231,12 +236,12 @@ def test_a_group_that_is_read_again_loses_nothing(opened: Open, table: TableSche
 def test_a_group_that_is_read_again_and_is_empty(tmp_path: Path, how: str) -> None:
     """Also where a column of the key makes the partitions: a slice without rows is in none."""
     sink = DeltaSink(
-        str(tmp_path), "p", deletes=Deletes(**{how: ("shop..*",)}), partition_by=(("shop..*", (("k", None),)),)
+        str(tmp_path), "p", deletes=DeletePolicy(**{how: ("shop..*",)}), partition_by=(("shop..*", (("k", None),)),)
     )
     target = made(sink, NAMED)
-    do(target, Published([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"))])]))
+    do(target, PublishSlices([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"))])]))
     empty = target.stage("1/0/2/slice", [rows()])
-    do(target, Replaced([empty], (1, 0), lambda keys: pa.repeat(True, keys.num_rows)))
+    do(target, OverwriteRange([empty], (1, 0), lambda keys: pa.repeat(True, keys.num_rows)))
     assert living(target) == ({} if how == "soft" else {1: "a", 2: "b"}) and len(held(target)) == 2
 
 

@@ -16,18 +16,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_cdc.config.deletes import Deletes
-from airflow_provider_cdc.config.table_properties import FEED, TableProperties
+from airflow_provider_cdc.config.deletes import DeletePolicy
+from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, TableProperties
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
-from airflow_provider_cdc.model.multiset import net
-from airflow_provider_cdc.model.schema import DELETED, OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.model.multiset import net_change
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
-from airflow_provider_cdc.sinks.delta.log.features import EXPRESSION
+from airflow_provider_cdc.sinks.delta.log.features import GENERATION_EXPRESSION
 from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Fence, Published, Upserted
+from airflow_provider_cdc.sinks.protocol import Change, Fence, MultisetChange, PublishSlices, Truncate, Upsert
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.conformance import nullable, preceded
 from tests.support.spark_delta import spark_delta
@@ -59,7 +59,7 @@ def sink(folder: Path, merge: str = MERGES[0], *, soft: bool = False, parts: boo
         str(folder),
         "p",
         copy_on_write_tables=(".*[.].*",) if merge == MERGES[1] else (),
-        deletes=Deletes(soft=(".*[.].*",) if soft else ()),
+        deletes=DeletePolicy(soft=(".*[.].*",) if soft else ()),
         partition_by=((".*[.].*", (("pl.ace", None), ("made", "day"))),) if parts else (),
         **named,
     )
@@ -68,7 +68,7 @@ def sink(folder: Path, merge: str = MERGES[0], *, soft: bool = False, parts: boo
 def row(table: TableSchema, key: int, seq: int, op: str = "r", more: int = 0) -> Row:
     """One whose values follow from a number."""
     said: Row = {"pl.ace": "DE" if key % 2 else "AT", "made": datetime(2026, 1, 1 + key % 2)}
-    said |= {SEQ: seq, OP: op, TS: datetime(2026, 1, 1, tzinfo=UTC)}
+    said |= {SEQ_COLUMN: seq, OP_COLUMN: op, TS_COLUMN: datetime(2026, 1, 1, tzinfo=UTC)}
     for column in table.columns:
         number = key if column.name == "id" or (column.name,) == table.key else 100 * key + more
         match column.data_type:
@@ -85,31 +85,33 @@ def of(table: TableSchema, rows: Iterable[Row]) -> pa.Table:
     return pa.Table.from_pylist([*rows], table.sink_schema)
 
 
-def commit(target: DeltaTarget, change: Change, **markers: int) -> None:
+def commit(target: DeltaSinkTable, change: Change, **markers: int) -> None:
     assert target.commit(lambda _: change, markers, FENCE)
 
 
-def merge_in(target: DeltaTarget, table: TableSchema, rows: Sequence[Row], before: Sequence[Row] = ()) -> None:
+def merge_in(target: DeltaSinkTable, table: TableSchema, rows: Sequence[Row], before: Sequence[Row] = ()) -> None:
     """Commit changes of rows, which were others before."""
     if table.key:
-        commit(target, Upserted(of(table, rows)))
+        commit(target, Upsert(of(table, rows)))
         return
-    gone = [{**r, OP: "d", SEQ: rows[0][SEQ]} for r in before]
-    added = [r for r in rows if r[OP] != "d"]
-    commit(target, Counted(net(of(table, [*gone, *added]), table.arrow_schema.names)))
+    gone = [{**r, OP_COLUMN: "d", SEQ_COLUMN: rows[0][SEQ_COLUMN]} for r in before]
+    added = [r for r in rows if r[OP_COLUMN] != "d"]
+    commit(target, MultisetChange(net_change(of(table, [*gone, *added]), table.arrow_schema.names)))
 
 
-def lived(where: DeltaSink, table: TableSchema = TABLE) -> DeltaTarget:
+def lived(where: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
     """A table with rows of the snapshot, and of two batches that hit them."""
     target = where.table(table)
     target.create("p")
-    commit(target, Published([target.stage("1/0/1/slice", [of(table, [row(table, k, 1) for k in range(20)])])]))
+    commit(target, PublishSlices([target.stage("1/0/1/slice", [of(table, [row(table, k, 1) for k in range(20)])])]))
     merge_in(target, table, [row(table, k, 2, "u", 1) for k in (2, 3, 30)], [row(table, k, 1) for k in (2, 3)])
     merge_in(target, table, [row(table, k, 3, "d", 1) for k in (4, 30)], [row(table, 4, 1), row(table, 30, 2, "u", 1)])
     return target
 
 
-def staged(target: DeltaTarget, table: TableSchema, keys: Iterable[int], seq: int = 5, place: str = "2/0") -> DataFile:
+def staged(
+    target: DeltaSinkTable, table: TableSchema, keys: Iterable[int], seq: int = 5, place: str = "2/0"
+) -> DataFile:
     return target.stage(f"{place}/1/slice", [of(table, [row(table, key, seq) for key in keys])])
 
 
@@ -118,7 +120,7 @@ def plain(found: pa.Table, table: TableSchema) -> list[Row]:
     return sorted(rows, key=lambda r: str(r["id"]))
 
 
-def check(target: DeltaTarget, table: TableSchema, rows: Iterable[Row]) -> None:
+def check(target: DeltaSinkTable, table: TableSchema, rows: Iterable[Row]) -> None:
     """What is in the table: as it says itself, and as delta-rs reads it."""
     wanted = plain(of(table, rows), table)
     assert plain(target.read()[0], table) == wanted
@@ -126,14 +128,14 @@ def check(target: DeltaTarget, table: TableSchema, rows: Iterable[Row]) -> None:
     assert plain(pa.table(builder.execute("SELECT * FROM t").read_all()), table) == wanted
 
 
-def newest(target: DeltaTarget) -> list[dict[str, Any]]:
+def newest(target: DeltaSinkTable) -> list[dict[str, Any]]:
     """The actions of the newest commit."""
     log = target.load_log()
     path = Path(target.storage.location(), "_delta_log", f"{log.version:020}.json")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def present(target: DeltaTarget) -> set[str]:
+def present(target: DeltaSinkTable) -> set[str]:
     return {name for name, _ in target.storage.list("") if not name.startswith("_delta_log/")}
 
 
@@ -163,7 +165,7 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
         assert gone["partitionValues"] == file.action["partitionValues"]
     adds = [a["add"] for a in actions if "add" in a]
     assert {*log.files} == {f.path for s in slices for f in s.files if f.rows} and len(adds) == len(log.files)
-    assert all(add["dataChange"] and json.loads(add["stats"])["minValues"][SEQ] in (4, 5) for add in adds)
+    assert all(add["dataChange"] and json.loads(add["stats"])["minValues"][SEQ_COLUMN] in (4, 5) for add in adds)
     keyed = ["id" in json.loads(add["stats"])["minValues"] for add in adds]
     assert all(keyed) == any(keyed) == (table.integer_key_column == "id")
     assert {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a} == {"anew": 2, "epoch": 1}
@@ -178,7 +180,7 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
     check(target, table, rows.values())
 
     with pytest.raises(TerminalError, match="has other columns|has another key") if table != TABLE else nullcontext():
-        old.commit(lambda _: Upserted(of(TABLE, [row(TABLE, 2, 9, "u")])), {"stream": 9}, FENCE)
+        old.commit(lambda _: Upsert(of(TABLE, [row(TABLE, 2, 9, "u")])), {"stream": 9}, FENCE)
     if table == TABLE:
         rows[2] = row(TABLE, 2, 9, "u")
         check(target, table, rows.values())
@@ -187,7 +189,7 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
         seq, before_them = 10 + 10 * number, [rows[changed], rows[gone]]
         batch = [
             row(table, changed, seq, "u", 7),
-            {**rows[gone], SEQ: seq, OP: "d"},
+            {**rows[gone], SEQ_COLUMN: seq, OP_COLUMN: "d"},
             row(table, new, seq, "c"),
         ]
         merge_in(goes_on, table, batch, before_them)
@@ -198,8 +200,8 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
         work = goes_on.plan_compactions(purge=True)
         assert goes_on.commit_compactions([(c, c.run()) for c in work]) == len(work)
         check(goes_on, table, rows.values())
-        commit(goes_on, Emptied(5 + number))
-        rows = {key: value for key, value in rows.items() if value[SEQ] >= 5 + number}
+        commit(goes_on, Truncate(5 + number))
+        rows = {key: value for key, value in rows.items() if value[SEQ_COLUMN] >= 5 + number}
         check(goes_on, table, rows.values())
     where.table(table).create("p")
 
@@ -272,7 +274,7 @@ def test_the_object_of_the_definition_before(tmp_path: Path) -> None:
     assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
     there, version = present(target), target.load_log().version
     for late in (old, looked, where.table(TABLE)):
-        for change in (Upserted(of(TABLE, [row(TABLE, 1, 9, "u")])), Emptied(9), Published([])):
+        for change in (Upsert(of(TABLE, [row(TABLE, 1, 9, "u")])), Truncate(9), PublishSlices([])):
             with pytest.raises(TerminalError, match=r'has another key than its source table: \["n"\]'):
                 late.commit(lambda _: change, {"stream": 9}, FENCE)  # noqa: B023
         with pytest.raises(TerminalError, match="has another key"):
@@ -318,31 +320,31 @@ def test_a_compaction_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     check(target, table, [row(table, k, 5) for k in range(5)])
 
 
-def by_batch(old: DeltaTarget) -> None:
+def by_batch(old: DeltaSinkTable) -> None:
     merge_in(old, TABLE, [row(TABLE, 5, 4, "u", 9), row(TABLE, 77, 4, "c")])
 
 
-def by_compaction(old: DeltaTarget) -> None:
+def by_compaction(old: DeltaSinkTable) -> None:
     work = old.plan_compactions(purge=True)
     assert old.commit_compactions([(c, c.run()) for c in work])
 
 
-def by_fence(old: DeltaTarget) -> None:
+def by_fence(old: DeltaSinkTable) -> None:
     old.raise_fence(Fence("another", 7))
 
 
-def by_optimize(old: DeltaTarget) -> None:
+def by_optimize(old: DeltaSinkTable) -> None:
     DeltaTable(old.storage.location()).optimize.compact()
 
 
 @pytest.mark.parametrize("other", [by_batch, by_compaction, by_fence, by_optimize])
 def test_others_write_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Callable[[DeltaTarget], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Callable[[DeltaSinkTable], None]
 ) -> None:
     """Right before it: it is decided again, and what they have written goes as well."""
     where, table = sink(tmp_path, MERGES[1]), DEFINITIONS["all"]
     old = lived(where)
-    commit(old, Published([staged(old, TABLE, (50, 51), 1, "1/1"), staged(old, TABLE, (52,), 1, "1/2")]))
+    commit(old, PublishSlices([staged(old, TABLE, (50, 51), 1, "1/1"), staged(old, TABLE, (52,), 1, "1/2")]))
     target = where.table(table)
     slices = [staged(target, table, range(5))]
     real, version = LocalStorage.write_once, old.load_log().version
@@ -362,7 +364,7 @@ def test_others_write_meanwhile(
 @pytest.mark.parametrize("merge", MERGES)
 def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str) -> None:
     """Of the table before, and of the one behind it."""
-    monkeypatch.setattr(upkeep, "_EVERY", 3)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 3)
     where, table = sink(tmp_path, merge, parts=True), DEFINITIONS["retyped"]
     lived(where).clean_up()
     target = where.table(table)
@@ -379,7 +381,7 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str
     check(fresh, table, rows.values())
     assert fresh.load_log().checkpoint_version and not fresh.overwrite([], {"anew": 2}, FENCE)
     with pytest.raises(TerminalError, match="has other columns"):
-        where.table(TABLE).commit(lambda _: Emptied(9), {}, FENCE)
+        where.table(TABLE).commit(lambda _: Truncate(9), {}, FENCE)
     rows[9] = row(table, 9, 9, "u", 1)
     merge_in(fresh, table, [rows[9]])
     check(fresh, table, rows.values())
@@ -395,7 +397,7 @@ def test_old_files_go_in_time(tmp_path: Path) -> None:
     assert target.overwrite([file], {"anew": 2}, FENCE)
     target.clean_up()
     assert present(target) == {*before, file.path}
-    upkeep.sweep(target.load_log(), retention=-1)
+    upkeep.vacuum_files(target.load_log(), retention=-1)
     assert present(target) == {file.path}
 
 
@@ -417,7 +419,7 @@ def test_deleted_rows_that_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("feed", [False, True])
 def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> None:
     """What the table has is kept beside it."""
-    where = sink(tmp_path, merge, table_properties=TableProperties.parse({FEED: "true"} if feed else {}))
+    where = sink(tmp_path, merge, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"} if feed else {}))
     plainer = replace(TABLE, columns=(ID, N, PLACE))
     before = lived(where, plainer).load_log().protocol
     assert "timestampNtz" not in before.get("readerFeatures", ())
@@ -438,13 +440,13 @@ def test_how_a_partition_follows_from_a_date(tmp_path: Path, back: bool) -> None
     where, values = sink(tmp_path, parts=True), {"made": date(2026, 1, 1)}
     old = where.table(one)
     old.create("p")
-    commit(old, Upserted(of(one, [row(one, 1, 1) | (values if back else {})])))
+    commit(old, Upsert(of(one, [row(one, 1, 1) | (values if back else {})])))
     target = where.table(other)
     file = target.stage("2/0/1/s", [of(other, [row(other, 1, 1) | ({} if back else values)])])
     assert target.overwrite([file], {"anew": 2}, FENCE)
     log = target.load_log()
     told = {c["name"]: c["metadata"] for c in json.loads(log.metadata["schemaString"])["fields"]}
-    assert (EXPRESSION in told["made_day"]) == (not back)
+    assert (GENERATION_EXPRESSION in told["made_day"]) == (not back)
     assert "generatedColumns" in log.protocol["writerFeatures"]
     assert target.read()[0].num_rows == 1
 
@@ -474,11 +476,11 @@ def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
     [(nullable("made_DAY", "int"), "made_day twice"), (nullable("_change_type", "int"), "hides its columns")],
 )
 def test_columns_that_nobody_could_read(tmp_path: Path, column: Column, said: str) -> None:
-    where = sink(tmp_path, parts=True, table_properties=TableProperties.parse({FEED: "true"}))
+    where = sink(tmp_path, parts=True, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"}))
     held = plain(lived(where).read()[0], TABLE)
     table = replace(TABLE, columns=(*TABLE.columns, column))
     good = where.table(TABLE)  # the sink itself may refuse the other one
-    target = DeltaTarget(good.storage, table.sink_schema, table.key, table.integer_key_column, good.options)
+    target = DeltaSinkTable(good.storage, table.sink_schema, table.key, table.integer_key_column, good.options)
     with pytest.raises(TerminalError, match=said):
         target.overwrite([], {"anew": 2}, FENCE)
     assert plain(good.read()[0], TABLE) == held and good.markers().get("anew") is None
@@ -509,10 +511,10 @@ def test_a_table_that_is_not_there_or_another_one(tmp_path: Path) -> None:
 
 
 def said(rows: Iterable[Row], version: int, kind: str) -> Counter[tuple[Any, ...]]:
-    return Counter((version, kind, r["id"], r.get("n"), r[SEQ]) for r in rows)
+    return Counter((version, kind, r["id"], r.get("n"), r[SEQ_COLUMN]) for r in rows)
 
 
-def fed(where: DeltaSink, what: str) -> tuple[DeltaTarget, int, Counter[tuple[Any, ...]]]:
+def fed(where: DeltaSink, what: str) -> tuple[DeltaSinkTable, int, Counter[tuple[Any, ...]]]:
     """A table that was exchanged, and what its feed has to say from that version on."""
     table = DEFINITIONS[what]
     before = lived(where).read()[0].to_pylist()
@@ -529,7 +531,7 @@ def fed(where: DeltaSink, what: str) -> tuple[DeltaTarget, int, Counter[tuple[An
 
 
 def with_feed(folder: Path, merge: str) -> DeltaSink:
-    return sink(folder, merge, table_properties=TableProperties.parse({FEED: "true"}))
+    return sink(folder, merge, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"}))
 
 
 @pytest.mark.parametrize("what", ["same", "added"])
@@ -537,7 +539,7 @@ def test_the_feed_as_delta_rs_reads_it(tmp_path: Path, what: str) -> None:
     """All rows are deleted and others inserted."""
     target, version, expected = fed(with_feed(tmp_path, MERGES[1]), what)
     read = pa.table(DeltaTable(target.storage.location()).load_cdf(starting_version=version).read_all())
-    names = ["_commit_version", "_change_type", "id", "n", SEQ]
+    names = ["_commit_version", "_change_type", "id", "n", SEQ_COLUMN]
     assert Counter(tuple(r.values()) for r in read.select(names).to_pylist()) == expected
 
 
@@ -549,7 +551,7 @@ def test_the_feed_as_spark_reads_it(tmp_path: Path) -> None:
             for what in ("same", "added"):
                 target, version, expected = fed(with_feed(tmp_path / merge / what, merge), what)
                 changes = f"table_changes('delta.`{target.storage.location()}`', {version})"
-                found = run(f"SELECT _commit_version, _change_type, id, n, {SEQ} FROM {changes}")
+                found = run(f"SELECT _commit_version, _change_type, id, n, {SEQ_COLUMN} FROM {changes}")
                 assert Counter(map(tuple, found)) == expected
             for what in ("retyped", "all", "no key"):
                 where, table = sink(tmp_path / merge / what, merge, parts=True), DEFINITIONS[what]
@@ -565,15 +567,15 @@ def test_files_of_rows_that_stay(tmp_path: Path, what: str) -> None:
     """They are left alone where all of their rows stay as they are, and written again without a column that is gone."""
     where, table = sink(tmp_path, soft=True), DEFINITIONS[what]
     old = lived(where)  # 4 and 30 are marked, in a file of their own
-    (marked,) = [path for path, file in old.load_log().files.items() if (file.bounds(SEQ) or (0,))[0] == 3]
+    (marked,) = [path for path, file in old.load_log().files.items() if (file.bounds(SEQ_COLUMN) or (0,))[0] == 3]
     target, keys = where.table(table), (*range(4), *range(5, 10))
     assert target.overwrite([staged(target, table, keys)], {"anew": 2}, FENCE, keep_deleted_to=5)
     files = target.load_log().files
     assert (marked in files) == (what != "dropped")
     for path in files:
-        columns = {*pq.read_schema(Path(target.storage.location(), path)).names} - {DELETED}
+        columns = {*pq.read_schema(Path(target.storage.location(), path)).names} - {DELETED_COLUMN}
         assert columns <= {*table.sink_schema.names}
-    found = {r["id"]: r[DELETED] for r in target.read_with_soft_deleted().to_pylist()}
+    found = {r["id"]: r[DELETED_COLUMN] for r in target.read_with_soft_deleted().to_pylist()}
     assert found == {**dict.fromkeys(keys, False), **dict.fromkeys((4, *range(10, 20), 30), True)}
     before = {*files}
     assert target.overwrite([staged(target, table, keys, 6, "3/0")], {"anew": 3}, FENCE, keep_deleted_to=6)
@@ -627,7 +629,9 @@ def test_which_rows_stay(tmp_path: Path) -> None:
     merge_in(old, TABLE, [row(TABLE, 50, 8, "c"), row(TABLE, 1, 8, "u")])
     target = where.table(TABLE)
     assert target.overwrite([staged(target, TABLE, (2, 4, 40))], {"anew": 2}, FENCE, keep_deleted_to=5)
-    found = {r["id"]: (r[DELETED], r[OP], r[SEQ]) for r in target.read_with_soft_deleted().to_pylist()}
+    found = {
+        r["id"]: (r[DELETED_COLUMN], r[OP_COLUMN], r[SEQ_COLUMN]) for r in target.read_with_soft_deleted().to_pylist()
+    }
     unseen = {n: (True, "d", 2 if n == 3 else 1) for n in (0, 3, *range(5, 20))}
     assert found == {**unseen, 30: (True, "d", 3), **dict.fromkeys((2, 4, 40), (False, "r", 5))}
     assert target.read_with_soft_deleted().num_rows == len(found)

@@ -18,10 +18,16 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
-from airflow_provider_cdc.sinks.delta.log.commit_actions import _statistics, clustered_by
-from airflow_provider_cdc.sinks.delta.log.features import both, check_protocol, features_of, with_feed, with_vectors
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.log.commit_actions import _read_statistics, clustering_columns
+from airflow_provider_cdc.sinks.delta.log.features import (
+    check_protocol,
+    features_of,
+    merge_protocols,
+    protocol_with_feed,
+    protocol_with_vectors,
+)
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta import test_alteration as altering
@@ -56,29 +62,33 @@ def test_a_protocol_is_only_ever_extended(protocol: Mapping[str, Any]) -> None:
     readers, writers = features_of(protocol)
     needed = named([VECTORS, "timestampNtz"], [VECTORS, "timestampNtz", *BASIC])
     feed = {"delta.enableChangeDataFeed": "true"}
-    more = both(protocol, needed), with_vectors(protocol, vectors=True), with_feed(protocol, feed)
+    more = (
+        merge_protocols(protocol, needed),
+        protocol_with_vectors(protocol, vectors=True),
+        protocol_with_feed(protocol, feed),
+    )
     for found in more:
         assert features_of(found)[0] >= readers and features_of(found)[1] >= writers
-        assert both(found, found) is found and both(found, protocol) is found
+        assert merge_protocols(found, found) is found and merge_protocols(found, protocol) is found
     assert features_of(more[0])[0] >= {VECTORS, "timestampNtz"} and features_of(more[1])[1] >= {VECTORS}
-    assert "changeDataFeed" in features_of(more[2])[1] and with_feed(protocol, {}) is protocol
-    without = with_vectors(more[1], vectors=False)
+    assert "changeDataFeed" in features_of(more[2])[1] and protocol_with_feed(protocol, {}) is protocol
+    without = protocol_with_vectors(more[1], vectors=False)
     assert features_of(without)[0] == readers - {VECTORS}
     assert features_of(without)[1] | {*BASIC} == (writers - {VECTORS}) | {*BASIC}
 
 
 def test_features_that_a_protocol_does_not_name() -> None:
-    assert both(old(1, 4), named([VECTORS], [VECTORS, *BASIC])) == named([VECTORS], [VECTORS, *TO_4])
-    mapped = both(old(2, 5), named([VECTORS], [VECTORS, *BASIC]))
+    assert merge_protocols(old(1, 4), named([VECTORS], [VECTORS, *BASIC])) == named([VECTORS], [VECTORS, *TO_4])
+    mapped = merge_protocols(old(2, 5), named([VECTORS], [VECTORS, *BASIC]))
     assert mapped == named([VECTORS, "columnMapping"], [VECTORS, "columnMapping", *TO_4])
     assert features_of(old(1, 6))[1] == {*TO_4, "identityColumns"}, "readers would have to know columnMapping"
 
 
-def given(target: DeltaTarget, *features: str, reader: bool = False, **properties: str) -> None:
+def given(target: DeltaSinkTable, *features: str, reader: bool = False, **properties: str) -> None:
     """Let somebody else add features, and properties whose names begin with ``delta.``."""
     log = target.load_log()
     configuration = {**log.configuration, **{f"delta.{k}": v for k, v in properties.items()}}
-    needed = both(log.protocol, named([*features] if reader else [], [*features, *BASIC]))
+    needed = merge_protocols(log.protocol, named([*features] if reader else [], [*features, *BASIC]))
     assert log.commit([{"protocol": needed}, {"metaData": {**log.metadata, "configuration": configuration}}], "SET")
 
 
@@ -86,7 +96,7 @@ def test_a_table_that_is_begun_again_keeps_the_features_of_others(tmp_path: Path
     target = made(tmp_path)
     given(target, *OTHERS)
     schema = pa.schema([*SCHEMA, ("at", pa.timestamp("us"))])
-    again = DeltaTarget(target.storage, schema, ["id"], "id")
+    again = DeltaSinkTable(target.storage, schema, ["id"], "id")
     again.reset("p", Fence("generation", 2), [])
     readers, writers = features_of(again.load_log().protocol)
     assert readers == {VECTORS, "timestampNtz"} and writers == {*readers, *BASIC, *OTHERS}
@@ -132,7 +142,7 @@ def test_a_feature_counts_where_something_uses_it(
 # ---------------------------------------------------------------- row tracking
 
 
-def row_ids(log: Log) -> set[int]:
+def row_ids(log: DeltaLog) -> set[int]:
     """The row ids of all rows of the files, of which no two are the same."""
     found = set[int]()
     for file in log.files.values():
@@ -188,7 +198,7 @@ def test_no_row_gets_an_id_otherwise(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- clustering
 
 
-def clustered(target: DeltaTarget, *columns: str) -> None:
+def clustered(target: DeltaSinkTable, *columns: str) -> None:
     """Let somebody else cluster a table, as Spark does."""
     given(target, "clustering", "domainMetadata")
     said = {"clusteringColumns": [[name] for name in columns], "domainName": "delta.clustering"}
@@ -234,7 +244,7 @@ AT = datetime(2026, 1, 2, 3, 4, 5, 678901)
 )
 def test_statistics(tmp_path: Path, values: list[Any], kind: pa.DataType, bounds: tuple[Any, Any] | None) -> None:
     pq.write_table(pa.table({"c": pa.array(values, kind)}), tmp_path / "f.parquet", row_group_size=1)
-    found = _statistics(LocalStorage(tmp_path), "f.parquet", ["c", "newer"])
+    found = _read_statistics(LocalStorage(tmp_path), "f.parquet", ["c", "newer"])
     assert found["nullCount"] == {"c": values.count(None), "newer": len(values)}
     low, high = bounds or (None, None)
     assert (found["minValues"].get("c"), found["maxValues"].get("c")) == (low, high)
@@ -247,14 +257,14 @@ def test_a_column_that_goes_is_no_longer_what_a_table_is_clustered_by(tmp_path: 
     target = where.table(after)
     target.create("p")
     clustered(target, "n", "id")
-    assert clustered_by(target.load_log().domain_metadata) == ["n", "id"]
+    assert clustering_columns(target.load_log().domain_metadata) == ["n", "id"]
     gone = where.table(before)
     if exchange:
         assert gone.overwrite([], {"m": 1}, altering.FENCE)
     else:
         assert gone.alter(after, {"m": 1}, altering.FENCE)
     log = gone.load_log()
-    assert clustered_by(log.domain_metadata) == ["id"]
+    assert clustering_columns(log.domain_metadata) == ["id"]
     assert json.loads(log.domain_metadata["delta.clustering"])["domainName"] == "delta.clustering"
     version = log.version
     DeltaTable(log.storage.location()).create_checkpoint()
@@ -267,7 +277,7 @@ def test_a_column_that_goes_is_no_longer_what_a_table_is_clustered_by(tmp_path: 
 
 
 def test_commits_before_a_feature_was_taken_out_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_EVERY", 1)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 1)
     target = made(tmp_path)
     for n in range(4):
         add(target, f"{n}", rows((n, "x", 1, "r")))

@@ -19,18 +19,26 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_cdc.config.deletes import HARD, IGNORE, SOFT, Deletes
+from airflow_provider_cdc.config.deletes import HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.config.table_properties import TableProperties
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
-from airflow_provider_cdc.model.multiset import net
-from airflow_provider_cdc.model.schema import DELETED, OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.model.multiset import net_change
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import compaction, definition, upkeep
 from airflow_provider_cdc.sinks.delta.log import features
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Fence, Published, Replaced, Upserted
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.protocol import (
+    Change,
+    Fence,
+    MultisetChange,
+    OverwriteRange,
+    PublishSlices,
+    Truncate,
+    Upsert,
+)
 from tests.sinks.conformance import nullable
 from tests.sinks.delta.test_upkeep import age, needed, present
 from tests.support.object_store import access
@@ -100,7 +108,7 @@ class Case:
             str(self.folder),
             "p",
             ("shop..*",) if self.merge == "copies" else (),
-            deletes=Deletes(**({} if self.deletes == HARD else {self.deletes: ("shop..*",)})),
+            deletes=DeletePolicy(**({} if self.deletes == HARD else {self.deletes: ("shop..*",)})),
             table_properties=TableProperties.parse(
                 {name: value for name, value in properties.items() if value is not None}
             ),
@@ -108,7 +116,7 @@ class Case:
             partition_by=(("shop..*", (("pl.ace", None), ("made", "month"))),) if self.parts else (),
         )
 
-    def opened(self) -> DeltaTarget:
+    def opened(self) -> DeltaSinkTable:
         return self.sink.table(self.table)
 
     @property
@@ -154,7 +162,9 @@ class Case:
     def publish(self, *listed: Row) -> bool:
         self.group += 1
         file = self.target.stage(f"1/{self.group}/1/s", [changes(*((row, self.seq, "r") for row in listed))])
-        return self.do(Published([file]), self.rows | {self.key(row): self.kept(row, self.seq, "r") for row in listed})
+        return self.do(
+            PublishSlices([file]), self.rows | {self.key(row): self.kept(row, self.seq, "r") for row in listed}
+        )
 
     def batch(self, *listed: tuple[Row, str], stale: bool = False) -> bool:
         """Changes of rows in binlog order, as tasks stage them: each a transaction of its own.
@@ -181,7 +191,7 @@ class Case:
             else:
                 after[key] = self.kept(row, seq, op)
         found = last_changes(staging.read_for_apply(self.table, [name]), self.table.key)
-        stood = self.do(Upserted(found), after)
+        stood = self.do(Upsert(found), after)
         staging.discard_applied(self.table, [name])
         return stood
 
@@ -195,7 +205,7 @@ class Case:
                 del after[key]
             elif not row[6]:
                 after[key] = (*row[:4], self.seq, "d", True)
-        return self.do(Emptied(self.seq, 5), after)
+        return self.do(Truncate(self.seq, 5), after)
 
     def reread(self, below: int, *listed: Row) -> bool:
         """All rows with such keys are read again."""
@@ -213,15 +223,15 @@ class Case:
         def owned(keys: pa.Table) -> pa.Array:
             return pa.array([key < below for key in keys["id"].to_pylist()], pa.bool_())
 
-        return self.do(Replaced([file], (1, 1), owned, (0, below - 1)), after)
+        return self.do(OverwriteRange([file], (1, 1), owned, (0, below - 1)), after)
 
     def count(self, gone: Sequence[Row], added: Sequence[Row], since: int = 0) -> bool:
         """Changes of a table without a key; what they come to is told by the rows before and after."""
         self.seq += 1
         before, version = self.held(), self.version
         listed = [*((row, self.seq, "d") for row in gone), *((row, self.seq, "c") for row in added)]
-        change = net(changes(*listed), [c.name for c in TABLE.columns])
-        stood = self.target.commit(lambda _: Counted(change, since), {}, FENCE)
+        change = net_change(changes(*listed), [c.name for c in TABLE.columns])
+        stood = self.target.commit(lambda _: MultisetChange(change, since), {}, FENCE)
         after = self.held()
         for row, count in (before - after).items():
             self.said[(version + 1, "delete", *row)] += count
@@ -237,7 +247,9 @@ class Case:
     # ------------------------------------------------------------ what is there
 
     def held(self) -> Counter[tuple[Any, ...]]:
-        return Counter(_plain(row) for row in self.opened().read_with_soft_deleted().drop_columns([TS]).to_pylist())
+        return Counter(
+            _plain(row) for row in self.opened().read_with_soft_deleted().drop_columns([TS_COLUMN]).to_pylist()
+        )
 
     def cdc(self, version: int) -> list[dict[str, Any]]:
         """Actions of a commit for the feed."""
@@ -253,7 +265,11 @@ class Case:
 
     def feed(self, spark: SparkDelta, since: int = 0) -> Counter[Said]:
         """The feed as Spark reads it."""
-        columns = [c.name for c in TABLE.columns] + [SEQ, OP] + ([DELETED] if self.deletes == SOFT else [])
+        columns = (
+            [c.name for c in TABLE.columns]
+            + [SEQ_COLUMN, OP_COLUMN]
+            + ([DELETED_COLUMN] if self.deletes == SOFT else [])
+        )
         listed = ", ".join(f"`{name}`" for name in columns)
         query = f"SELECT _commit_version, _change_type, {listed} FROM table_changes('delta.`{self.path}`', {since})"
         return Counter(_plain(dict(zip(["version", "type", *columns], row, strict=True))) for row in spark(query))
@@ -328,7 +344,7 @@ def test_what_spark_reads_is_what_the_source_did(
     seed: int,
 ) -> None:
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     case = Case(tmp_path, merge, deletes, parts, TABLE if key == "integer" else NAMED)
     history(case, seed)
     assert case.feed(spark) == case.said
@@ -346,11 +362,11 @@ def test_what_delta_rs_reads_is_what_the_source_did(
 ) -> None:
     """Where there are no deletion vectors; in partitions whose folders have plain names."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     case = Case(tmp_path, "copies", HARD, parts)
     history(case, seed, places=("AT", "DE", None))
     read = pa.table(DeltaTable(str(case.path)).load_cdf(starting_version=0).read_all())
-    columns = ["_commit_version", "_change_type", *(c.name for c in TABLE.columns), SEQ, OP]
+    columns = ["_commit_version", "_change_type", *(c.name for c in TABLE.columns), SEQ_COLUMN, OP_COLUMN]
     assert Counter(map(_plain, read.select(columns).to_pylist())) == case.said
 
 
@@ -455,7 +471,7 @@ def test_a_commit_that_came_too_late_leaves_nothing(tmp_path: Path, merge: str) 
         asked.append(case.target.load_log().version)
         if len(asked) == 1:
             other.batch((row(1, 5), "u"))
-        return Upserted(changes((row(1, 6), 50, "u"), (row(3), 51, "c")))
+        return Upsert(changes((row(1, 6), 50, "u"), (row(3), 51, "c")))
 
     assert case.target.commit(decide, {}, FENCE)
     assert len(asked) == 2
@@ -471,7 +487,7 @@ def test_a_commit_that_came_too_late_leaves_nothing(tmp_path: Path, merge: str) 
 def test_a_file_that_only_an_old_version_has_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit would have come too late, and does so before it is made."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     case = Case(tmp_path)
     case.publish(row(1), row(2))
     case.publish(row(3))
@@ -480,7 +496,7 @@ def test_a_file_that_only_an_old_version_has_was_deleted(tmp_path: Path, monkeyp
     assert beside(case).compact()
     for name in before:
         (case.path / name).unlink()
-    assert case.target.commit(lambda _: Upserted(changes((row(1, 6), 50, "u"))), {}, FENCE)
+    assert case.target.commit(lambda _: Upsert(changes((row(1, 6), 50, "u"))), {}, FENCE)
     assert case.recorded(case.version) == {("update_preimage", 1, 5), ("update_postimage", 1, 6)}
 
 
@@ -506,7 +522,7 @@ def test_the_table_says_whether_there_is_one(tmp_path: Path, merge: str, who: st
     else:
         log = case.target.load_log()
         wanted = {**log.metadata, "configuration": {**log.configuration, FEED: "true"}}
-        assert log.commit(features.reconfigured(log.protocol, log.metadata, wanted), "SET TBLPROPERTIES")
+        assert log.commit(features.reconfigure_actions(log.protocol, log.metadata, wanted), "SET TBLPROPERTIES")
     case.batch((row(1, 6), "u"))
     assert case.recorded(case.version) == {("update_preimage", 1, 0), ("update_postimage", 1, 6)}
     assert "changeDataFeed" in case.target.load_log().protocol["writerFeatures"]
@@ -544,7 +560,7 @@ def test_it_begins_later(tmp_path: Path, spark: SparkDelta, merge: str, who: str
 def test_vectors_begin_and_end_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str) -> None:
     """Whoever changes the protocol of the table leaves it the feed."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     case = Case(tmp_path, merge)
     case.publish(row(1), row(2), row(3))
     case.batch((row(1, 5), "u"))
@@ -630,7 +646,7 @@ def test_columns_that_readers_of_a_feed_take_for_theirs(tmp_path: Path, merge: s
 
 def test_only_the_row_groups_of_rows_that_die_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it costs what changes, and hardly what the table holds."""
-    monkeypatch.setattr(definition, "_FEED_ROWS", 10)
+    monkeypatch.setattr(definition, "_FEED_ROW_GROUP_SIZE", 10)
     case = Case(tmp_path)
     case.publish(*(row(key, key) for key in range(1000)))
     case.batch((row(5, 1), "u"))  # the index is made
@@ -664,7 +680,7 @@ def test_it_is_kept_for_as_long_as_the_table_says(
 ) -> None:
     """Also what commits say by data files that are gone by now."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     case = Case(tmp_path, merge, retention=retention)
     history(case, 3)
     DeltaTable(str(case.path)).create_checkpoint()  # a run that begins then knows from it what was removed
@@ -744,8 +760,8 @@ def test_in_an_object_store(s3: S3, merge: str) -> None:
     target = sink.table(TABLE)
     target.create("p")
     file = target.stage("1/1/1/s", [changes((row(1), 1, "r"), (row(2), 1, "r"), (row(3), 1, "r"))])
-    assert target.commit(lambda _: Published([file]), {}, FENCE)
-    change = Upserted(changes((row(1, 5), 2, "u"), (row(2), 3, "d"), (row(4), 4, "c")))
+    assert target.commit(lambda _: PublishSlices([file]), {}, FENCE)
+    change = Upsert(changes((row(1, 5), 2, "u"), (row(2), 3, "d"), (row(4), 4, "c")))
     assert target.commit(lambda _: change, {}, FENCE)
     target.clean_up()
     table = DeltaTable(s3.uri("lake/shop/t"), storage_options=s3.options)

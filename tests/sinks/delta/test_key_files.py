@@ -13,9 +13,9 @@ import pytest
 
 from airflow_provider_cdc.sinks.delta.merge import key_files as module
 from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files.parquet import row_groups, write_file
-from airflow_provider_cdc.sinks.protocol import Published, Upserted
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.files.parquet import read_row_groups, write_file
+from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, held, made, opened, rows, upsert
 
@@ -34,13 +34,13 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(storage: Any, name: str, *rest: Any) -> Any:
         found.append(name)
-        return row_groups(storage, name, *rest)
+        return read_row_groups(storage, name, *rest)
 
     monkeypatch.setattr(module, "row_groups", noted)
     return found
 
 
-def in_files(folder: Path, count: int, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaTarget:
+def in_files(folder: Path, count: int, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaSinkTable:
     """A table with so many files of the snapshot, each with ten rows; opened anew."""
     target = made(folder, **options)
     files = [
@@ -53,11 +53,11 @@ def in_files(folder: Path, count: int, schema: pa.Schema = SCHEMA, **options: An
         )
         for n in range(count)
     ]
-    target.commit(lambda _: Published(files), {}, FENCE)
+    target.commit(lambda _: PublishSlices(files), {}, FENCE)
     return again(folder)
 
 
-def again(folder: Path) -> DeltaTarget:
+def again(folder: Path) -> DeltaSinkTable:
     target = opened(folder)
     target.load_log()
     return target
@@ -86,7 +86,7 @@ def test_what_changes_have_hit_is_read_of_a_table_that_has_changed(tmp_path: Pat
 
 def test_there_is_no_room(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at after each portion, and the next one is not begun before."""
-    monkeypatch.setattr(module, "_PORTION", 2)
+    monkeypatch.setattr(module, "_FILES_PER_PORTION", 2)
     target = in_files(tmp_path, 40)
     assert target.prefetcher()(0, go_on) == 0 and not read
     assert target.prefetcher()(200, go_on) == 4 * (10 * 8 + 4)  # words, and the number of the file
@@ -97,7 +97,7 @@ def test_there_is_no_room(tmp_path: Path, read: list[str], monkeypatch: pytest.M
 def test_it_ends_when_it_is_told(
     tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, changed: bool
 ) -> None:
-    monkeypatch.setattr(module, "_PORTION", 2)
+    monkeypatch.setattr(module, "_FILES_PER_PORTION", 2)
     target = in_files(tmp_path, 40)
     if changed:
         upsert(target, *((10 * n, "new", 2, "u") for n in range(40)))
@@ -110,7 +110,7 @@ def test_it_ends_when_it_is_told(
 def test_what_a_batch_waits_for_is_read_first(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     target = in_files(tmp_path, 6)
     reading, go = threading.Event(), threading.Event()
-    facts = module.KeyFiles._read_key_hashes
+    facts = module.KeyLookup._read_key_hashes
 
     def slow(self: Any, file: Any) -> Any:
         if file.path.endswith("slice-2.parquet"):
@@ -118,7 +118,7 @@ def test_what_a_batch_waits_for_is_read_first(tmp_path: Path, read: list[str], m
             go.wait(60)
         return facts(self, file)
 
-    monkeypatch.setattr(module.KeyFiles, "_facts", slow)
+    monkeypatch.setattr(module.KeyLookup, "_facts", slow)
     batch = threading.Thread(target=upsert, args=(target, (25, "new", 2, "u")))
     ahead = threading.Thread(target=target.prefetcher(), args=(ROOM, go_on))
     batch.start()
@@ -158,7 +158,7 @@ def test_a_file_that_is_gone_when_it_was_read(tmp_path: Path, monkeypatch: pytes
 def test_a_table_without_a_key_is_not_read_as_a_whole(tmp_path: Path, read: list[str]) -> None:
     """All of its values would be."""
     in_files(tmp_path, 2)
-    target = DeltaTarget(LocalStorage(tmp_path / "t"), SCHEMA)
+    target = DeltaSinkTable(LocalStorage(tmp_path / "t"), SCHEMA)
     target.load_log()
     assert target.prefetcher()(ROOM, go_on) == 0 and not read
 
@@ -180,8 +180,8 @@ def test_keys_of_which_hashes_are_kept(tmp_path: Path, top: int) -> None:
         found = rows(*listed)
         return found.set_column(0, schema[0], pa.array([Decimal(top + row[0]) for row in listed], schema[0].type))
 
-    def open_anew() -> DeltaTarget:
-        return DeltaTarget(LocalStorage(tmp_path / "t"), schema, ["id"], "id")
+    def open_anew() -> DeltaSinkTable:
+        return DeltaSinkTable(LocalStorage(tmp_path / "t"), schema, ["id"], "id")
 
     target = open_anew()
     target.create("p")
@@ -191,10 +191,10 @@ def test_keys_of_which_hashes_are_kept(tmp_path: Path, top: int) -> None:
         written = write_file(target.storage, f"snapshot/1/0/1/slice-{n}.parquet", schema, [numbered(*listed)], "id")
         assert (written.low, written.high) == (top + 10 * n, top + 10 * n + 9)
         files.append(written)
-    target.commit(lambda _: Published(files), {}, FENCE)
+    target.commit(lambda _: PublishSlices(files), {}, FENCE)
     target = open_anew()
     changed = (0, 9, 15, 29)
-    target.commit(lambda _: Upserted(numbered(*((n, "new", 2, "u") for n in changed))), {}, FENCE)
+    target.commit(lambda _: Upsert(numbered(*((n, "new", 2, "u") for n in changed))), {}, FENCE)
     found = {int(row["id"]) - top: row["v.w"] for row in target.read_with_soft_deleted().to_pylist()}
     assert target.read_with_soft_deleted().num_rows == len(found) == 30, "a key is there twice"
     assert {n for n, value in found.items() if value == "new"} == set(changed)

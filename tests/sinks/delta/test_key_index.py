@@ -13,8 +13,8 @@ import pytest
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.merge import key_index as module
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import Worder, Words
-from airflow_provider_cdc.sinks.delta.merge.key_index import Facts, KeyIndex
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
+from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex
 
 SCHEMA = {
     "integer": pa.schema([("id", pa.int64())]),
@@ -27,11 +27,11 @@ class World:
 
     def __init__(self, kind: str, held: int) -> None:
         self.kind, self.index = kind, KeyIndex(held)
-        self.worder = Worder(["id"], SCHEMA[kind])
+        self.worder = KeyHasher(["id"], SCHEMA[kind])
         self.files: dict[str, list[int]] = {}
         self.dead: dict[str, BitMap] = {}
 
-    def words(self, keys: list[int]) -> Words:
+    def words(self, keys: list[int]) -> KeyHashes:
         found = pa.array(keys, pa.int64())
         return self.worder(pa.table({"id": found if self.kind == "integer" else found.cast(pa.string())}))
 
@@ -39,7 +39,7 @@ class World:
         """A file; its dead rows are not told to the index, as those of a staged file."""
         self.files[path], self.dead[path] = keys, BitMap(dead)
         rows = [row for row in range(len(keys)) if row not in dead]
-        facts = Facts(self.words([keys[row] for row in rows]), 1, np.array(rows, np.uint32) if dead else None)
+        facts = FileKeyHashes(self.words([keys[row] for row in rows]), 1, np.array(rows, np.uint32) if dead else None)
         self.index.add_file(path, facts)
 
     def kill(self, path: str, row: int) -> None:
@@ -73,9 +73,9 @@ class World:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MERGED", 3)
-    monkeypatch.setattr(module, "_LARGEST", 200)
-    monkeypatch.setattr(module, "_AT_MOST", 2)
+    monkeypatch.setattr(module, "_SEGMENTS_TO_MERGE", 3)
+    monkeypatch.setattr(module, "_MAX_SEGMENT_ROWS", 200)
+    monkeypatch.setattr(module, "_MAX_MERGE_FACTOR", 2)
 
 
 @pytest.mark.parametrize("held", [0, 500, 1 << 20])
@@ -137,7 +137,7 @@ def test_files_are_read_ahead_while_others_are_looked_for(small: None, kind: str
     world = World(kind, 2_000)
     world.add("late", [*range(1000)], dead=range(0, 1000, 2))
     world.follow()
-    facts = {f"f{n}": Facts(world.words([*range(1000 + 20 * n, 1020 + 20 * n)]), 1) for n in range(200)}
+    facts = {f"f{n}": FileKeyHashes(world.words([*range(1000 + 20 * n, 1020 + 20 * n)]), 1) for n in range(200)}
 
     def ahead(paths: list[str]) -> None:
         for path in paths:
@@ -227,10 +227,10 @@ def test_words_that_meet_in_their_first_half() -> None:
     """Both words decide; those with the same first one stand side by side."""
     index = KeyIndex(1 << 20)
     first = np.array([7, 7, 7, 8], np.uint64)
-    index.add_file("a", Facts(Words(first, np.array([1, 2, 3, 1], np.uint64)), 1))
+    index.add_file("a", FileKeyHashes(KeyHashes(first, np.array([1, 2, 3, 1], np.uint64)), 1))
 
     def found(*words: tuple[int, int]) -> list[tuple[Any, ...]]:
-        asked = Words(np.array([a for a, _ in words], np.uint64), np.array([b for _, b in words], np.uint64))
+        asked = KeyHashes(np.array([a for a, _ in words], np.uint64), np.array([b for _, b in words], np.uint64))
         hits = index.find_keys(asked)
         return sorted(zip(hits.query_index.tolist(), hits.row_number.tolist(), strict=True))
 

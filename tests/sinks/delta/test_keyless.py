@@ -12,19 +12,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.model.multiset import MissingRowsError, net, remaining, search
-from airflow_provider_cdc.model.schema import OP, SEQ, TS
-from airflow_provider_cdc.sinks.delta.definition import Options
+from airflow_provider_cdc.model.multiset import MissingRowsError, find_removed_rows, net_change, without_removed_rows
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
+from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
 from airflow_provider_cdc.sinks.delta.merge import edit
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files import parquet as data_files
 from airflow_provider_cdc.sinks.files.parquet import write_file
-from airflow_provider_cdc.sinks.protocol import Counted, Fence, Published
+from airflow_provider_cdc.sinks.protocol import Fence, MultisetChange, PublishSlices
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 
 Row = tuple[int | None, str | None]
 SCHEMA = pa.schema(
-    [("a", pa.int32()), ("v.w", pa.string()), (SEQ, pa.int64()), (OP, pa.string()), (TS, pa.timestamp("us", tz="UTC"))]
+    [
+        ("a", pa.int32()),
+        ("v.w", pa.string()),
+        (SEQ_COLUMN, pa.int64()),
+        (OP_COLUMN, pa.string()),
+        (TS_COLUMN, pa.timestamp("us", tz="UTC")),
+    ]
 )
 #: Few, so that many are equal.
 ROWS: list[Row] = [(None, None), (None, "x"), (1, None), (1, "x"), (1, "X"), (2, "x")]
@@ -42,16 +48,16 @@ class Table:
     """A table without a key."""
 
     def __init__(self, root: Path, vectors: bool) -> None:
-        self.target = DeltaTarget(LocalStorage(root / uuid.uuid4().hex), SCHEMA, options=Options(vectors))
+        self.target = DeltaSinkTable(LocalStorage(root / uuid.uuid4().hex), SCHEMA, options=DeltaTableOptions(vectors))
         self.target.create("p")
 
     def add(self, name: str, *groups: pa.Table) -> None:
         file = write_file(self.target.storage, f"snapshot/{name}.parquet", SCHEMA, groups, None)
-        assert self.target.commit(lambda _: Published([file]), {}, FENCE)
+        assert self.target.commit(lambda _: PublishSlices([file]), {}, FENCE)
 
     def merge(self, insert: Sequence[Row], delete: Sequence[Row], *, since: int = 0) -> None:
-        change = net(pa.concat_tables([table(delete, "d", 100), table(insert, "u", 200)]), ["a", "v.w"])
-        self.target.commit(lambda _: Counted(change, since), {}, FENCE)
+        change = net_change(pa.concat_tables([table(delete, "d", 100), table(insert, "u", 200)]), ["a", "v.w"])
+        self.target.commit(lambda _: MultisetChange(change, since), {}, FENCE)
 
     def rows(self) -> Counter[Row]:
         return Counter((r["a"], r["v.w"]) for r in self.target.read_with_soft_deleted().to_pylist())
@@ -105,11 +111,11 @@ def test_more_than_there_are(make: Make) -> None:
 def test_rows_that_somebody_else_has_put_in(make: Make) -> None:
     """What an old version lacks need not be missing."""
     files = make()
-    other = DeltaTarget(files.target.storage, SCHEMA, options=files.target.options)
+    other = DeltaSinkTable(files.target.storage, SCHEMA, options=files.target.options)
     other.load_log()
     files.add("one", table([(1, "x"), (2, "y")]))
-    gone = net(table([(1, "x")], "d", 100), ["a", "v.w"])
-    assert other.commit(lambda _: Counted(gone), {}, FENCE)
+    gone = net_change(table([(1, "x")], "d", 100), ["a", "v.w"])
+    assert other.commit(lambda _: MultisetChange(gone), {}, FENCE)
     assert files.rows() == Counter({(2, "y"): 1})
 
 
@@ -143,7 +149,7 @@ def test_a_truncate_alone_is_looked_for_in_all_files(make: Make) -> None:
 def test_copies_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large file is cut up where it is written anew; small ones take new rows in."""
     rows = table([(i, "x" * 100) for i in range(4000)])
-    monkeypatch.setattr(edit, "LARGE_FILE", rows.nbytes // 4)
+    monkeypatch.setattr(edit, "LARGE_FILE_BYTES", rows.nbytes // 4)
     monkeypatch.setattr(data_files, "_ROW_GROUP_BYTES", rows.nbytes // 40)
     files = Table(tmp_path, vectors=False)
     files.add("large", *(rows.slice(i, 100) for i in range(0, 4000, 100)))
@@ -163,8 +169,8 @@ def test_copies_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def left(*groups: pa.Table, delete: Sequence[Row], since: int = 0) -> Counter[Row]:
     """What is left of a file."""
-    lost = search([("file", groups)], net(table(delete, "d", 100), ["a", "v.w"]), since)
-    kept = pa.concat_tables(remaining(groups, lost.get("file", {})))
+    lost = find_removed_rows([("file", groups)], net_change(table(delete, "d", 100), ["a", "v.w"]), since)
+    kept = pa.concat_tables(without_removed_rows(groups, lost.get("file", {})))
     return Counter((r["a"], r["v.w"]) for r in kept.to_pylist())
 
 
@@ -218,15 +224,15 @@ def test_a_single_column_of_integers(tmp_path: Path, vectors: bool) -> None:
         size = len(values)
         return pa.table([pa.array(values, pa.int64()), [seq] * size, [op] * size, [0] * size], schema=schema)
 
-    target = DeltaTarget(LocalStorage(tmp_path / "t"), schema, options=Options(vectors))
+    target = DeltaSinkTable(LocalStorage(tmp_path / "t"), schema, options=DeltaTableOptions(vectors))
     target.create("p")
     large, smallest = 2**53, -(2**63)
     file = write_file(
         target.storage, "snapshot/one.parquet", schema, [rows([None, large, large + 1, smallest, None])], None
     )
-    target.commit(lambda _: Published([file]), {}, FENCE)
-    change = net(rows([large + 1, None], "d", 100), ["n"])
-    target.commit(lambda _: Counted(change), {}, FENCE)
+    target.commit(lambda _: PublishSlices([file]), {}, FENCE)
+    change = net_change(rows([large + 1, None], "d", 100), ["n"])
+    target.commit(lambda _: MultisetChange(change), {}, FENCE)
     assert Counter(target.read_with_soft_deleted()["n"].to_pylist()) == Counter([large, smallest, None])
     with pytest.raises(MissingRowsError):
-        target.commit(lambda _: Counted(net(rows([large + 1, None], "d", 200), ["n"])), {}, FENCE)
+        target.commit(lambda _: MultisetChange(net_change(rows([large + 1, None], "d", 200), ["n"])), {}, FENCE)

@@ -20,9 +20,9 @@ from airflow_provider_cdc.sinks.delta import upkeep
 from airflow_provider_cdc.sinks.delta.log import log as module
 from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, added
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.upkeep import check_live
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.upkeep import check_live_files
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -30,7 +30,7 @@ from tests.sinks.delta.test_table import add, folder_of, made, opened, rows, ups
 from tests.support.v2_checkpoints import as_v2
 
 
-def state(log: Log) -> dict[str, Any]:
+def state(log: DeltaLog) -> dict[str, Any]:
     """What a version holds; maps of a checkpoint may lack what has no value."""
     files = {path: (file.size, file.stats, file.deletion_vector, file.bounds("id")) for path, file in log.files.items()}
     dead = {path: log.dead_rows(file) for path, file in log.files.items()}
@@ -47,14 +47,14 @@ def state(log: Log) -> dict[str, Any]:
     }
 
 
-def fresh(storage: Storage) -> Log:
-    log = Log(storage)
+def fresh(storage: Storage) -> DeltaLog:
+    log = DeltaLog(storage)
     log.refresh()
     log.revived_files.clear()  # nothing was known of any row
     return log
 
 
-def changed(folder: Path, commits: int = 12) -> Log:
+def changed(folder: Path, commits: int = 12) -> DeltaLog:
     """A table with vectors, and with files and vectors that are removed."""
     target = made(folder)
     add(target, "a b%c=d", rows(*((n, "x", 1, "r") for n in range(20))), {"m": 7})
@@ -125,7 +125,7 @@ def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None
     target = opened(tmp_path)
     upsert(target, (1, "later", 99, "u"))
     assert state(fresh(log.storage)) == state(target.load_log()) and target.load_log().version == log.version + 1
-    check_live(target.load_log())
+    check_live_files(target.load_log())
 
 
 def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +137,9 @@ def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monke
 
     monkeypatch.setattr(upkeep, "DeltaTable", fails)
     with pytest.raises(TransientError, match="Generic S3 error Error performing GET http://x/t"):
-        check_live(target.load_log())
+        check_live_files(target.load_log())
     with pytest.raises(TransientError, match="no checkpoint could be written .*Generic S3 error"):
-        upkeep.checkpoint(target.load_log(), commits=0)
+        upkeep.write_checkpoint_if_due(target.load_log(), commits=0)
 
 
 def test_a_file_with_several_tombstones(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
 def test_what_was_removed_is_forgotten_beside_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever versions are the other one's."""
     monkeypatch.setattr(module, "_FORGET_EVERY", 5)
-    monkeypatch.setattr(Log, "stood", lambda *_: 0)
+    monkeypatch.setattr(DeltaLog, "stood", lambda *_: 0)
     target, other = made(tmp_path), opened(tmp_path)
     log = target.load_log()
     log.tombstones["of yesterday"] = 0
@@ -214,7 +214,7 @@ def test_a_version_that_is_missing(tmp_path: Path) -> None:
     log = changed(tmp_path)
     log.storage.delete(f"_delta_log/{5:020d}.json")
     with pytest.raises(TerminalError, match="lacks version 5"):
-        Log(log.storage).refresh()
+        DeltaLog(log.storage).refresh()
 
 
 def test_a_log_that_is_cleaned_up_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,9 +222,9 @@ def test_a_log_that_is_cleaned_up_while_it_is_read(tmp_path: Path, monkeypatch: 
     in_one(folder_of(opened(tmp_path)))
     for n in range(3):
         upsert(opened(tmp_path), (n, "later", 99 + n, "u"))
-    found, times = Log._find_checkpoint, 0
+    found, times = DeltaLog._find_checkpoint, 0
 
-    def checkpoint(reader: Log) -> Checkpoint | None:
+    def checkpoint(reader: DeltaLog) -> Checkpoint | None:
         nonlocal times
         before, times = found(reader), times + 1
         if times == 1:  # right behind the look at the folder
@@ -233,7 +233,7 @@ def test_a_log_that_is_cleaned_up_while_it_is_read(tmp_path: Path, monkeypatch: 
                 log.storage.delete(f"_delta_log/{version:020d}.json")
         return before
 
-    monkeypatch.setattr(Log, "_checkpoint", checkpoint)
+    monkeypatch.setattr(DeltaLog, "_checkpoint", checkpoint)
     read = fresh(log.storage)
     assert read.version == log.version + 3 and state(read) == state(fresh(log.storage))
 
@@ -247,7 +247,7 @@ def test_a_log_that_was_cleaned_up_behind_an_old_version(tmp_path: Path, monkeyp
     in_one(folder_of(target))
     for version in range(old.version + 3):
         old.storage.delete(f"_delta_log/{version:020d}.json")
-    monkeypatch.setattr(module, "NEWEST", -1)
+    monkeypatch.setattr(module, "FRESH_SECONDS", -1)
     known = {*old.files}
     old.refresh()
     assert state(old) == state(target.load_log()) and old.revived_files >= known
@@ -355,7 +355,7 @@ def test_nobody_commits_into_a_log_that_was_cleaned_up(tmp_path: Path) -> None:
     in_one(folder_of(opened(tmp_path)))
     for version in range(old.version + 3):
         old.storage.delete(f"_delta_log/{version:020d}.json")
-    old._refreshed_at -= module.NEWEST + 1
+    old._refreshed_at -= module.FRESH_SECONDS + 1
     assert not old.commit([{"txn": {"appId": "m", "version": 8}}], "MERGE")
     old.refresh()
     assert state(old) == state(fresh(old.storage))
@@ -387,7 +387,7 @@ def test_bounds(path: str, value: int, exact: bool) -> None:
     assert file.excludes_span("id", (-5, 0)) == exact and not file.excludes_span("id", None)
 
 
-def revive(log: Log, path: str, dead: BitMap) -> None:
+def revive(log: DeltaLog, path: str, dead: BitMap) -> None:
     """As a RESTORE does: the file with a vector of an older version."""
     file, vectors = log.files[path], write_vectors(log.storage, {path: dead})
     new = {k: v for k, v in file.action.items() if k != "deletionVector"}
@@ -441,7 +441,7 @@ def test_no_row_comes_back_by_own_commits(tmp_path: Path) -> None:
 
 def test_an_added_file() -> None:
     file = DataFile("snapshot/a b.parquet", 10, 3, 1, 1 << 60, 5, 6)
-    live = LiveFile(added(file, "id", None)["add"])
+    live = LiveFile(add_action(file, "id", None)["add"])
     assert (live.path, live.size, live.dead_row_count) == (file.path, 10, 0)
     assert (live.bounds("id"), live.bounds("_cdc_seq")) == ((1, 1 << 60), (5, 6))
     assert "tightBounds" not in live.stats
@@ -450,9 +450,9 @@ def test_an_added_file() -> None:
 def test_statistics_of_a_file_with_dead_rows(tmp_path: Path) -> None:
     """They are those of all its rows, and say so."""
     vectors = write_vectors(LocalStorage(tmp_path), {"a": BitMap([1]), "b": BitMap([1, 2])})
-    live = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", vectors["a"])["add"])
+    live = LiveFile(add_action(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", vectors["a"])["add"])
     again = LiveFile(live.vector_action(vectors["b"], 3, data_change=True)["add"])
-    plain = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", None)["add"])
+    plain = LiveFile(add_action(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", None)["add"])
     first = LiveFile(plain.vector_action(vectors["a"], 3, data_change=True)["add"])
     for file, dead in ((live, 1), (again, 2), (first, 1)):
         assert (file.dead_row_count, file.stats["numRecords"], file.bounds("id")) == (dead, 3, (1, 5))

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.config.table_paths import escaped_in
-from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.merge.partitions import Part
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.protocol import Published, Upserted
+from airflow_provider_cdc.config.table_paths import url_escaped_characters
+from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, held, opened, upsert
 from tests.sinks.delta.test_table import rows as of
@@ -45,7 +45,7 @@ def table(folder: Path) -> dict[int, str]:
 def test_who_reads_a_folder_with_such_a_name(tmp_path: Path, name: str) -> None:
     """As docs/readers.md says it."""
     rows = table(tmp_path / name)
-    assert rows == {1: "b", 2: "a"} and escaped_in(name) == ("" if name in PLAIN else name.strip("ab"))
+    assert rows == {1: "b", 2: "a"} and url_escaped_characters(name) == ("" if name in PLAIN else name.strip("ab"))
     for reader in without_spark():
         if reader.name != "delta-rs, `count()`":
             refuses = name in ODD and reader.name in BY_URL
@@ -72,14 +72,18 @@ def test_what_spark_and_daft_read_of_it(tmp_path: Path, listed: list[Reader], na
 def test_partitions_whose_values_have_blanks_at_their_ends(tmp_path: Path, vectors: bool) -> None:
     """No reader takes them away, and `DE` and `DE ` stay two values."""
     texts = ("DE", "DE ", " DE", "D E", "DE\t", " ")
-    target = DeltaTarget(
-        LocalStorage(tmp_path / "t"), SCHEMA, ["id"], "id", Options(vectors, partitioned_by=(Part("v.w"),))
+    target = DeltaSinkTable(
+        LocalStorage(tmp_path / "t"),
+        SCHEMA,
+        ["id"],
+        "id",
+        DeltaTableOptions(vectors, partitioned_by=(PartitionField("v.w"),)),
     )
     target.create("p")
     rows = dict(enumerate(texts))
     file = target.stage("1/0/1/slice", [of(*((n, text, 1, "r") for n, text in rows.items()))])
-    assert target.commit(lambda _: Published([file]), {"group": 1}, FENCE)
-    target.commit(lambda _: Upserted(of((1, "DE ", 2, "u"))), {}, FENCE)
+    assert target.commit(lambda _: PublishSlices([file]), {"group": 1}, FENCE)
+    target.commit(lambda _: Upsert(of((1, "DE ", 2, "u"))), {}, FENCE)
     for reader in without_spark():
         if "count" not in reader.name and (read := found(reader, tmp_path / "t")) != "refuses":
             assert read == rows, reader.name

@@ -18,8 +18,8 @@ from deltalake.schema import PrimitiveType
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
 from airflow_provider_cdc.sinks.delta.merge import key_index
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.protocol import Upserted
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.protocol import Upsert
 from tests.sinks.conformance import nullable
 from tests.sinks.delta import test_alteration as altering
 from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
@@ -182,9 +182,9 @@ def spark() -> Iterator[SparkDelta]:
 
 
 @pytest.fixture(params=["deletion_vectors", pytest.param("copy_on_write", marks=pytest.mark.long)])
-def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaTarget:
+def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaSinkTable:
     """A table whose index is warm, and has dropped rows that are dead."""
-    monkeypatch.setattr(key_index, "_MERGED", 2)
+    monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     monkeypatch.setattr(compaction, "FANOUT", 2)
     found = made(tmp_path, vectors=request.param == "deletion_vectors")
     for at in (0, 100):
@@ -194,7 +194,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return found
 
 
-def batch(target: DeltaTarget, seq: int) -> dict[int, tuple[str, int] | None]:
+def batch(target: DeltaSinkTable, seq: int) -> dict[int, tuple[str, int] | None]:
     """Change some rows; what they are then, or ``None``."""
     changed: dict[int, tuple[str, int] | None] = dict.fromkeys(range(seq, 200, 13), (f"v{seq}", seq))
     changed[200 + seq] = (f"v{seq}", seq)
@@ -211,7 +211,7 @@ def seen(folder: str) -> dict[int, tuple[str, int]]:
     return listed
 
 
-def go(target: DeltaTarget, case: Case, run: SparkDelta | None) -> None:
+def go(target: DeltaSinkTable, case: Case, run: SparkDelta | None) -> None:
     """Let somebody else write, and the stream go on."""
     folder = str(folder_of(target))
     beside = opened(folder_of(target).parent, vectors=target.options.deletion_vectors)
@@ -250,17 +250,17 @@ def go(target: DeltaTarget, case: Case, run: SparkDelta | None) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("case", SPARK, ids=lambda case: case.what[:60])
-def test_spark(target: DeltaTarget, case: Case, spark: SparkDelta) -> None:
+def test_spark(target: DeltaSinkTable, case: Case, spark: SparkDelta) -> None:
     go(target, case, spark)
 
 
 @pytest.mark.parametrize("case", DELTA_RS, ids=lambda case: case.what)
-def test_delta_rs(target: DeltaTarget, case: Case) -> None:
+def test_delta_rs(target: DeltaSinkTable, case: Case) -> None:
     go(target, case, None)
 
 
 @pytest.mark.spark
-def test_row_tracking_is_switched_on_later(target: DeltaTarget, spark: SparkDelta) -> None:
+def test_row_tracking_is_switched_on_later(target: DeltaSinkTable, spark: SparkDelta) -> None:
     """The ids of rows that were written where it was supported only are as Spark needs them."""
     table = f"delta.`{folder_of(target)}`"
     spark(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.feature.rowTracking' = 'supported')")
@@ -277,23 +277,23 @@ def test_row_tracking_is_switched_on_later(target: DeltaTarget, spark: SparkDelt
 @pytest.mark.spark
 def test_a_clustered_table_loses_a_column(tmp_path: Path, spark: SparkDelta, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark describes and optimizes it all the same: from the log, and from a checkpoint of this project."""
-    monkeypatch.setattr(upkeep, "_EVERY", 1)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 1)
     where, after = altering.sink(tmp_path), altering.PLAIN
     before = altering.more(after, altering.N, altering.AT, nullable("text", "text", charset="utf8mb4"))
     target = where.table(before)
     target.create("p")
     table = f"delta.`{target.storage.location()}`"
-    altering.commit(target, Upserted(altering.rows(before, range(20), 2, n=1)))
+    altering.commit(target, Upsert(altering.rows(before, range(20), 2, n=1)))
     spark(f"ALTER TABLE {table} CLUSTER BY (n, id, text)")
-    altering.commit(target, Upserted(altering.rows(before, range(10, 30), 3, n=2)))
+    altering.commit(target, Upsert(altering.rows(before, range(10, 30), 3, n=2)))
     spark(f"OPTIMIZE {table}")
     again = where.table(after)
     assert again.alter(before, {"m": 1}, altering.FENCE)
-    altering.commit(again, Upserted(altering.rows(after, range(20, 40), 4)))
+    altering.commit(again, Upsert(altering.rows(after, range(20, 40), 4)))
     for n in range(2):
         assert spark(f"DESCRIBE DETAIL {table}")[0][8] == ["id"]
         spark(f"OPTIMIZE {table}")
-        altering.commit(again, Upserted(altering.rows(after, range(n, 40 + n), 5 + n)))
+        altering.commit(again, Upsert(altering.rows(after, range(n, 40 + n), 5 + n)))
         assert {*altering.values(again, after)} == {row[0] for row in spark(f"SELECT id FROM {table}")}
         aged(str(folder_of(again)))
         again.clean_up()

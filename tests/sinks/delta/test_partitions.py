@@ -22,16 +22,16 @@ from airflow_provider_cdc.config import Sink
 from airflow_provider_cdc.config import sink_section as section
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
-from airflow_provider_cdc.model.multiset import net
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.model.multiset import net_change
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
 from airflow_provider_cdc.sinks.delta.merge import partitions
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files.parquet import DataFile, parquet
-from airflow_provider_cdc.sinks.protocol import Counted, Emptied, Fence, Published, Replaced, Upserted
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.files.parquet import DataFile, open_parquet
+from airflow_provider_cdc.sinks.protocol import Fence, MultisetChange, OverwriteRange, PublishSlices, Truncate, Upsert
 from tests.sinks.conformance import VALUES, nullable
 
 ID = Column("id", "bigint", "bigint", nullable=False)
@@ -57,7 +57,7 @@ def sink_at(folder: Path, by: Parts = BY, *, vectors: bool = True) -> DeltaSink:
     return DeltaSink(str(folder), "p", () if vectors else (".*[.].*",), partition_by=((".*[.].*", by),))
 
 
-def made(sink: DeltaSink, table: TableSchema = TABLE) -> DeltaTarget:
+def made(sink: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
     target = sink.table(table)
     target.create("p")
     return target
@@ -68,8 +68,8 @@ def rows(*listed: Row, table: TableSchema = TABLE) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(names, (*row, 0), strict=True)) for row in listed], table.sink_schema)
 
 
-def upsert(target: DeltaTarget, *listed: Row) -> None:
-    assert target.commit(lambda _: Upserted(rows(*listed)), {}, FENCE)
+def upsert(target: DeltaSinkTable, *listed: Row) -> None:
+    assert target.commit(lambda _: Upsert(rows(*listed)), {}, FENCE)
 
 
 def stage(sink: DeltaSink, name: str, *batches: Sequence[Row]) -> None:
@@ -80,20 +80,20 @@ def stage(sink: DeltaSink, name: str, *batches: Sequence[Row]) -> None:
     writer.close()
 
 
-def apply(sink: DeltaSink, target: DeltaTarget, *names: str) -> None:
+def apply(sink: DeltaSink, target: DeltaSinkTable, *names: str) -> None:
     changes = sink.change_staging().read_for_apply(TABLE, names)
-    target.commit(lambda _: Upserted(last_changes(changes, TABLE.key)), {}, FENCE)
+    target.commit(lambda _: Upsert(last_changes(changes, TABLE.key)), {}, FENCE)
     sink.change_staging().discard_applied(TABLE, names)
 
 
-def held(target: DeltaTarget) -> list[tuple[Any, ...]]:
+def held(target: DeltaSinkTable) -> list[tuple[Any, ...]]:
     """Rows as the project reads them, without those of its own columns but ``_cdc_seq``."""
     found = target.read()[0]
     assert found.schema == target.schema
     return sorted((tuple(row.values())[:-2] for row in found.to_pylist()), key=repr)
 
 
-def partitions_of(target: DeltaTarget) -> set[tuple[str | None, ...]]:
+def partitions_of(target: DeltaSinkTable) -> set[tuple[str | None, ...]]:
     """Partitions with living rows, each file of which has its values in its path and not inside."""
     found = set()
     log = target.load_log()
@@ -125,7 +125,7 @@ def by_duckdb(path: Path) -> pa.Table:
 READERS: dict[str, Callable[[Path], pa.Table]] = {"delta-rs": by_delta_rs, "Polars": by_polars, "DuckDB": by_duckdb}
 
 
-def read_by_all(target: DeltaTarget, names: Sequence[str]) -> list[tuple[Any, ...]]:
+def read_by_all(target: DeltaSinkTable, names: Sequence[str]) -> list[tuple[Any, ...]]:
     """The rows, which all readers see alike."""
     seen = {}
     for reader, read in READERS.items():
@@ -144,8 +144,8 @@ def test_columns_of_partitions_are_in_no_file(tmp_path: Path) -> None:
     upsert(target, (1, "DE", JANUARY, 1, 1, "c"), (2, "DE", MARCH, 2, 1, "c"), (3, None, None, 3, 1, "c"))
     assert partitions_of(target) == {("DE", "2024-01"), ("DE", "2024-03"), (None, None)}
     for file in target.load_log().files.values():
-        with parquet(target.storage, file.path) as opened:
-            assert opened.schema_arrow.names == ["id", "made", "v", SEQ, OP, TS]
+        with open_parquet(target.storage, file.path) as opened:
+            assert opened.schema_arrow.names == ["id", "made", "v", SEQ_COLUMN, OP_COLUMN, TS_COLUMN]
     table = DeltaTable(target.storage.location())
     assert table.metadata().partition_columns == ["country", "made_month"]
     assert [f.name for f in table.schema().fields] == [*TABLE.sink_schema.names, "made_month"]
@@ -214,8 +214,10 @@ def test_values_of_all_types(tmp_path: Path, column: Column) -> None:
         return
     values = [*(value for value in ends if value not in ("", ends[1] if column.name == "text" else None)), None]
     target = made(sink, table)
-    data = [{"id": n, column.name: value, SEQ: 1, OP: "c", TS: 0} for n, value in enumerate(values)]
-    change = Upserted(pa.Table.from_pylist(data, table.sink_schema))
+    data = [
+        {"id": n, column.name: value, SEQ_COLUMN: 1, OP_COLUMN: "c", TS_COLUMN: 0} for n, value in enumerate(values)
+    ]
+    change = Upsert(pa.Table.from_pylist(data, table.sink_schema))
     target.commit(lambda _: change, {}, FENCE)
     assert read_by_all(target, ["id", column.name]) == sorted(enumerate(values), key=repr)
     assert target.read()[0].sort_by("id")[column.name].to_pylist() == values
@@ -253,9 +255,9 @@ def test_parts_of_dates(
     elif kind == "timestamp":
         times = [at and at.replace(tzinfo=UTC) for at in times]
     target = made(sink, table)
-    monkeypatch.setattr(upkeep, "_EVERY", 1)
-    data = [{"id": n, "at": at, SEQ: 1, OP: "c", TS: 0} for n, at in enumerate(times)]
-    change = Upserted(pa.Table.from_pylist(data, table.sink_schema))
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 1)
+    data = [{"id": n, "at": at, SEQ_COLUMN: 1, OP_COLUMN: "c", TS_COLUMN: 0} for n, at in enumerate(times)]
+    change = Upsert(pa.Table.from_pylist(data, table.sink_schema))
     target.commit(lambda _: change, {}, FENCE)
     assert read_by_all(target, ["id", f"at_{unit}"]) == list(enumerate(expected))
     expressions = {"year": "YEAR(`at`)", "month": "DATE_FORMAT(`at`, 'yyyy-MM')", "day": "CAST(`at` AS DATE)"}
@@ -263,7 +265,7 @@ def test_parts_of_dates(
     (about,) = (f["metadata"] for f in json.loads(log.metadata["schemaString"])["fields"] if f["name"] == f"at_{unit}")
     assert about == ({"delta.generationExpression": expressions[unit]} if kind == "date" else {})
     assert ("generatedColumns" in log.protocol.get("writerFeatures", ())) == (kind == "date")
-    upkeep.checkpoint(log)
+    upkeep.write_checkpoint_if_due(log)
     again = sink_at(tmp_path, (("at", unit),)).table(table)
     again.create("p")
     assert target.read()[0].sort_by("id")["at"].to_pylist() == times
@@ -283,7 +285,7 @@ def test_a_key_moves_to_another_partition(tmp_path: Path, vectors: bool, how: st
             stage(sink, f"epoch-1/{name}", *([row] for row in listed))
             apply(sink, target, f"epoch-1/{name}")
         else:
-            target.commit(lambda _: Upserted(last_changes(rows(*listed), ["id"])), {}, FENCE)
+            target.commit(lambda _: Upsert(last_changes(rows(*listed), ["id"])), {}, FENCE)
 
     change("a", (1, "DE", JANUARY, 1, 1, "c"), (2, "FR", JANUARY, 1, 1, "c"), (3, "DE", MARCH, 1, 1, "c"))
     change("b", (1, "FR", JANUARY, 2, 2, "u"), (2, "FR", MARCH, 2, 2, "u"), (3, None, MARCH, 2, 2, "u"))
@@ -297,7 +299,7 @@ def test_a_key_moves_to_another_partition(tmp_path: Path, vectors: bool, how: st
     )
     expected = [(1, "IT", MARCH, 5, 3), (3, "AT", None, 6, 3)]
     assert held(target) == expected and partitions_of(target) == {("IT", "2024-03"), ("AT", None)}
-    assert read_by_all(target, ["id", "country", "made", "v", SEQ]) == expected
+    assert read_by_all(target, ["id", "country", "made", "v", SEQ_COLUMN]) == expected
     change("d", (1, "DE", MARCH, 9, 2, "u"), (3, "DE", MARCH, 9, 3, "d"))  # older ones, of other partitions
     assert held(target) == expected
 
@@ -306,7 +308,7 @@ def test_a_key_moves_to_another_partition(tmp_path: Path, vectors: bool, how: st
 def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices, pieces, merges and compactions, by objects that come and go."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     chance = random.Random(seed)
     expected: dict[int, tuple[Any, ...]] = {}
     countries, months = ["DE", "FR", "a/b", None], [JANUARY, MARCH, None]
@@ -318,7 +320,7 @@ def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypat
     target = made(sink)
     first = [row(n, 1, "r") for n in range(40)]
     slices = [target.stage("1/0/1/slice", [rows(*first[:25]), rows(*first[25:])])]
-    target.commit(lambda _: Published(slices), {}, FENCE)
+    target.commit(lambda _: PublishSlices(slices), {}, FENCE)
     expected = {r[0]: r[:-1] for r in first}
     for seq in range(2, 14):
         if chance.random() < 0.3:
@@ -335,7 +337,7 @@ def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypat
                 stage(sink, name, part[:7], *([part[7:]] if part[7:] else []))
             apply(sink, target, *parts)
         else:
-            target.commit(lambda _, batch=batch: Upserted(last_changes(rows(*batch), ["id"])), {}, FENCE)  # type: ignore[misc]
+            target.commit(lambda _, batch=batch: Upsert(last_changes(rows(*batch), ["id"])), {}, FENCE)  # type: ignore[misc]
         if chance.random() < 0.5:
             work = target.plan_compactions()
             if chance.random() < 0.5:
@@ -344,7 +346,7 @@ def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypat
             target.clean_up()
         assert held(target) == sorted(expected.values(), key=repr)
     partitions_of(target)
-    assert read_by_all(target, ["id", "country", "made", "v", SEQ]) == sorted(expected.values(), key=repr)
+    assert read_by_all(target, ["id", "country", "made", "v", SEQ_COLUMN]) == sorted(expected.values(), key=repr)
     assert not [
         name
         for name, _ in target.storage.list("changes")
@@ -363,7 +365,7 @@ def test_the_order_of_changes_in_several_files(tmp_path: Path) -> None:
     assert found["v"].to_pylist() == [1, 2, 3, 4, 5, 6]
     assert found["country"].to_pylist() == ["DE", "FR", "DE", "FR", "FR", "DE"]
     changes = sink.change_staging().read_for_apply(TABLE, names)
-    assert changes["id"].to_pylist() == [1, 1, 1, 2, 1, 2] and changes[SEQ].to_pylist() == [5, 5, 5, 6, 6, 6]
+    assert changes["id"].to_pylist() == [1, 1, 1, 2, 1, 2] and changes[SEQ_COLUMN].to_pylist() == [5, 5, 5, 6, 6, 6]
     assert sink.change_staging().read_changes(TABLE, names[::-1])["v"].to_pylist() == [4, 5, 6, 1, 2, 3]
     apply(sink, target, *names)
     assert held(target) == [(1, "FR", None, 5, 6), (2, "DE", None, 6, 6)]
@@ -394,7 +396,7 @@ def test_what_a_piece_has_left(tmp_path: Path) -> None:
 def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Polars does not find the vectors of such files, so these are written anew; the others are not."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     sink = sink_at(tmp_path, (("country", None),))
     target = made(sink)
     countries = ["DE", "United Kingdom", "C\u00f4te", "a+b", None]
@@ -423,7 +425,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     assert all(name in target.load_log().files for name, _ in kept), "what was written anew is not left behind"
     more: list[Row] = [(90 + n, "a+b", None, 1, 1, "r") for n in range(4)]
     slices = [target.stage(f"1/0/1/{n}", [rows(*more[2 * n : 2 * n + 2])]) for n in range(2)]
-    target.commit(lambda _: Published(slices), {}, FENCE)
+    target.commit(lambda _: PublishSlices(slices), {}, FENCE)
     expected |= {row[0]: (row[1], 1) for row in more}
     work = [c for c in target.plan_compactions() if c.partition["country"] == "a+b"]
     done = [(c, c.run()) for c in work]
@@ -435,7 +437,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     work = target.plan_compactions()
     assert target.commit_compactions([(c, c.run()) for c in work])
     check()
-    target.commit(lambda _: Emptied(3), {}, FENCE)
+    target.commit(lambda _: Truncate(3), {}, FENCE)
     expected = {key: value for key, value in expected.items() if value[1] == 5}
     check()
 
@@ -447,14 +449,14 @@ def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytes
     """Few rows wait in memory for the end, and what is written says so."""
     target = made(sink_at(tmp_path, (("country", None),)))
     waiting = list[int]()
-    real = partitions.PartitionedFiles._write_largest
+    real = partitions.PartitionedWriter._write_largest
 
-    def limit(self: partitions.PartitionedFiles, size: int) -> None:
+    def limit(self: partitions.PartitionedWriter, size: int) -> None:
         real(self, size)
         waiting.append(sum(rows.nbytes for held in self._waiting.values() for rows in held))
 
-    monkeypatch.setattr(partitions.PartitionedFiles, "_limit", limit)
-    monkeypatch.setattr(partitions, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(partitions.PartitionedWriter, "_limit", limit)
+    monkeypatch.setattr(partitions, "BUFFER_BYTES", 20_000)
     monkeypatch.setattr("airflow_provider_cdc.sinks.files.parquet._ROW_GROUP_BYTES", 5_000)
     listed: list[Row] = [(n, f"c{n % 7}" if n % 3 else None, None, n, 5 + n % 2, "r") for n in range(3000)]
     slice_ = target.stage("1/0/1/slice", (rows(*listed[n : n + 50]) for n in range(0, 3000, 50)))
@@ -463,7 +465,7 @@ def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytes
     assert slice_ == DataFile(**slice_.to_json()) and target.is_staged(slice_)
     staged = pa.concat_tables(target.read_staged(slice_))
     assert sorted(staged["v"].to_pylist()) == list(range(3000)) and staged.schema == TABLE.sink_schema
-    target.commit(lambda _: Published([slice_]), {}, FENCE)
+    target.commit(lambda _: PublishSlices([slice_]), {}, FENCE)
     assert held(target) == sorted((row[:-1] for row in listed), key=repr)
     upsert(target, (0, "c1", None, -1, 9, "u"))
     assert [row for row in held(target) if row[0] == 0] == [(0, "c1", None, -1, 9)]
@@ -479,13 +481,13 @@ def test_a_slice_is_whole_or_not(tmp_path: Path) -> None:
     nothing = target.stage("1/0/1/nothing", [rows()])
     assert target.is_staged(nothing) and nothing.rows == 0 and not nothing.parts
     assert pa.concat_tables(target.read_staged(nothing)).schema == TABLE.sink_schema
-    target.commit(lambda _: Published([nothing]), {}, FENCE)
+    target.commit(lambda _: PublishSlices([nothing]), {}, FENCE)
     assert held(target) == []
 
 
 def test_a_slice_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = made(sink_at(tmp_path, (("country", None),)))
-    monkeypatch.setattr(partitions, "HELD_BYTES", 0)
+    monkeypatch.setattr(partitions, "BUFFER_BYTES", 0)
     monkeypatch.setattr("airflow_provider_cdc.sinks.files.parquet._ROW_GROUP_BYTES", 0)
 
     def failing() -> Any:
@@ -503,7 +505,7 @@ def test_a_group_is_read_again(tmp_path: Path, vectors: bool) -> None:
     target = made(sink_at(tmp_path, (("id", None), ("country", None)), vectors=vectors))
     first = target.stage("1/0/1/slice", [rows((1, "DE", None, 1, 1, "r"), (2, "FR", None, 2, 1, "r"))])
     other = target.stage("1/1/1/slice", [rows((11, "DE", None, 1, 1, "r"))])
-    target.commit(lambda _: Published([first, other]), {}, FENCE)
+    target.commit(lambda _: PublishSlices([first, other]), {}, FENCE)
     upsert(target, (1, "IT", None, 3, 2, "u"), (3, "DE", None, 4, 2, "c"), (12, "DE", None, 4, 2, "c"))
     again = target.stage("1/0/2/slice", [rows((2, "AT", None, 5, 3, "r"), (4, "DE", None, 5, 3, "r"))])
 
@@ -511,7 +513,7 @@ def test_a_group_is_read_again(tmp_path: Path, vectors: bool) -> None:
         assert keys.column_names == ["id"]
         return pa.array([key < 10 for key in keys["id"].to_pylist()], pa.bool_())
 
-    target.commit(lambda _: Replaced([again], (1, 0), owned, (0, 9)), {}, FENCE)
+    target.commit(lambda _: OverwriteRange([again], (1, 0), owned, (0, 9)), {}, FENCE)
     assert held(target) == [
         (11, "DE", None, 1, 1),
         (12, "DE", None, 4, 2),
@@ -528,12 +530,12 @@ def test_rows_without_a_key(tmp_path: Path, vectors: bool) -> None:
     target = made(sink_at(tmp_path, vectors=vectors), KEYLESS)
     x, y, z = ((1, "DE", JANUARY, 1), (1, "FR", JANUARY, 1), (1, None, JANUARY, 1))
     slice_ = target.stage("1/0/1/slice", [rows((*x, 1, "r"), (*x, 1, "r"), (*y, 1, "r"), (*z, 1, "r"))])
-    target.commit(lambda _: Published([slice_]), {}, FENCE)
-    change = net(rows((*x, 2, "d"), (*z, 2, "d"), (*y, 2, "c")), [c.name for c in KEYLESS.columns])
-    target.commit(lambda _: Counted(change), {}, FENCE)
+    target.commit(lambda _: PublishSlices([slice_]), {}, FENCE)
+    change = net_change(rows((*x, 2, "d"), (*z, 2, "d"), (*y, 2, "c")), [c.name for c in KEYLESS.columns])
+    target.commit(lambda _: MultisetChange(change), {}, FENCE)
     assert held(target) == [(*x, 1), (*y, 1), (*y, 2)]
-    change = net(rows((*y, 3, "d"), (*y, 3, "d"), (*z, 3, "c")), [c.name for c in KEYLESS.columns])
-    target.commit(lambda _: Counted(change), {}, FENCE)
+    change = net_change(rows((*y, 3, "d"), (*y, 3, "d"), (*z, 3, "c")), [c.name for c in KEYLESS.columns])
+    target.commit(lambda _: MultisetChange(change), {}, FENCE)
     assert sorted(held(target), key=repr) == sorted([(*x, 1), (*z, 3)], key=repr)
     assert partitions_of(target) == {("DE", "2024-01"), (None, "2024-01")}
 
@@ -543,7 +545,7 @@ def test_a_truncated_table(tmp_path: Path, vectors: bool) -> None:
     target = made(sink)
     upsert(target, (1, "DE", JANUARY, 1, 1, "c"), (2, "FR", JANUARY, 1, 1, "c"))
     upsert(target, (3, "DE", JANUARY, 1, 5, "c"))
-    target.commit(lambda _: Emptied(4), {}, FENCE)
+    target.commit(lambda _: Truncate(4), {}, FENCE)
     assert held(target) == [(3, "DE", JANUARY, 1, 5)]
     writer = sink.change_staging().open_writer(TABLE, "epoch-1/a")
     writer.add(rows((4, "FR", JANUARY, 1, 6, "c"), (5, "XX", JANUARY, 1, 6, "c")).to_batches()[0])
@@ -551,7 +553,7 @@ def test_a_truncated_table(tmp_path: Path, vectors: bool) -> None:
     writer.add(rows((6, "FR", None, 1, 7, "c")).to_batches()[0])
     writer.close()
     assert sink.change_staging().read_changes(TABLE, ["epoch-1/a"])["id"].to_pylist() == [6]
-    target.commit(lambda _: Emptied(7), {}, FENCE)
+    target.commit(lambda _: Truncate(7), {}, FENCE)
     apply(sink, target, "epoch-1/a")
     assert held(target) == [(6, "FR", None, 1, 7)]
 
@@ -567,14 +569,14 @@ def test_it_begins_anew(tmp_path: Path) -> None:
 
 def test_what_a_checkpoint_says(tmp_path: Path, vectors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of partitions, those that are NULL too, are as in commits."""
-    monkeypatch.setattr(upkeep, "_EVERY", 1)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 1)
     sink = sink_at(tmp_path, vectors=vectors)
     target = made(sink)
     upsert(target, (1, "a/b", JANUARY, 1, 1, "c"), (2, None, None, 1, 1, "c"), (3, None, None, 1, 1, "c"))
     upsert(target, (3, "FR", None, 1, 2, "u"))
     before = {path: dict(file.partition) for path, file in target.load_log().files.items()}
     target.clean_up()
-    log = Log(target.storage)
+    log = DeltaLog(target.storage)
     log.refresh()
     assert log.checkpoint_version and {path: dict(file.partition) for path, file in log.files.items()} == before
     again = sink.table(TABLE)
@@ -588,7 +590,7 @@ def test_another_writer_compacts(tmp_path: Path) -> None:
     for n in range(4):
         upsert(target, (n, "a/b", JANUARY, 1, 1 + n, "c"), (10 + n, None, None, 1, 1 + n, "c"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_provider_cdc.sinks.delta.merge.edit.SMALL_FILE", 0)
+        patch.setattr("airflow_provider_cdc.sinks.delta.merge.edit.SMALL_FILE_BYTES", 0)
         for n in range(4, 8):
             upsert(target, (n, "a/b", JANUARY, 1, 1 + n, "c"), (10 + n, None, None, 1, 1 + n, "c"))
     assert DeltaTable(target.storage.location()).optimize.compact()["numFilesRemoved"] > 2
@@ -611,7 +613,7 @@ def file(name: str, partition: str | None, size: int, dead: int = 0) -> LiveFile
 
 
 def groups(listed: list[LiveFile]) -> list[list[str]]:
-    return [[f.path for f in group] for group in compaction.chosen(listed, lambda _: 100)]
+    return [[f.path for f in group] for group in compaction.choose_file_groups(listed, lambda _: 100)]
 
 
 MB = 1 << 20
@@ -641,7 +643,7 @@ def test_files_stay_few_whatever_the_number_of_partitions() -> None:
 def test_compacted_files_stay_in_their_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that move meanwhile are dead in the new file."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     target = made(sink_at(tmp_path))
     for n in range(0, 6, 2):
         upsert(target, *((k, "DE", JANUARY, 1, 1 + n, "c") for k in (n, n + 1)), (10 + n, None, None, 1, 1 + n, "c"))
@@ -665,10 +667,10 @@ def test_files_that_somebody_left_in_a_partition_go(tmp_path: Path, monkeypatch:
     upsert(target, (1, "DE", None, 1, 1, "c"))
     left = "country=DE/part-" + 32 * "0" + ".parquet"
     target.storage.write(left, b"")
-    upkeep.sweep(target.load_log())
+    upkeep.vacuum_files(target.load_log())
     assert target.storage.size(left) == 0
     monkeypatch.setattr(upkeep, "_ABANDONED_HOURS", -1)
-    upkeep.sweep(target.load_log(), retention=-3600)
+    upkeep.vacuum_files(target.load_log(), retention=-3600)
     assert target.storage.size(left) is None and len(held(target)) == 1
 
 
@@ -726,12 +728,12 @@ def test_all_columns(tmp_path: Path) -> None:
 def test_the_first_pattern_counts(tmp_path: Path) -> None:
     by = (("shop[.]orders", (("country", None),)), ("shop[.].*", (("made", "day"),)))
     sink = DeltaSink(str(tmp_path), "p", partition_by=by)
-    assert sink.table(TABLE).options.partitioned_by == (partitions.Part("country"),)
-    assert sink.table(KEYLESS).options.partitioned_by == (partitions.Part("made", "day"),)
+    assert sink.table(TABLE).options.partitioned_by == (partitions.PartitionField("country"),)
+    assert sink.table(KEYLESS).options.partitioned_by == (partitions.PartitionField("made", "day"),)
     assert DeltaSink(str(tmp_path), "p", partition_by=by[:1]).table(KEYLESS).options.partitioned_by == ()
     settings = Sink("/data", partition_by={"shop[.]orders": ["country"], "shop[.].*": [{"day": "made"}]}).sink_arguments
     assert settings["partition_by"] == by and "partition_by" not in Sink("/data").sink_arguments
-    assert set(section._UNITS) == set(partitions.UNITS)
+    assert set(section._PARTITION_UNITS) == set(partitions.DATE_UNITS)
 
 
 @pytest.mark.parametrize("before", [BY, ()])
@@ -767,8 +769,8 @@ def test_decimals_of_partitions_are_exact(tmp_path: Path) -> None:
         Decimal("0"),
         Decimal("1234567890123456789012345678.0123456789"),
     ]
-    data = [{"id": n, "d": value, SEQ: 1, OP: "c", TS: 0} for n, value in enumerate(values)]
-    change = Upserted(pa.Table.from_pylist(data, table.sink_schema))
+    data = [{"id": n, "d": value, SEQ_COLUMN: 1, OP_COLUMN: "c", TS_COLUMN: 0} for n, value in enumerate(values)]
+    change = Upsert(pa.Table.from_pylist(data, table.sink_schema))
     target.commit(lambda _: change, {}, FENCE)
     assert read_by_all(target, ["id", "d"]) == list(enumerate(values))
     assert target.read()[0].sort_by("id")["d"].to_pylist() == values

@@ -16,12 +16,12 @@ import pytest
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.schema import Column
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
-from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile, write_file
-from airflow_provider_cdc.sinks.files.staging import FileStaging
-from airflow_provider_cdc.sinks.protocol import Published, Upserted
+from airflow_provider_cdc.sinks.files.staging import FileChangeStaging
+from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_table import FENCE
 from tests.support.all_types import TABLE, rows
@@ -45,40 +45,42 @@ def listed() -> Iterator[list[Reader]]:
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeltaTarget]:
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeltaSinkTable]:
     """Tables that have lived: vectors, tombstones, a checkpoint and commits after it, files that were compacted."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(upkeep, "_EVERY", 5)
+        patched.setattr(upkeep, "_CHECKPOINT_INTERVAL", 5)
         patched.setattr(compaction, "FANOUT", 3)
-        patched.setattr(compaction, "_LARGE", (40_000, 40_000))  # bytes: files of the snapshot are above half of it
+        patched.setattr(
+            compaction, "_MERGED_BYTES_LIMITS", (40_000, 40_000)
+        )  # bytes: files of the snapshot are above half of it
         return {merge: lived(tmp_path_factory.mktemp("t"), vectors=merge == MERGES[0]) for merge in MERGES}
 
 
-def lived(folder: Path, *, vectors: bool) -> DeltaTarget:
+def lived(folder: Path, *, vectors: bool) -> DeltaSinkTable:
     storage = LocalStorage(folder)
-    first = DeltaTarget(storage, EARLY.sink_schema, TABLE.key, TABLE.integer_key_column, Options(vectors))
+    first = DeltaSinkTable(storage, EARLY.sink_schema, TABLE.key, TABLE.integer_key_column, DeltaTableOptions(vectors))
     first.create("p")
-    target = DeltaTarget(storage, TABLE.sink_schema, TABLE.key, TABLE.integer_key_column, Options(vectors))
-    staging = DeltaStaging(lambda _: storage, FileStaging(storage, "aside"))
+    target = DeltaSinkTable(storage, TABLE.sink_schema, TABLE.key, TABLE.integer_key_column, DeltaTableOptions(vectors))
+    staging = DeltaChangeStaging(lambda _: storage, FileChangeStaging(storage, "aside"))
 
     def change(keys: range | list[int], seq: int, op: str = "u") -> None:
         changes = rows(keys, seq, op)
-        assert target.commit(lambda _: Upserted(changes), {"stream": seq}, FENCE)
+        assert target.commit(lambda _: Upsert(changes), {"stream": seq}, FENCE)
 
     def slice_of(n: int) -> DataFile:
         some = early(rows(range(n, n + 120), 1, "r"))
         return write_file(storage, f"snapshot/1/0/1/{n}.parquet", some.schema, [some], "id")
 
     files = [slice_of(n) for n in (0, 120)]
-    first.commit(lambda _: Published(files), {"group": 1}, FENCE)
-    first.commit(lambda _: Upserted(early(rows([5, 7], 2, "u"))), {}, FENCE)
+    first.commit(lambda _: PublishSlices(files), {"group": 1}, FENCE)
+    first.commit(lambda _: Upsert(early(rows([5, 7], 2, "u"))), {}, FENCE)
     assert target.alter(EARLY, {"ddl": 1}, FENCE)
     writer = staging.open_writer(TABLE, "epoch-1/one")  # a file with dead rows from the start
     for part in (rows(range(100, 130), 2, "u"), rows([3, 125], 3, "d"), rows(range(110, 120), 3, "u")):
         writer.add(part.to_batches()[0])
     writer.close()
     staged = last_changes(staging.read_for_apply(TABLE, ["epoch-1/one"]), TABLE.key)
-    target.commit(lambda _: Upserted(staged), {"stream": 3}, FENCE)
+    target.commit(lambda _: Upsert(staged), {"stream": 3}, FENCE)
     for seq in range(4, 8):
         change([seq, 10 * seq, 200 + seq], seq)
         change([seq + 1, 10 * seq + 1], seq, "d")
@@ -113,7 +115,7 @@ def plain(found: pa.Table) -> dict[int, dict[str, Any]]:
     return {row["id"]: row for row in listed}
 
 
-def verdict(reader: Reader, table: DeltaTarget) -> str:
+def verdict(reader: Reader, table: DeltaSinkTable) -> str:
     """Whether it reads what is there, in the words of the documentation."""
     expected = plain(table.read_with_soft_deleted())
     try:
@@ -125,7 +127,7 @@ def verdict(reader: Reader, table: DeltaTarget) -> str:
     return RIGHT if right else WRONG
 
 
-def test_the_table_has_lived(tables: dict[str, DeltaTarget]) -> None:
+def test_the_table_has_lived(tables: dict[str, DeltaSinkTable]) -> None:
     for merge, table in tables.items():
         log = table.load_log()
         assert log.version > (log.checkpoint_version or 0) > 0
@@ -135,12 +137,12 @@ def test_the_table_has_lived(tables: dict[str, DeltaTarget]) -> None:
         assert with_vectors >= 3 if merge == MERGES[0] else with_vectors == 0
 
 
-def _said(table: DeltaTarget, word: str) -> bool:
+def _said(table: DeltaSinkTable, word: str) -> bool:
     log = Path(table.storage.location(), "_delta_log")
     return any(f'"{word}"' in path.read_text() for path in log.glob("*.json"))
 
 
-def test_some_rows_are_older_than_columns(tables: dict[str, DeltaTarget]) -> None:
+def test_some_rows_are_older_than_columns(tables: dict[str, DeltaSinkTable]) -> None:
     """And some are not; both stand in files with and without dead rows."""
     late = [column.name for column in TABLE.columns if column not in EARLY.columns]
     for table in tables.values():
@@ -151,13 +153,13 @@ def test_some_rows_are_older_than_columns(tables: dict[str, DeltaTarget]) -> Non
         assert table is not tables[MERGES[0]] or {*lacking} == {True, False}
 
 
-def test_our_own_reading(tables: dict[str, DeltaTarget]) -> None:
+def test_our_own_reading(tables: dict[str, DeltaSinkTable]) -> None:
     """Both merges come to the same rows."""
     found = [plain(table.read_with_soft_deleted()) for table in tables.values()]
     assert found[0] == found[1] and len(found[0]) > 100
 
 
-def test_readers(tables: dict[str, DeltaTarget], listed: list[Reader]) -> None:
+def test_readers(tables: dict[str, DeltaSinkTable], listed: list[Reader]) -> None:
     """Each reads the rows, or says that it cannot; what is known to be wrong stands in the documentation as well."""
     lines = ["| Reader | Version | `deletion_vectors` | `copy_on_write` |", "|---|---|---|---|"]
     for reader in listed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
@@ -12,7 +12,7 @@ from airflow_provider_cdc.sinks.storage.local import LocalStorage
 
 def test_there_is_one(tmp_path: Path) -> None:
     """What is written takes the place of what was there, with all segments."""
-    progress, lineage = DeltaResumePoint(LocalStorage(tmp_path / "progress"), "p"), Lineage("a", "binlog.000001")
+    progress, lineage = DeltaResumePoint(LocalStorage(tmp_path / "progress"), "p"), Timeline("a", "binlog.000001")
     progress.create()
     assert progress.read_with_timeline() is None
     for number in range(3):

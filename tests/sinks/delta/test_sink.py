@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_cdc.config.deletes import Deletes
-from airflow_provider_cdc.config.table_properties import FEED, TableProperties
+from airflow_provider_cdc.config.deletes import DeletePolicy
+from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, TableProperties
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.schema import DELETED, SEQ
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
@@ -67,17 +67,17 @@ class TestDeltaSink(_Broken):
         properties = TableProperties.parse(self.properties)
         return DeltaSink(str(folder), "p", self.copies, partition_by=self.partition_by, table_properties=properties)
 
-    def keeping(self, folder: Path, deletes: Deletes) -> Sink:
+    def keeping(self, folder: Path, deletes: DeletePolicy) -> Sink:
         opened = self.open(folder)
         assert isinstance(opened, DeltaSink)
         return replace(opened, deletes=deletes)
 
     def everything(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
         """As the table says itself, and as delta-rs reads it."""
-        assert isinstance(target, DeltaTarget)
+        assert isinstance(target, DeltaSinkTable)
         read = QueryBuilder().register("t", DeltaTable(target.storage.location())).execute("SELECT * FROM t").read_all()
         found = [
-            Counter((r["id"], r["v.w"], r[SEQ], r.get(DELETED, False)) for r in rows.to_pylist())
+            Counter((r["id"], r["v.w"], r[SEQ_COLUMN], r.get(DELETED_COLUMN, False)) for r in rows.to_pylist())
             for rows in (target.read_with_soft_deleted(), pa.table(read))
         ]
         assert found[0] == found[1]
@@ -110,11 +110,11 @@ class TestDeltaSinkByPartitionsOfKeys(TestDeltaSinkByPartitions):
 
 
 class TestDeltaSinkWithAFeed(TestDeltaSink):
-    properties: ClassVar[dict[str, str]] = {FEED: "true"}
+    properties: ClassVar[dict[str, str]] = {CHANGE_DATA_FEED: "true"}
 
 
 class TestDeltaSinkWithAFeedByPartitionsByCopies(TestDeltaSinkByPartitionsByCopies):
-    properties: ClassVar[dict[str, str]] = {FEED: "true"}
+    properties: ClassVar[dict[str, str]] = {CHANGE_DATA_FEED: "true"}
 
 
 class TestDeltaSinkInAnObjectStore(_Broken):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.sinks.files.size import Size
+from airflow_provider_cdc.sinks.files.size import TableSize
 from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
 
 
@@ -15,7 +15,7 @@ from tests.sinks.delta.test_table import add, folder_of, held, made, opened, row
 def test_what_a_table_takes(tmp_path: Path, vectors: bool) -> None:
     """As the log says it: it is told although no file of rows is there."""
     target = made(tmp_path, vectors=vectors)
-    assert target.table_size() == Size(0, 0, 0, 0, 0, 0) and target.index_bytes_used == (0, 0)
+    assert target.table_size() == TableSize(0, 0, 0, 0, 0, 0) and target.index_bytes_used == (0, 0)
     for n in range(40):
         add(target, str(n), rows((n, "a", 1, "r"), (100 + n, "b", 1, "r")))
     upsert(target, (0, "x", 2, "u"), (1, "x", 2, "d"))
@@ -26,7 +26,7 @@ def test_what_a_table_takes(tmp_path: Path, vectors: bool) -> None:
     shutil.copytree(folder_of(target) / "_delta_log", alone / "_delta_log")
     found = opened(tmp_path / "alone", vectors=vectors).table_size()
     dead = 1 if vectors else 0
-    assert found == Size(len(live), size, count, dead, dead, 0) and count == 78
+    assert found == TableSize(len(live), size, count, dead, dead, 0) and count == 78
     assert target.index_bytes_used[0] > 0 and opened(tmp_path, vectors=vectors).index_bytes_used == (0, 0)
     assert target.commit_compactions([(c, c.run()) for c in target.plan_compactions()])
     after = opened(tmp_path, vectors=vectors).table_size()

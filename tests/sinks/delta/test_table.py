@@ -15,22 +15,22 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.config.table_paths import folder
+from airflow_provider_cdc.config.table_paths import folder_name
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
-from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import table as module
-from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.log.live_file import added
-from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.log.live_file import add_action
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
 from airflow_provider_cdc.sinks.delta.merge import edit as by
 from airflow_provider_cdc.sinks.delta.merge import key_files, key_index
-from airflow_provider_cdc.sinks.delta.merge.edit import Edit
-from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files.parquet import row_groups, write_file
-from airflow_provider_cdc.sinks.files.staging import FileStaging
-from airflow_provider_cdc.sinks.protocol import Change, Emptied, Fence, Markers, Published, Replaced, Upserted
+from airflow_provider_cdc.sinks.delta.merge.edit import TableEdit
+from airflow_provider_cdc.sinks.delta.staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.files.parquet import read_row_groups, write_file
+from airflow_provider_cdc.sinks.files.staging import FileChangeStaging
+from airflow_provider_cdc.sinks.protocol import Change, Fence, Markers, OverwriteRange, PublishSlices, Truncate, Upsert
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -38,9 +38,9 @@ SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
         ("v.w", pa.string()),  # a dot must not be taken for a path into a struct
-        (SEQ, pa.int64()),
-        (OP, pa.string()),
-        (TS, pa.timestamp("us", tz="UTC")),
+        (SEQ_COLUMN, pa.int64()),
+        (OP_COLUMN, pa.string()),
+        (TS_COLUMN, pa.timestamp("us", tz="UTC")),
     ]
 )
 TABLE = TableSchema(
@@ -52,7 +52,7 @@ TABLE = TableSchema(
 FENCE = Fence("epoch", 1)
 
 
-def folder_of(target: DeltaTarget) -> Path:
+def folder_of(target: DeltaSinkTable) -> Path:
     return Path(target.storage.location())
 
 
@@ -61,31 +61,31 @@ def rows(*listed: tuple[int, str, int, str]) -> pa.Table:
     return pa.Table.from_pylist(data, schema=SCHEMA)
 
 
-def opened(folder: Path, stat: str | None = "id", *, vectors: bool = True) -> DeltaTarget:
-    return DeltaTarget(LocalStorage(folder / "t"), SCHEMA, ["id"], stat, Options(vectors))
+def opened(folder: Path, stat: str | None = "id", *, vectors: bool = True) -> DeltaSinkTable:
+    return DeltaSinkTable(LocalStorage(folder / "t"), SCHEMA, ["id"], stat, DeltaTableOptions(vectors))
 
 
-def made(folder: Path, stat: str | None = "id", *, vectors: bool = True) -> DeltaTarget:
+def made(folder: Path, stat: str | None = "id", *, vectors: bool = True) -> DeltaSinkTable:
     target = opened(folder, stat, vectors=vectors)
     target.create("p")
     return target
 
 
-def add(target: DeltaTarget, name: str, table: pa.Table, marker: dict[str, int] | None = None) -> bool:
+def add(target: DeltaSinkTable, name: str, table: pa.Table, marker: dict[str, int] | None = None) -> bool:
     """Add a file, as a chunk group does."""
     file = write_file(target.storage, f"snapshot/{name}.parquet", table.schema, [table], "id")
-    return target.commit(lambda _: Published([file]), marker or {}, FENCE)
+    return target.commit(lambda _: PublishSlices([file]), marker or {}, FENCE)
 
 
-def upsert(target: DeltaTarget, *listed: tuple[int, str, int, str], fence: Fence = FENCE) -> None:
-    target.commit(lambda _: Upserted(rows(*listed)), {}, fence)
+def upsert(target: DeltaSinkTable, *listed: tuple[int, str, int, str], fence: Fence = FENCE) -> None:
+    target.commit(lambda _: Upsert(rows(*listed)), {}, fence)
 
 
-def staging(target: DeltaTarget) -> DeltaStaging:
-    return DeltaStaging(lambda _: target.storage, FileStaging(target.storage, "aside"))
+def staging(target: DeltaSinkTable) -> DeltaChangeStaging:
+    return DeltaChangeStaging(lambda _: target.storage, FileChangeStaging(target.storage, "aside"))
 
 
-def staged(target: DeltaTarget, name: str, *listed: tuple[int, str, int, str]) -> pa.Table:
+def staged(target: DeltaSinkTable, name: str, *listed: tuple[int, str, int, str]) -> pa.Table:
     """Changes that a task has written."""
     writer = staging(target).open_writer(TABLE, name)
     writer.add(rows(*listed).to_batches()[0])
@@ -93,22 +93,22 @@ def staged(target: DeltaTarget, name: str, *listed: tuple[int, str, int, str]) -
     return staging(target).read_for_apply(TABLE, [name])
 
 
-def apply(target: DeltaTarget, changes: pa.Table, key: Sequence[str] = TABLE.key) -> None:
-    target.commit(lambda _: Upserted(last_changes(changes, key)), {}, FENCE)
+def apply(target: DeltaSinkTable, changes: pa.Table, key: Sequence[str] = TABLE.key) -> None:
+    target.commit(lambda _: Upsert(last_changes(changes, key)), {}, FENCE)
 
 
-def held(target: DeltaTarget) -> dict[int, tuple[str, int]]:
+def held(target: DeltaSinkTable) -> dict[int, tuple[str, int]]:
     found = target.read_with_soft_deleted()
-    values = {r["id"]: (r["v.w"], r[SEQ]) for r in found.to_pylist()}
+    values = {r["id"]: (r["v.w"], r[SEQ_COLUMN]) for r in found.to_pylist()}
     assert len(values) == found.num_rows, "a key is there twice"
     return values
 
 
-def files(target: DeltaTarget) -> int:
+def files(target: DeltaSinkTable) -> int:
     return len(target.load_log().files)
 
 
-def vector_files(target: DeltaTarget) -> set[str]:
+def vector_files(target: DeltaSinkTable) -> set[str]:
     return {name for name, _ in target.storage.list("_dv")}
 
 
@@ -121,7 +121,7 @@ def test_a_marker_stands_in_the_same_transaction(tmp_path: Path) -> None:
     version = target.load_log().version
     assert add(target, "a", rows((1, "a", 1, "r")), {"m": 7, "n": 2**62})
     assert target.load_log().version == version + 1
-    again = DeltaTarget(target.storage, SCHEMA, ["id"], "id")
+    again = DeltaSinkTable(target.storage, SCHEMA, ["id"], "id")
     assert (again.markers().get("m"), again.markers().get("n"), held(again)) == (7, 2**62, {1: ("a", 1)})
 
 
@@ -148,9 +148,9 @@ def test_a_fence_that_is_raised_between_decision_and_commit(tmp_path: Path) -> N
     """The decision was made with the old fence: the commit must not go through."""
     old, new = made(tmp_path), made(tmp_path)
 
-    def decide(_: Markers) -> Upserted:
+    def decide(_: Markers) -> Upsert:
         new.raise_fence(Fence("epoch", 2))
-        return Upserted(rows((1, "late", 1, "c")))
+        return Upsert(rows((1, "late", 1, "c")))
 
     with pytest.raises(FencedError):
         old.commit(decide, {}, FENCE)
@@ -170,14 +170,14 @@ def test_of_two_attempts_the_first_wins(tmp_path: Path) -> None:
     one, two = made(tmp_path), made(tmp_path)
     asked: list[int | None] = []
 
-    def decide(markers: Markers) -> Published | None:
+    def decide(markers: Markers) -> PublishSlices | None:
         asked.append(markers.get("group"))
         if asked[-1] is not None:
             return None
         if len(asked) == 1:
             assert add(one, "first", rows((1, "first", 1, "r")), {"group": 1})
         second = rows((1, "second", 1, "r"))
-        return Published([write_file(two.storage, "snapshot/second.parquet", second.schema, [second], "id")])
+        return PublishSlices([write_file(two.storage, "snapshot/second.parquet", second.schema, [second], "id")])
 
     assert not two.commit(decide, {"group": 2}, FENCE)
     assert asked == [None, 1]
@@ -207,7 +207,7 @@ def test_a_table_with_published_rows_is_not_begun_anew(tmp_path: Path) -> None:
 def test_new_columns_may_need_a_feature(tmp_path: Path) -> None:
     target = made(tmp_path)
     schema = SCHEMA.append(pa.field("at", pa.timestamp("us")))
-    DeltaTarget(target.storage, schema, ["id"], "id").reset("p", Fence("generation", 2), [])
+    DeltaSinkTable(target.storage, schema, ["id"], "id").reset("p", Fence("generation", 2), [])
     assert set(target.load_log().protocol["readerFeatures"]) == {"deletionVectors", "timestampNtz"}
 
 
@@ -233,7 +233,7 @@ def test_an_older_change_of_a_file_with_newer_rows(tmp_path: Path, how: str) -> 
         case "published":
             add(target, "a", rows(*listed))
         case "without statistics":
-            action = added(write_file(target.storage, "other.parquet", SCHEMA, [rows(*listed)], "id"), None, None)
+            action = add_action(write_file(target.storage, "other.parquet", SCHEMA, [rows(*listed)], "id"), None, None)
             assert target.load_log().commit([{"add": {**action["add"], "stats": None}}], "WRITE")
         case "merged":
             upsert(target, *listed)
@@ -267,10 +267,10 @@ def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
     add(target, "old", rows((1, "a", 8, "r"), (2, "b", 9, "r")))
     add(target, "both", rows((3, "c", 9, "r"), (4, "d", 10, "r"), (5, "e", 11, "r")))
     add(target, "new", rows((6, "f", 10, "r")))
-    assert target.commit(lambda _: Emptied(10), {}, FENCE)
+    assert target.commit(lambda _: Truncate(10), {}, FENCE)
     assert held(target) == {4: ("d", 10), 5: ("e", 11), 6: ("f", 10)}
     assert "snapshot/new.parquet" in target.load_log().files
-    assert not target.commit(lambda _: Emptied(10), {"m": 1}, FENCE)  # done twice it does nothing more
+    assert not target.commit(lambda _: Truncate(10), {"m": 1}, FENCE)  # done twice it does nothing more
 
 
 @settings(max_examples=15, deadline=None)
@@ -314,7 +314,7 @@ def test_files_whose_keys_lie_elsewhere_are_not_read(tmp_path: Path, monkeypatch
 
     def noted(storage: Storage, name: str, *rest: Any) -> Any:
         read.append(name)
-        return row_groups(storage, name, *rest)
+        return read_row_groups(storage, name, *rest)
 
     monkeypatch.setattr(key_files, "row_groups", noted)
     upsert(target, (0, "new", 2, "c"), (7, "new", 2, "c"), (12, "new", 2, "c"))
@@ -333,7 +333,7 @@ def test_copies_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_large_files_are_not_copied_for_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by, "SMALL_FILE", 0)
+    monkeypatch.setattr(by, "SMALL_FILE_BYTES", 0)
     target = made(tmp_path, vectors=False)
     add(target, "a", rows((1, "a", 1, "r")))
     upsert(target, (2, "b", 2, "c"))
@@ -385,8 +385,8 @@ def test_a_slice_that_is_not_there_any_more(tmp_path: Path, how: str) -> None:
     files = [target.stage(f"1/2/3/{n}", [rows((n, "a", 1, "r"))]) for n in (2, 3)]
     (folder_of(target) / files[1].path).unlink()
     change: dict[str, Change] = {
-        "published": Published(files),
-        "replaced": Replaced(files, (1, 1), lambda keys: pc.less(keys["id"], 2)),
+        "published": PublishSlices(files),
+        "replaced": OverwriteRange(files, (1, 1), lambda keys: pc.less(keys["id"], 2)),
     }
     with pytest.raises(TransientError, match=r"1/2/3/3.parquet.* is not there any more"):
         target.commit(lambda _: change[how], {"m": 1}, FENCE)
@@ -396,10 +396,10 @@ def test_a_slice_that_is_not_there_any_more(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("name", ["__row", "__file"])
 def test_a_key_may_have_any_name(tmp_path: Path, name: str) -> None:
     table = TableSchema("shop", "t", (Column(name, "bigint", "bigint", nullable=False),), (name,))
-    target = DeltaTarget(LocalStorage(tmp_path / "t"), table.sink_schema, [name], name)
+    target = DeltaSinkTable(LocalStorage(tmp_path / "t"), table.sink_schema, [name], name)
     target.create("p")
     writer = staging(target).open_writer(table, "epoch-1/one")
-    row = {name: 5, SEQ: 1, OP: "c", TS: 0}
+    row = {name: 5, SEQ_COLUMN: 1, OP_COLUMN: "c", TS_COLUMN: 0}
     writer.add(pa.RecordBatch.from_pylist([row], schema=table.sink_schema))
     writer.close()
     apply(target, staging(target).read_for_apply(table, ["epoch-1/one"]), table.key)
@@ -421,12 +421,12 @@ def test_what_a_try_that_failed_has_left(tmp_path: Path) -> None:
     add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
     changes, tries = staged(target, "one", (1, "new", 2, "u")), 0
 
-    def decide(_: Markers) -> Upserted:
+    def decide(_: Markers) -> Upsert:
         nonlocal tries
         tries += 1
         if tries == 1:
             upsert(other, (9, "other", 1, "c"))
-        return Upserted(changes)
+        return Upsert(changes)
 
     assert target.commit(decide, {}, FENCE) and tries == 2
     assert held(opened(tmp_path)) == {1: ("new", 2), 2: ("b", 1), 9: ("other", 1)}
@@ -453,7 +453,7 @@ def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- vectors or copies
 
 
-def said(target: DeltaTarget) -> tuple[bool, bool]:
+def said(target: DeltaSinkTable) -> tuple[bool, bool]:
     """Whether feature and property say that rows may die by vectors: readers differ in what they go by."""
     log = target.load_log()
     names = [set(log.protocol.get(f"{who}Features") or ()) for who in ("reader", "writer")]
@@ -507,14 +507,16 @@ def test_as_long_as_there_are_vectors_the_table_says_so(tmp_path: Path) -> None:
 def test_keys_are_exact_values(tmp_path: Path) -> None:
     """'a' and 'A' are two keys here: which of them are one row is the server's business."""
     schema = pa.schema([("k", pa.string()), *list(SCHEMA)[2:]])
-    target = DeltaTarget(LocalStorage(tmp_path / "t"), schema, ["k"])
+    target = DeltaSinkTable(LocalStorage(tmp_path / "t"), schema, ["k"])
     target.create("p")
 
     def change(*listed: tuple[str, int, str]) -> pa.Table:
-        return pa.Table.from_pylist([{"k": k, SEQ: s, OP: op, TS: 0} for k, s, op in listed], schema=schema)
+        return pa.Table.from_pylist(
+            [{"k": k, SEQ_COLUMN: s, OP_COLUMN: op, TS_COLUMN: 0} for k, s, op in listed], schema=schema
+        )
 
     for batch in (change(("a", 1, "c"), ("ä", 1, "c")), change(("a", 2, "d"), ("A", 2, "u"))):
-        target.commit(lambda _, batch=batch: Upserted(batch), {}, FENCE)  # type: ignore[misc]
+        target.commit(lambda _, batch=batch: Upsert(batch), {}, FENCE)  # type: ignore[misc]
     assert sorted(target.read_with_soft_deleted()["k"].to_pylist()) == ["A", "ä"]
 
 
@@ -528,13 +530,13 @@ def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
     add(target, "b", rows((2, "b", 1, "r")))
     times: list[int] = []
 
-    def decide(markers: Markers) -> Upserted:
+    def decide(markers: Markers) -> Upsert:
         times.append(target.load_log().version)
         if len(times) == 1:
             DeltaTable(target.storage.location()).optimize.compact()
         elif len(times) == 2:
             write_deltalake(target.storage.location(), rows((9, "other", 1, "r")), mode="append")
-        return Upserted(rows((1, "new", 2, "u"), (3, "c", 2, "c")))
+        return Upsert(rows((1, "new", 2, "u"), (3, "c", 2, "c")))
 
     assert target.commit(decide, {"m": 2}, FENCE)
     assert len(times) == 3
@@ -544,7 +546,7 @@ def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
     assert {p.name for p in folder_of(target).glob("part-*.parquet")} - live == _removed(target) - live
 
 
-def _removed(target: DeltaTarget) -> set[str]:
+def _removed(target: DeltaSinkTable) -> set[str]:
     """Files that earlier versions refer to: those of the OPTIMIZE and of the append that were merged since."""
     names: set[str] = set()
     for log in (folder_of(target) / "_delta_log").glob("*.json"):
@@ -573,14 +575,14 @@ def test_rows_that_came_back_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[Path, int], None]
 ) -> None:
     """Somebody has restored an older version. The index has dropped them when they were dead."""
-    monkeypatch.setattr(key_index, "_MERGED", 2)
+    monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "a", 1, "r")))
     version = target.load_log().version
     for seq in range(2, 5):
         upsert(target, (1, "b", seq, "u"))
     how(folder_of(target), version)
-    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.log.NEWEST", -1)
+    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.log.FRESH_SECONDS", -1)
     assert held(target) == {1: ("a", 1), 2: ("a", 1)}
     upsert(target, (1, "c", 9, "u"))
     assert held(target) == {1: ("c", 9), 2: ("a", 1)}
@@ -595,14 +597,14 @@ def test_a_vacuum_leaves_vectors_alone(tmp_path: Path) -> None:
 
 
 def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TRIES", 3)
+    monkeypatch.setattr(module, "_COMMIT_TRIES", 3)
     target, other = made(tmp_path), made(tmp_path)
     versions: list[int] = []
 
-    def decide(log: Log) -> Edit:
+    def decide(log: DeltaLog) -> TableEdit:
         versions.append(log.version)
-        other.commit(lambda _: Published([]), {}, Fence("else", len(versions)))
-        return Edit()
+        other.commit(lambda _: PublishSlices([]), {}, Fence("else", len(versions)))
+        return TableEdit()
 
     with pytest.raises(TransientError, match="3 tries.*Pause other writers"):
         target.commit_edit(decide, {"m": 1}, FENCE)
@@ -635,7 +637,7 @@ def test_features_that_are_not_understood(tmp_path: Path, feature: str, properti
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
     target = made(tmp_path)
     with pytest.raises(TerminalError, match=r"not made by pipeline q\. Choose another sink\.path"):
-        DeltaTarget(target.storage, SCHEMA).create("q")
+        DeltaSinkTable(target.storage, SCHEMA).create("q")
     with pytest.raises(TerminalError, match="not made by pipeline q"):
         target.reset("q", Fence("generation", 2), [])
 
@@ -670,11 +672,11 @@ def test_people_may_describe_a_table(tmp_path: Path) -> None:
 def test_a_table_with_other_columns(tmp_path: Path) -> None:
     target = made(tmp_path)
     with pytest.raises(TerminalError, match="has other columns"):
-        DeltaTarget(target.storage, SCHEMA.remove(1)).create("p")
+        DeltaSinkTable(target.storage, SCHEMA.remove(1)).create("p")
 
 
 def test_a_table_that_is_gone(tmp_path: Path) -> None:
-    target = DeltaTarget(LocalStorage(tmp_path / "gone"), SCHEMA)
+    target = DeltaSinkTable(LocalStorage(tmp_path / "gone"), SCHEMA)
     assert not target.exists() and target.markers().get("m") is None
     with pytest.raises(TerminalError, match="is missing"):
         target.load_log()
@@ -724,12 +726,12 @@ def test_an_empty_table_reads_as_one(tmp_path: Path) -> None:
     ],
 )
 def test_folder(name: str, expected: str) -> None:
-    assert folder(name) == expected
+    assert folder_name(name) == expected
 
 
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(min_codepoint=1, max_codepoint=0xFFFF, codec="utf-8"), min_size=1), unique=True))
 def test_folders_are_one_path_part_each_and_differ(names: list[str]) -> None:
-    found = [folder(name) for name in names]
+    found = [folder_name(name) for name in names]
     assert len(set(found)) == len(names)
     assert all(f not in (".", "..") and "/" not in f and f == Path(f).name for f in found)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.config.table_properties import FEED, TableProperties
-from airflow_provider_cdc.config.table_properties import RETENTION as KEPT
+from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, TableProperties
+from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION as KEPT
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
@@ -119,7 +119,7 @@ def test_a_property_with_two_values() -> None:
 def test_a_retention_of_the_table_that_is_longer_stays(tmp_path: Path, feed: bool) -> None:
     """Its owner has set it, or has taken the property out: then it is that of Delta, a week and a month."""
     asked = {RETENTION: "interval 2 days", KEPT: "interval 2 days"} if not feed else {RETENTION: "interval 2 days"}
-    target = sink(tmp_path, of={**asked, **({FEED: True} if feed else {})}).table(TABLE)
+    target = sink(tmp_path, of={**asked, **({CHANGE_DATA_FEED: True} if feed else {})}).table(TABLE)
     target.create("p")
     log = target.load_log()
     ours = {RETENTION: "interval 2 days", KEPT: "interval 1 days" if feed else "interval 2 days"}
@@ -134,11 +134,11 @@ def test_a_retention_of_the_table_that_is_longer_stays(tmp_path: Path, feed: boo
 
 def test_how_long_files_stay_is_said_for_a_feed() -> None:
     """By default as long as versions stay in the log."""
-    asked = TableProperties.parse({FEED: {"true": ["shop.t"], "false": ["shop.u"]}})
-    assert asked.properties_of("shop", "t") == {FEED: "true", KEPT: "interval 1 days"}
-    assert asked.properties_of("shop", "u") == {FEED: "false"} and asked.properties_of("crm", "t") == {}
-    longer = TableProperties.parse({FEED: {True: ["shop.t"]}, KEPT: "interval 9 days"})
-    assert longer.properties_of("shop", "t") == {FEED: "true", KEPT: "interval 9 days"}
+    asked = TableProperties.parse({CHANGE_DATA_FEED: {"true": ["shop.t"], "false": ["shop.u"]}})
+    assert asked.properties_of("shop", "t") == {CHANGE_DATA_FEED: "true", KEPT: "interval 1 days"}
+    assert asked.properties_of("shop", "u") == {CHANGE_DATA_FEED: "false"} and asked.properties_of("crm", "t") == {}
+    longer = TableProperties.parse({CHANGE_DATA_FEED: {True: ["shop.t"]}, KEPT: "interval 9 days"})
+    assert longer.properties_of("shop", "t") == {CHANGE_DATA_FEED: "true", KEPT: "interval 9 days"}
     assert longer.properties_of("shop", "u") == {KEPT: "interval 9 days"}
 
 

@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta import upkeep as module
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.upkeep import sweep
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.upkeep import vacuum_files
 from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
 
 HOUR = 3600.0
@@ -26,7 +26,7 @@ def present(folder: Path) -> set[str]:
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and "_delta_log" not in p.parts}
 
 
-def needed(log: Log) -> set[str]:
+def needed(log: DeltaLog) -> set[str]:
     return {*log.files} | {
         f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.deletion_vector.file_name
     }
@@ -40,7 +40,7 @@ def age(folder: Path, hours: float) -> None:
             os.utime(path, (written, written))
 
 
-def configure(log: Log, **properties: str | None) -> None:
+def configure(log: DeltaLog, **properties: str | None) -> None:
     """As ALTER TABLE does."""
     wanted = {**log.configuration, **{name.replace("_", "."): value for name, value in properties.items()}}
     wanted = {name: value for name, value in wanted.items() if value is not None}
@@ -56,13 +56,13 @@ def test_files_are_kept_for_readers_of_old_versions(tmp_path: Path) -> None:
     before = present(folder)
     assert needed(log) < before, "older vectors"
     age(folder, HOURS - 0.1)
-    sweep(log)
+    vacuum_files(log)
     assert present(folder) == before
     age(folder, 0.2)
-    sweep(log)
+    vacuum_files(log)
     assert present(folder) == needed(log) and not log.tombstones
     assert held(opened(tmp_path)) == {n: ("b", n + 2) if n < 4 else ("a", 1) for n in range(10)}
-    sweep(log)
+    vacuum_files(log)
     assert present(folder) == needed(log)
 
 
@@ -79,7 +79,7 @@ def test_a_fresh_log_knows_what_was_removed(tmp_path: Path) -> None:
     for hours in (0.0, 0.5, 1.0, HOURS):
         age(folder, hours)
         log = opened(tmp_path).load_log()
-        sweep(log)
+        vacuum_files(log)
         counts.append(len(before - present(folder)))
         assert needed(log) <= present(folder)
     assert present(folder) == needed(log) and counts == [2, 2, 3, 4]
@@ -103,12 +103,12 @@ def test_the_clock_of_another_host_decides_nothing(
     for mine in (-30 * 24 * HOUR, 30 * 24 * HOUR):
         with monkeypatch.context() as other:
             other.setattr(time, "time", lambda mine=mine: now + mine)
-            sweep(opened(tmp_path).load_log())
+            vacuum_files(opened(tmp_path).load_log())
         assert present(folder) == before, "just removed"
     age(folder, 49.0)
     with monkeypatch.context() as other:
         other.setattr(time, "time", lambda: now - 30 * 24 * HOUR)
-        sweep(opened(tmp_path).load_log())
+        vacuum_files(opened(tmp_path).load_log())
     assert present(folder) == needed(target.load_log())
 
 
@@ -123,10 +123,10 @@ def test_files_are_kept_for_as_long_as_the_table_says(tmp_path: Path, said: str 
     before = present(folder)
     age(folder, hours - 0.1)
     for log in (target.load_log(), opened(tmp_path).load_log()):
-        sweep(log)
+        vacuum_files(log)
         assert present(folder) == before
     age(folder, 0.2)
-    sweep(opened(tmp_path).load_log())
+    vacuum_files(opened(tmp_path).load_log())
     assert present(folder) == needed(target.load_log())
 
 
@@ -140,7 +140,7 @@ def test_what_the_log_does_not_reach_back_to(tmp_path: Path, monkeypatch: pytest
     log, before = target.load_log(), present(folder)
     for days in (0, 29, 31):
         monkeypatch.setattr(time, "monotonic", lambda days=days: begun + days * 24 * HOUR)
-        sweep(log)
+        vacuum_files(log)
         assert present(folder) == (before if days < 30 else needed(log))
 
 
@@ -156,7 +156,7 @@ def test_what_somebody_has_left_goes_after_two_days(tmp_path: Path, monkeypatch:
     for hours, expected in ((47.0, left | others), (49.0, others)):
         for name in left | others:
             os.utime(folder / name, (0, time.time() - hours * HOUR))
-        sweep(target.load_log())
+        vacuum_files(target.load_log())
         assert present(folder) == expected | needed(target.load_log())
 
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_deleted_now(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(log.storage, "delete", fails)
     age(folder_of(target), HOURS + 0.1)
     with pytest.raises(TransientError, match="old files of the Delta table .* could not be deleted: not yours"):
-        sweep(log)
+        vacuum_files(log)
     assert log.tombstones, "it is tried again"
 
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_deleted_now(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_checkpoint_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_EVERY", 5)
+    monkeypatch.setattr(module, "_CHECKPOINT_INTERVAL", 5)
     target = made(tmp_path)
     folder = folder_of(target) / "_delta_log"
     for n in range(12):
@@ -206,7 +206,7 @@ def test_a_checkpoint_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_compaction_writes_the_checkpoint_that_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old files are looked for every ten minutes only: by then readers would have hundreds of commits to read."""
-    monkeypatch.setattr(module, "_EVERY", 5)
+    monkeypatch.setattr(module, "_CHECKPOINT_INTERVAL", 5)
     target = made(tmp_path)
     for n in range(compaction.FANOUT):
         upsert(target, (n, "b", n + 2, "c"))
@@ -218,7 +218,7 @@ def test_a_compaction_writes_the_checkpoint_that_is_due(tmp_path: Path, monkeypa
 
 
 def test_old_parts_of_the_log_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_EVERY", 5)
+    monkeypatch.setattr(module, "_CHECKPOINT_INTERVAL", 5)
     target = made(tmp_path)
     folder = folder_of(target) / "_delta_log"
     for n in range(5):

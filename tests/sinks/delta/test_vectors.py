@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.sinks.delta.log.deletion_vectors import Vector, decode, encode, read_vector, write_vectors
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import (
+    DeletionVector,
+    decode_vector,
+    encode_vector,
+    read_vector,
+    write_vectors,
+)
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 
 #: Rows 3, 4, 7, 11, 18, 29 as Spark writes them into the log.
@@ -35,17 +41,17 @@ IN_A_FILE = {
 
 def test_a_vector_in_the_log(tmp_path: Path) -> None:
     with pytest.raises(TerminalError, match="deletion vector in the log is missing or damaged: .* begins with"):
-        read_vector(LocalStorage(tmp_path), Vector.from_json(OLD))
-    found = read_vector(LocalStorage(tmp_path), Vector.from_json(INLINE))
+        read_vector(LocalStorage(tmp_path), DeletionVector.from_json(OLD))
+    found = read_vector(LocalStorage(tmp_path), DeletionVector.from_json(INLINE))
     assert sorted(found) == [3, 4, 7, 11, 18, 29]
-    assert decode(encode(found)) == found
+    assert decode_vector(encode_vector(found)) == found
 
 
 def test_where_a_vector_is() -> None:
-    vector = Vector.from_json(IN_A_FILE)
+    vector = DeletionVector.from_json(IN_A_FILE)
     assert vector.file_name == "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
     assert vector.to_json() == IN_A_FILE
-    assert Vector.from_json(INLINE).file_name is None and Vector.from_json(INLINE).to_json() == INLINE
+    assert DeletionVector.from_json(INLINE).file_name is None and DeletionVector.from_json(INLINE).to_json() == INLINE
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), st.sets(st.integers(0, 1 << 31)), max_size=4))
@@ -60,8 +66,8 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, dead:
 def test_of_several_maps() -> None:
     """Of a file with more than 2^32 rows; nobody writes one, and others could."""
     rows = BitMap64([1, 5])
-    assert decode(struct.pack("<i", 1681511377) + bytes(rows.serialize())) == BitMap([1, 5])
-    assert decode(struct.pack("<iq", 1681511377, 0)) == BitMap()
+    assert decode_vector(struct.pack("<i", 1681511377) + bytes(rows.serialize())) == BitMap([1, 5])
+    assert decode_vector(struct.pack("<iq", 1681511377, 0)) == BitMap()
 
 
 @pytest.mark.parametrize("harm", ["gone", "short", "bit", "another"])
@@ -80,7 +86,7 @@ def test_a_damaged_vector_stops(tmp_path: Path, harm: str) -> None:
         data[-6] ^= 4  # row 3 becomes row 7: nothing else is wrong with it
         path.write_bytes(data)
     else:
-        vector = Vector(
+        vector = DeletionVector(
             vector.storage_type, vector.path_or_inline, vector.size_bytes, vector.cardinality + 1, vector.offset
         )
     with pytest.raises(TerminalError, match=r"deletion vector at \d+ of .* is missing or damaged") as found:
@@ -89,6 +95,6 @@ def test_a_damaged_vector_stops(tmp_path: Path, harm: str) -> None:
 
 
 def test_a_vector_elsewhere_is_not_read(tmp_path: Path) -> None:
-    elsewhere = Vector("p", "file:///elsewhere/vector.bin", 40, 6, 4)
+    elsewhere = DeletionVector("p", "file:///elsewhere/vector.bin", 40, 6, 4)
     with pytest.raises(TerminalError, match="lies outside of .*: file:///elsewhere/vector.bin"):
         read_vector(LocalStorage(tmp_path), elsewhere)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.multiset import images
+from airflow_provider_cdc.model.multiset import row_images
 from airflow_provider_cdc.sinks import row_hashes as module
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import Worder, joined
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, concat_hashes
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int8(): st.integers(-128, 127),
@@ -36,15 +36,15 @@ OF_A_COLUMN = st.sampled_from(list(VALUES)).flatmap(
 @settings(deadline=None)
 def test_equal_rows_have_equal_words(columns: list[tuple[pa.DataType, list[Any]]], at: int) -> None:
     table = pa.table({f"c{n}": pa.array(values, kind) for n, (kind, values) in enumerate(columns)})
-    worder = Worder(table.column_names, pa.schema([pa.field(f"c{n}", pa.string()) for n in range(len(columns))]))
+    worder = KeyHasher(table.column_names, pa.schema([pa.field(f"c{n}", pa.string()) for n in range(len(columns))]))
     found = worder(table)
-    told = [tuple(str(v) for v in row.values()) for row in images(table, table.column_names).to_pylist()]
+    told = [tuple(str(v) for v in row.values()) for row in row_images(table, table.column_names).to_pylist()]
     for a in range(5):
         for b in range(5):
             assert ((found.first[a], found.second[a]) == (found.first[b], found.second[b])) == (told[a] == told[b])
     # A part of a table, whose arrays begin elsewhere, in chunks.
     part = worder(pa.concat_tables([table.slice(at), table.slice(0, at)]))
-    whole = joined([found.select(slice(at, None)), found.select(slice(0, at))])
+    whole = concat_hashes([found.select(slice(at, None)), found.select(slice(0, at))])
     assert np.array_equal(part.first, whole.first) and np.array_equal(part.second, whole.second)
 
 
@@ -62,7 +62,7 @@ def test_equal_rows_have_equal_words(columns: list[tuple[pa.DataType, list[Any]]
 )
 def test_different_rows_have_different_words(columns: dict[str, list[Any]]) -> None:
     table = pa.table(columns)
-    found = Worder(["a", "b"], table.schema)(table)
+    found = KeyHasher(["a", "b"], table.schema)(table)
     assert len(set(zip(found.first, found.second, strict=True))) == 2
 
 
@@ -73,7 +73,7 @@ def test_an_integer_is_its_own_word(kind: pa.DataType) -> None:
     high = (1 << (kind.bit_width - signed)) - 1
     keys = [-high - 1, -1, 0, 1, high] if signed else [0, 1, high]
     table = pa.table({"id": pa.array(keys, kind)})
-    found = Worder(["id"], table.schema)(table)
+    found = KeyHasher(["id"], table.schema)(table)
     assert found.second is None
     assert list(found.first) == sorted({int(word) for word in found.first}) and len(found) == len(keys)
 
@@ -81,23 +81,23 @@ def test_an_integer_is_its_own_word(kind: pa.DataType) -> None:
 def test_hashes_have_a_secret() -> None:
     """Else somebody could choose keys whose hashes meet."""
     table = pa.table({"a": ["x"]})
-    one, other = Worder(["a"], table.schema)(table), Worder(["a"], table.schema)(table)
+    one, other = KeyHasher(["a"], table.schema)(table), KeyHasher(["a"], table.schema)(table)
     assert (one.first[0], one.second[0]) != (other.first[0], other.second[0])
 
 
 def test_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ROWS", 3)
+    monkeypatch.setattr(module, "_ROWS_PER_PORTION", 3)
     table = pa.table({"a": [str(n % 7) for n in range(20)]})
-    found = Worder(["a"], table.schema)(table)
+    found = KeyHasher(["a"], table.schema)(table)
     assert len(found) == 20 and len(set(found.first.tolist())) == 7
     assert found.first[0] == found.first[7] and found.second[1] == found.second[15]
-    assert len(Worder(["a"], table.schema)(table.slice(0, 0))) == 0
+    assert len(KeyHasher(["a"], table.schema)(table.slice(0, 0))) == 0
 
 
 def test_bits_of_a_hash_are_even() -> None:
     """Each bit is set in about half of the hashes, whatever the keys have in common."""
     table = pa.table({"a": pa.array(range(20_000)), "b": pa.array(["same"] * 20_000)})
-    found = Worder(["a", "b"], table.schema)(table)
+    found = KeyHasher(["a", "b"], table.schema)(table)
     for word in (found.first, found.second):
         for bit in range(64):
             assert 9_400 < int(((word >> np.uint64(bit)) & np.uint64(1)).sum()) < 10_600
@@ -105,4 +105,4 @@ def test_bits_of_a_hash_are_even() -> None:
 
 def test_null_is_no_key() -> None:
     with pytest.raises(TerminalError, match="NULL"):
-        Worder(["id"], pa.schema([("id", pa.int64())]))(pa.table({"id": pa.array([1, None])}))
+        KeyHasher(["id"], pa.schema([("id", pa.int64())]))(pa.table({"id": pa.array([1, None])}))

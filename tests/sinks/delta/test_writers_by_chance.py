@@ -23,8 +23,8 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.protocol import Published, Upserted
+from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from tests.sinks.conformance import nullable
 from tests.sinks.delta import test_alteration as altering
 from tests.sinks.delta.test_other_writers import aged
@@ -55,7 +55,7 @@ class Round:
         self.target.create("p")
         self.folder = self.target.storage.location()
         self.model: dict[int, Row] = dict.fromkeys(range(KEYS), ("r", 0))
-        altering.commit(self.target, Published([self.target.stage("1/0/1/slice", [self._rows(self.model)])]))
+        altering.commit(self.target, PublishSlices([self.target.stage("1/0/1/slice", [self._rows(self.model)])]))
         #: By version, what was in the table: of those that it can be restored to.
         self.versions = dict[int, dict[int, Row]]()
         self.done = list[str]()
@@ -70,7 +70,7 @@ class Round:
         column = nullable(f"n{number}", "bigint")
         return replace(altering.PLAIN, columns=(altering.ID, altering.PLACE, column))
 
-    def opened(self) -> DeltaTarget:
+    def opened(self) -> DeltaSinkTable:
         return self.sink.table(self.definition)
 
     @property
@@ -99,7 +99,7 @@ class Round:
         changes: dict[int, Row | None] = {
             key: None if self.chance.random() < 0.3 else (f"b{self.seq}", self.seq) for key in self._some()
         }
-        altering.commit(self.target, Upserted(self._rows(changes)))
+        altering.commit(self.target, Upsert(self._rows(changes)))
         for key, row in changes.items():
             if row is None:
                 self.model.pop(key, None)
@@ -316,7 +316,7 @@ def test_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: in
 
 
 def rounds(folder: Path, run: SparkDelta | None, monkeypatch: pytest.MonkeyPatch, seed: int, merge: str) -> None:
-    monkeypatch.setattr(upkeep, "_EVERY", 3)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 3)
     monkeypatch.setattr(compaction, "FANOUT", 2)
     until, number, steps = time.monotonic() + SECONDS, 0, 0
     while not number or time.monotonic() < until:

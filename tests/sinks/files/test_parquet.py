@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.sinks.files.parquet import ChangeFile, read_file, row_groups, write_file
+from airflow_provider_cdc.sinks.files.parquet import ChangeFileWriter, read_file, read_row_groups, write_file
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 
 ROWS = 3000
@@ -52,14 +52,14 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path, columns: list[str] |
             writer.write_table(rows.slice(begin, ROWS // 3))
     wanted = rows if columns is None else rows.select(columns)
     assert read_file(storage, "f", rows.schema, columns) == wanted
-    portions = list(row_groups(storage, "f", rows.schema, columns))
+    portions = list(read_row_groups(storage, "f", rows.schema, columns))
     assert len(portions) > 2 and pa.concat_tables(portions) == wanted
 
 
 def test_changes_are_written_in_the_same_way(tmp_path: Path) -> None:
     """The first of them tell how; they are in no order, so no text has statistics."""
     storage, rows = LocalStorage(tmp_path), _table()
-    file = ChangeFile(storage, "f", rows.schema)
+    file = ChangeFileWriter(storage, "f", rows.schema)
     for batch in rows.to_batches(max_chunksize=100):
         file.add(batch)
     file.close()
@@ -72,14 +72,14 @@ def test_changes_are_written_in_the_same_way(tmp_path: Path) -> None:
 
 def test_changes_before_a_truncate_do_not_count(tmp_path: Path) -> None:
     storage, rows = LocalStorage(tmp_path), _table()
-    file = ChangeFile(storage, "f", rows.schema)
+    file = ChangeFileWriter(storage, "f", rows.schema)
     file.add(rows.to_batches()[0].slice(0, 5))
     file.truncate()
     for n in range(5, 8):
         file.add(rows.to_batches()[0].slice(n, 1))
     file.close()
     assert read_file(storage, "f", rows.schema) == rows.slice(5, 3)
-    file = ChangeFile(storage, "none", rows.schema)
+    file = ChangeFileWriter(storage, "none", rows.schema)
     file.close()
     assert read_file(storage, "none", rows.schema) == rows.slice(0, 0)
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.model.errors import NoRoomError, TransientError
-from airflow_provider_cdc.sinks.delta.upkeep import sweep
-from airflow_provider_cdc.sinks.files.parquet import ChangeFile, write_file
-from airflow_provider_cdc.sinks.storage.disk import room_errors
+from airflow_provider_cdc.sinks.delta.upkeep import vacuum_files
+from airflow_provider_cdc.sinks.files.parquet import ChangeFileWriter, write_file
+from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_table import held, made, opened, upsert
 
@@ -65,7 +65,7 @@ def test_so_is_a_file_that_was_written_in_pieces(tmp_path: Path, calls: list[tup
     store = LocalStorage(tmp_path / "t")
     write_file(store, "a/b.parquet", ROWS.schema, [ROWS], None)
     assert calls[-2:] == [("fsync", "b.parquet"), ("fsync", "a")]
-    changes = ChangeFile(store, "c.parquet", ROWS.schema)
+    changes = ChangeFileWriter(store, "c.parquet", ROWS.schema)
     changes.add(ROWS.to_batches()[0])
     changes.close()
     assert calls[-2:] == [("fsync", "c.parquet"), ("fsync", "t")]
@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_is_called_so(small: Path) -> None:
     store = LocalStorage(small)
 
     def changes() -> Any:
-        file = ChangeFile(store, "changes/c.parquet", ROWS.schema)
+        file = ChangeFileWriter(store, "changes/c.parquet", ROWS.schema)
         file.add(ROWS.to_batches()[0])
         file.close()
 
@@ -169,7 +169,7 @@ def test_a_commit_on_a_disk_that_is_full(small: Path) -> None:
         for number in range(200):
             (empty / str(number)).touch()
     parts = {*small.glob("t/part-*")}
-    sweep(target.load_log())
+    vacuum_files(target.load_log())
     assert len(parts - {*small.glob("t/part-*")}) == 1, "that of the first row"
     filler.unlink()
     shutil.rmtree(empty)
@@ -178,5 +178,5 @@ def test_a_commit_on_a_disk_that_is_full(small: Path) -> None:
 
 
 def test_an_error_of_another_kind_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError), room_errors(tmp_path):
+    with pytest.raises(PermissionError), translate_disk_full(tmp_path):
         raise PermissionError(errno.EACCES, "no")

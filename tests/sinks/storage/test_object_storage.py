@@ -22,22 +22,28 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.config.connections import Connection
-from airflow_provider_cdc.config.store_access import StoreAccess, access_of
+from airflow_provider_cdc.config.connections import ResolvedConnection
+from airflow_provider_cdc.config.store_access import StoreAccess, parse_store_access
 from airflow_provider_cdc.config.store_address import StoreAddress
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, StoreError, TransientError
-from airflow_provider_cdc.model.schema import SEQ
+from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.sinks.delta import upkeep
-from airflow_provider_cdc.sinks.delta.compaction import Compaction
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.files.parquet import described, read_file, write_file
+from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.files.parquet import describe_file, read_file, write_file
 from airflow_provider_cdc.sinks.storage import object_storage, store_client
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
-from airflow_provider_cdc.sinks.storage.object_files import PART
+from airflow_provider_cdc.sinks.storage.object_files import PART_BYTES
 from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
 from airflow_provider_cdc.sinks.storage.pickle_envelope import PickleEnvelope
-from airflow_provider_cdc.sinks.storage.request_counts import Traffic, carried, counting, summed, text_of
-from airflow_provider_cdc.sinks.storage.store_check import check_store
+from airflow_provider_cdc.sinks.storage.request_counts import (
+    RequestCounts,
+    count_requests_in,
+    format_counts,
+    sum_counts,
+    with_current_counts,
+)
+from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
 from bench import store
 from tests.support.object_store import object_storage as storage_of
 from tests.support.s3 import S3, s3_server
@@ -57,7 +63,7 @@ def storage(proxy: StoreProxy) -> ObjectStorage:
 
 def aws(**fields: Any) -> StoreAccess:
     extra = fields.pop("extra", {})
-    return access_of(Connection("lake", "aws", extra=extra, **fields))
+    return parse_store_access(ResolvedConnection("lake", "aws", extra=extra, **fields))
 
 
 def at(endpoint: str, **extra: Any) -> ObjectStorage:
@@ -136,8 +142,8 @@ def test_what_others_have_written_is_not_taken_for_ones_own(s3: S3, storage: Obj
 
 def test_who_does_not_know_says_so(proxy: StoreProxy, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be there, or come later: neither true nor false is an answer."""
-    monkeypatch.setattr(object_storage, "_TRIES", 2)
-    monkeypatch.setitem(store_client.RETRY, "max_retries", 0)
+    monkeypatch.setattr(object_storage, "_WRITE_ONCE_TRIES", 2)
+    monkeypatch.setitem(store_client.RETRY_CONFIG, "max_retries", 0)
     for _ in range(2):
         proxy.meet("cut", "create")
     with pytest.raises(StoreError) as error:
@@ -150,7 +156,7 @@ def test_it_is_asked_again_under_the_same_number(
     proxy: StoreProxy, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that was given up may come late: it must find itself, and not another writer."""
-    monkeypatch.setitem(store_client.RETRY, "max_retries", 0)  # it is not the library that asks again
+    monkeypatch.setitem(store_client.RETRY_CONFIG, "max_retries", 0)  # it is not the library that asks again
     proxy.meet("lost", "create")
     waiting: list[Any] = []
     original = proxy.ask
@@ -198,7 +204,7 @@ def test_a_small_file_is_one_request_each_way(proxy: StoreProxy, storage: Object
     assert [r.what for r in proxy.record(write)] == ["put"]
     read = proxy.record(lambda: read_file(storage, "f.parquet", table().schema))
     assert [r.what for r in read] == ["get"]
-    read = proxy.record(lambda: described(storage, "f.parquet", table().schema, ["id", SEQ], "id"))
+    read = proxy.record(lambda: describe_file(storage, "f.parquet", table().schema, ["id", SEQ_COLUMN], "id"))
     assert [r.what for r in read] == ["get"]
 
 
@@ -212,7 +218,7 @@ def table() -> pa.Table:
             "id": pa.array(range(ROWS), pa.int64()),
             "v": [os.urandom(30) for _ in range(ROWS)],
             "w": [b"w"] * ROWS,
-            SEQ: pa.array(range(ROWS), pa.int64()),
+            SEQ_COLUMN: pa.array(range(ROWS), pa.int64()),
         }
     )
 
@@ -223,7 +229,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     local = LocalStorage(tmp_path_factory.mktemp("large"))
     write_file(local, "f", table().schema, _tables(), "id")
     data = local.read("f")
-    assert data is not None and len(data) > 2 * PART
+    assert data is not None and len(data) > 2 * PART_BYTES
     return data
 
 
@@ -242,14 +248,20 @@ def test_a_large_file(proxy: StoreProxy, storage: ObjectStorage, s3: S3, large: 
     assert sum(r.received for r in requests if r.status == 206) < len(large) / 4 and len(requests) < 12
     with storage.open("f", "rb") as opened:
         assert opened.size() == len(large)
-        for start, count in ((0, 10), (PART - 3, 9), (len(large) - 5, 100), (len(large), 1), (17, 3 * PART)):
+        for start, count in (
+            (0, 10),
+            (PART_BYTES - 3, 9),
+            (len(large) - 5, 100),
+            (len(large), 1),
+            (17, 3 * PART_BYTES),
+        ):
             opened.seek(start)
             found = storage.read("f")
             assert found is not None and opened.read(count) == found[start : start + count]
             assert opened.tell() == min(start + count, len(large))
 
 
-@pytest.mark.parametrize("size", [10, 3 * PART])
+@pytest.mark.parametrize("size", [10, 3 * PART_BYTES])
 def test_a_file_whose_writer_fails_is_not_there(storage: ObjectStorage, s3: S3, size: int) -> None:
     with pytest.raises(RuntimeError), storage.open("f", "wb") as file:
         file.write(os.urandom(size))
@@ -275,7 +287,7 @@ def test_an_upload_that_fails_says_so(proxy: StoreProxy, s3: S3) -> None:
         storage = at(server.endpoint)
         with pytest.raises(NotReadyError), storage.open("f", "wb") as file:
             for _ in range(200):
-                file.write(bytes(PART))
+                file.write(bytes(PART_BYTES))
         with pytest.raises(NotReadyError), storage.open("f", "wb") as file:
             file.write(b"small")
 
@@ -283,13 +295,13 @@ def test_an_upload_that_fails_says_so(proxy: StoreProxy, s3: S3) -> None:
 @pytest.mark.parametrize("fault", ["lost", "denied", "error", "cut"])
 def test_uploads_meet_faults(proxy: StoreProxy, storage: ObjectStorage, fault: Fault) -> None:
     """The file is there, whole, or the writer hears that it may not be."""
-    data = os.urandom(2 * PART + 5)
+    data = os.urandom(2 * PART_BYTES + 5)
     for number in range(4):
         proxy.meet(fault, "multipart")
         try:
             with storage.open(f"f{number}", "wb") as file:
-                for start in range(0, len(data), PART // 2):
-                    file.write(data[start : start + PART // 2])
+                for start in range(0, len(data), PART_BYTES // 2):
+                    file.write(data[start : start + PART_BYTES // 2])
                     if start == 0 and number == 3:
                         proxy.meet(fault, "multipart", "f3")
         except StoreError:
@@ -336,22 +348,22 @@ def test_refusals(status: int, code: str, kind: type[CdcError], remedy: str) -> 
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(store_client.RETRY, "max_retries", 1)
-    monkeypatch.setattr(object_storage, "_TRIES", 1)
+    monkeypatch.setitem(store_client.RETRY_CONFIG, "max_retries", 1)
+    monkeypatch.setattr(object_storage, "_WRITE_ONCE_TRIES", 1)
     for way in (lambda s: s.read("f"), lambda s: s.write_once("f", b""), lambda s: s.delete("f")):
         with pytest.raises(StoreError, match="s3://bucket/f failed"):
             way(at("http://127.0.0.1:9"))
 
 
 def test_a_store_that_lets_several_be_the_first_is_refused(proxy: StoreProxy, storage: ObjectStorage) -> None:
-    check_store(storage, "_cdc/p")
+    check_storage_guarantees(storage, "_cdc/p")
     assert list(storage.list("")) == []
     original = proxy.ask
     proxy.ask = lambda method, path, headers, body: original(  # type: ignore[method-assign]
         method, path, [(k, v) for k, v in headers if k.lower() != "if-none-match"], body
     )
     with pytest.raises(NotReadyError, match="does not let one writer be the first.*If-None-Match"):
-        check_store(storage, "_cdc/p")
+        check_storage_guarantees(storage, "_cdc/p")
     assert list(storage.list("")) == []
 
 
@@ -463,7 +475,9 @@ def roles(answer: Callable[[str], str]) -> Iterator[str]:
 def test_work_for_tasks_holds_no_secret_where_it_is_large(s3: S3) -> None:
     """Spark writes what is large to disk on its way."""
     storage = storage_of(s3, "lake")
-    works = [Compaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),), "id") for name in ("a", "b")]
+    works = [
+        DeltaCompaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),), "id") for name in ("a", "b")
+    ]
     parcel = PickleEnvelope()
     packed = [parcel.pack(work) for work in works]
     assert all(s3.secret.encode() not in data for data in packed) and parcel.store_accesses == [storage.access]
@@ -476,7 +490,7 @@ def test_wrong_keys(tmp_path: Path) -> None:
     """Of a server that looks at signatures."""
     with s3_server("versitygw") as place:
         value = json.loads(place.connection()) | {"password": "hunter2"}
-        wrong = access_of(Connection.from_json({"conn_id": "lake", **value}))
+        wrong = parse_store_access(ResolvedConnection.from_json({"conn_id": "lake", **value}))
         storage = ObjectStorage(StoreAddress("s3", place.bucket), wrong)
         with pytest.raises(NotReadyError, match="403 Forbidden SignatureDoesNotMatch"):
             storage.write_once("f", b"")
@@ -512,8 +526,8 @@ def test_requests_are_counted(proxy: StoreProxy, storage: ObjectStorage) -> None
         list(storage.list(""))
         storage.delete("a", "b")
 
-    run = Traffic()
-    with counting(Traffic(run)) as traffic:
+    run = RequestCounts()
+    with count_requests_in(RequestCounts(run)) as traffic:
         seen = proxy.record(work)
     storage.read("a")  # not counted any more
     assert traffic.to_json() == run.to_json() == {
@@ -521,7 +535,7 @@ def test_requests_are_counted(proxy: StoreProxy, storage: ObjectStorage) -> None
     } == counted_by(seen)  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [PART - 1, PART, 2 * PART + 1, 5 * PART])
+@pytest.mark.parametrize("size", [PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 1, 5 * PART_BYTES])
 @pytest.mark.parametrize("how", ["whole", "in pieces"])
 def test_requests_for_large_files_are_counted(proxy: StoreProxy, storage: ObjectStorage, size: int, how: str) -> None:
     """Also those of other threads: uploads in parts, and what Arrow reads."""
@@ -536,35 +550,35 @@ def test_requests_for_large_files_are_counted(proxy: StoreProxy, storage: Object
         with storage.open("f", "rb") as file, ThreadPoolExecutor(1) as pool:
             assert len(pool.submit(file.read).result()) == size
 
-    with counting(Traffic()) as traffic:
+    with count_requests_in(RequestCounts()) as traffic:
         seen = proxy.record(work)
     assert traffic.to_json() == counted_by(seen)
 
 
 def test_requests_of_other_threads_are_counted_where_they_were_asked_for(storage: ObjectStorage) -> None:
-    with counting(Traffic()) as traffic, ThreadPoolExecutor(4) as pool:
-        list(pool.map(carried(storage.read), "abc"))
+    with count_requests_in(RequestCounts()) as traffic, ThreadPoolExecutor(4) as pool:
+        list(pool.map(with_current_counts(storage.read), "abc"))
         list(pool.map(storage.read, "abc"))  # of nobody
-        with counting(Traffic()) as inner:
-            pool.submit(carried(storage.read), "d").result()
-        with counting(Traffic(traffic)) as part:
-            pool.submit(carried(storage.read), "d").result()
+        with count_requests_in(RequestCounts()) as inner:
+            pool.submit(with_current_counts(storage.read), "d").result()
+        with count_requests_in(RequestCounts(traffic)) as part:
+            pool.submit(with_current_counts(storage.read), "d").result()
         part.add({"get": 2, "bytes_received": 5})  # as a task on another host has counted
     assert inner.to_json()["requests"] == 1
     assert part.to_json() == {"requests": 3, "get": 3, "bytes_sent": 0, "bytes_received": 5}
     assert traffic.to_json() == {"requests": 6, "get": 6, "bytes_sent": 0, "bytes_received": 5}
-    assert summed([part.to_json(), inner.to_json()])["get"] == 4
-    assert text_of(part.to_json()) == "3 requests (3 GET), 0 bytes sent, 5 received"
-    assert text_of(Traffic().to_json()) == "0 requests, 0 bytes sent, 0 received"
+    assert sum_counts([part.to_json(), inner.to_json()])["get"] == 4
+    assert format_counts(part.to_json()) == "3 requests (3 GET), 0 bytes sent, 5 received"
+    assert format_counts(RequestCounts().to_json()) == "0 requests, 0 bytes sent, 0 received"
 
 
 def test_checkpoints_and_clean_up_of_a_delta_log(
     s3: S3, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the library that knows how: it finds the store by ``uri`` and ``options``."""
-    monkeypatch.setattr(upkeep, "_EVERY", 5)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 5)
     folder = storage.subfolder("odd =2F name/t")
-    log = Log(folder)
+    log = DeltaLog(folder)
     fields = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]
     schema = json.dumps({"type": "struct", "fields": fields})
     day = {"delta.logRetentionDuration": "interval 0 days", "delta.enableExpiredLogCleanup": "true"}
@@ -580,13 +594,13 @@ def test_checkpoints_and_clean_up_of_a_delta_log(
     assert log.commit(start, "CREATE")
     for number in range(9):
         if number == 7:
-            upkeep.checkpoint(log)
+            upkeep.write_checkpoint_if_due(log)
             assert log.checkpoint_version == 7
         assert log.commit([{"txn": {"appId": "m", "version": number}}], "WRITE")
     names = [name for name, _ in folder.list("_delta_log")]
     assert f"_delta_log/{7:020d}.checkpoint.parquet" in names
     assert f"_delta_log/{8:020d}.json" in names and f"_delta_log/{0:020d}.json" not in names, names
-    again = Log(storage.subfolder("odd =2F name").subfolder("t"))
+    again = DeltaLog(storage.subfolder("odd =2F name").subfolder("t"))
     again.refresh()
     assert again.version == 9 and again.markers == {"m": 8}
     assert DeltaTable(folder.uri(), storage_options=folder.storage_options()).version() == 9
@@ -599,4 +613,4 @@ def test_a_benchmark_prints_what_status_would_show(proxy: StoreProxy) -> None:
     store.make(storage, 1000)
     counts, seen = store.asked(proxy, storage, 1000, 50)
     assert counts == counted_by(seen) and counts["put"] == 3
-    assert text_of(counts).startswith("4 requests (1 GET, 3 PUT), ")
+    assert format_counts(counts).startswith("4 requests (1 GET, 3 PUT), ")

@@ -17,7 +17,13 @@ from typing import IO
 import pytest
 
 from airflow_provider_cdc.sinks.storage.local import LocalStorage
-from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_whole_json, write_json, write_json_once
+from airflow_provider_cdc.sinks.storage.storage import (
+    Storage,
+    read_json,
+    read_json_if_intact,
+    write_json,
+    write_json_once,
+)
 from tests.support.object_store import object_storage
 from tests.support.s3 import s3_server
 
@@ -354,14 +360,17 @@ def test_it_can_be_sent_to_a_task(storage: Storage) -> None:
 
 
 def test_json(storage: Storage) -> None:
-    assert read_json(storage, "f") is None and read_whole_json(storage, "f") is None
+    assert read_json(storage, "f") is None and read_json_if_intact(storage, "f") is None
     write_json(storage, "f", {"ü": [1, None]})
     with pytest.raises(TypeError):
         write_json(storage, "f", {"a": object()})
     assert not write_json_once(storage, "f", 1) and write_json_once(storage, "g", 1)
-    assert read_json(storage, "f") == {"ü": [1, None]} == read_whole_json(storage, "f") and read_json(storage, "g") == 1
+    assert (
+        read_json(storage, "f") == {"ü": [1, None]} == read_json_if_intact(storage, "f")
+        and read_json(storage, "g") == 1
+    )
     for damaged in (b"", b'{"a": ', b"\0" * 10, b"\xff"):
         storage.write("f", damaged)
         with pytest.raises(ValueError):
             read_json(storage, "f")
-        assert read_whole_json(storage, "f") is None
+        assert read_json_if_intact(storage, "f") is None

@@ -18,11 +18,11 @@ from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events import wire_types as wire
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.table_map import OLD_TYPES, TableMap
+from airflow_provider_cdc.mysql.binlog.events.table_map import OLD_TEMPORAL_TYPES, TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
-from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size
-from airflow_provider_cdc.mysql.client.charsets import UNICODE
+from airflow_provider_cdc.mysql.binlog.plain.values import OLD_TEMPORAL_SIZES, decimal_size
+from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
 from tests.support.mangled_results import Guarded
 
 Make = Callable[[random.Random], bytes]
@@ -91,7 +91,7 @@ def _old(kind: str, fsp: int) -> Make:
     """Values in the format of MariaDB 5.3, made in another way than they are read."""
 
     def make(pick: random.Random) -> bytes:
-        size, part = OLD_SIZES[kind][fsp], pick.choice([0, 1, 10**fsp - 1]) if fsp else 0
+        size, part = OLD_TEMPORAL_SIZES[kind][fsp], pick.choice([0, 1, 10**fsp - 1]) if fsp else 0
         clock = pick.randrange(24), pick.randrange(60), pick.randrange(60)
         if kind == "timestamp":
             seconds = pick.randrange(1, 1 << 32).to_bytes(4, "big" if fsp else "little")
@@ -150,7 +150,7 @@ def columns() -> list[tuple[Column, WireColumn, Make]]:
         add(_column(f"time{fsp}", "time", fsp=fsp), WireColumn(wire.TIME2, fsp), _time(size))
     add(_column("short_year", "year", "year(2)"), WireColumn(wire.YEAR), _bytes(1))
     for fsp in range(7):
-        for kind, code in OLD_TYPES.items():
+        for kind, code in OLD_TEMPORAL_TYPES.items():
             column = _column(f"old_{kind}{fsp}", kind, f"{kind} /* mariadb-5.3 */", fsp=fsp)
             add(column, WireColumn(code), _old(kind, fsp))
     add(_column("mariadb_vector", "vector", charset=None), WireColumn(wire.VARCHAR, 300), _one_of(_vectors(2)))
@@ -231,32 +231,32 @@ def _compiled(
     """The rows; of a space that only counts them, how many; ``None`` for rows that were refused."""
     import numpy as np
 
-    from airflow_provider_cdc.model.unsupported_values import UnfitValue
+    from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
     from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
     from tests.support.binlog.reading import rows_of
 
     change = ("insert", "update", "delete").index(kind)
-    state, placed, at = np.zeros(kernel.STATE, np.int64), memory.put(present + data), len(present)
+    state, placed, at = np.zeros(kernel.STATE_SIZE, np.int64), memory.put(present + data), len(present)
     end, where = at + len(data), 0 if present else -1
     space.cut(0)
     while True:
         line = space.line.reshape(1, -1)
         why = kernel.read_rows(placed, at, end, 0, change, where, 1, 7, 9, line, space.lines, state)
-        at = int(state[kernel.AT])
-        if why == kernel.ROWS:
+        at = int(state[kernel.NEXT_IMAGE])
+        if why == kernel.NEED_ROWS:
             space.more_rows()
-        elif why == kernel.ROOM:
-            assert state[kernel.WANTED] < 1 << 28
-            space.make_room(int(state[kernel.COLUMN]), int(state[kernel.WANTED]))
+        elif why == kernel.NEED_ROOM:
+            assert state[kernel.WANTED_SIZE] < 1 << 28
+            space.make_room(int(state[kernel.FAILED_COLUMN]), int(state[kernel.WANTED_SIZE]))
         else:
             break
     if why != kernel.DONE:
         return None
-    if space.line[kernel.SPACE] < 0:
+    if space.line[kernel.ROW_CAPACITY] < 0:
         return int(space.rows)
     try:
         batch = space.take()
-    except UnfitValue:
+    except UnsupportedValue:
         return None
     batch.validate(full=True)
     names = space.table.schema.arrow_schema.names
@@ -265,7 +265,7 @@ def _compiled(
 
 def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
     """Read changes by both decoders: what one says the other says, or the machine code stops."""
-    from airflow_provider_cdc.mysql.binlog.walk.space import Space
+    from airflow_provider_cdc.mysql.binlog.walk.space import ChangeBuffer
 
     pick, memory = random.Random(seed), Guarded(1 << 17)
     table, images = table_and_rows(pick, 60)
@@ -273,7 +273,11 @@ def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
     names = [c.name for c in table.schema.columns]
     left_out = tuple(name for name in names[2::3] if name not in table.schema.key)
     part = replace(table, schema=replace(table.schema, excluded=left_out))
-    whole, less, counting = Space(table, UNICODE), Space(part, UNICODE), Space(table, UNICODE, count_only=True)
+    whole, less, counting = (
+        ChangeBuffer(table, UNICODE_DECODERS),
+        ChangeBuffer(part, UNICODE_DECODERS),
+        ChangeBuffer(table, UNICODE_DECODERS, count_only=True),
+    )
     kept = [i for i, name in enumerate(names) if name not in left_out]
     makes = [make for _, _, make in columns()]
     key = {names.index(name) for name in table.schema.key}

@@ -6,17 +6,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
-from airflow_provider_cdc.mysql.binlog.walk.step import Step
-from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
+from airflow_provider_cdc.mysql.binlog.walk.step import WalkStep
+from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from tests.support.binlog.reading import Captured, lasting
 from tests.support.binlog.replay import Recording, Replay
 
-LINEAGE = Lineage("server", "binlog.000001")
+LINEAGE = Timeline("server", "binlog.000001")
 Tables = dict[tuple[str, str], pa.Table]
 
 
@@ -67,7 +67,9 @@ def by_walker(
     recording: Recording, captured: Captured, replay: Replay | None = None, both: bool = False, budget: int = 1 << 16
 ) -> tuple[Tables, list[str], tuple[str, int]]:
     """The same by the walker, whose changes are taken as soon as they may be."""
-    walker = Walker(replay or Replay(recording), lasting(captured), seq_of, byte_budget=budget, with_before_images=both)
+    walker = BinlogWalker(
+        replay or Replay(recording), lasting(captured), seq_of, byte_budget=budget, with_before_images=both
+    )
     taken: dict[tuple[str, str], list[pa.RecordBatch]] = {name: [] for name in captured}
     gtids, end = list[str](), (recording.file, recording.position)
     for step in walker.steps():
@@ -82,7 +84,7 @@ def by_walker(
     return {n: pa.Table.from_batches(b, captured[n].sink_schema) for n, b in taken.items()}, gtids, end
 
 
-def gtids_of(step: Step) -> list[str]:
+def gtids_of(step: WalkStep) -> list[str]:
     """One by one; of MariaDB a run is its last one."""
     found = []
     for text in step.gtids:

@@ -10,23 +10,23 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.definitions import DefinitionHistory
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction, read_transactions
-from airflow_provider_cdc.mysql.binlog.plain.rows import Image, decode_rows
+from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.plain.rows import RowImage, decode_rows
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.buffer import CountedChanges, counted
 from tests.support.servers import MySQLServer
 
 Captured = Mapping[tuple[str, str], TableSchema]
-Change = tuple[Image | None, Image | None]
+Change = tuple[RowImage | None, RowImage | None]
 _asked: list[Collations] = []
 
 
@@ -53,7 +53,7 @@ def open_stream(server: MySQLServer, start: tuple[str, int], **kw: Any) -> Binlo
     return BinlogStream(server.connect_args(), **{**options, **kw})
 
 
-def events_since(server: MySQLServer, start: tuple[str, int]) -> list[Event]:
+def events_since(server: MySQLServer, start: tuple[str, int]) -> list[BinlogEvent]:
     with open_stream(server, start) as stream:
         _asked[:] = [stream.collations]
         return list(stream)
@@ -64,12 +64,12 @@ def collations() -> Collations:
     return _asked[-1] if _asked else NO_COLLATIONS
 
 
-def lasting(captured: Captured) -> dict[tuple[str, str], Definitions]:
+def lasting(captured: Captured) -> dict[tuple[str, str], DefinitionHistory]:
     """Definitions that hold everywhere."""
-    return {name: Definitions.from_single(schema) for name, schema in captured.items()}
+    return {name: DefinitionHistory.from_single(schema) for name, schema in captured.items()}
 
 
-def read(events: Iterable[Event], captured: Captured, known: Collations | None = None) -> list[Transaction]:
+def read(events: Iterable[BinlogEvent], captured: Captured, known: Collations | None = None) -> list[Transaction]:
     """The transactions in events; ``known``: the collations of their server, if another was read since."""
     found = read_transactions(events, lasting(captured), known or collations())
     return [item for item in found if isinstance(item, Transaction)]
@@ -79,7 +79,7 @@ def transactions(server: MySQLServer, start: tuple[str, int], captured: Captured
     return read(events_since(server, start), captured)
 
 
-def everything(events: Iterable[Event], captured: Captured) -> list[Transaction | Reached]:
+def everything(events: Iterable[BinlogEvent], captured: Captured) -> list[Transaction | ReachedPosition]:
     return list(read_transactions(events, lasting(captured), collations()))
 
 
@@ -91,7 +91,7 @@ def changes(found: Iterable[Transaction]) -> list[Change]:
     return [change for event in events for change in decode_rows(event)]
 
 
-def agree(event: RowsEvent, texts: Decoders = UNICODE) -> None:
+def agree(event: RowsEvent, texts: CharsetDecoders = UNICODE_DECODERS) -> None:
     """Both decoders give the same rows of an event, or both stop."""
     try:
         found = list(decode_rows(event, texts))
@@ -119,13 +119,13 @@ def agree(event: RowsEvent, texts: Decoders = UNICODE) -> None:
         assert counted(event) == len(found)
 
 
-def flat(kind: str, found: Iterable[Change]) -> list[tuple[str, Image]]:
+def flat(kind: str, found: Iterable[Change]) -> list[tuple[str, RowImage]]:
     """Images one after the other, each with the operation that a change table has for it."""
     ops = {"insert": ("", "c"), "update": ("b", "u"), "delete": ("d", "")}[kind]
     return [(op, image) for change in found for op, image in zip(ops, change, strict=True) if image is not None]
 
 
-def as_arrow(schema: TableSchema, images: list[Image]) -> list[tuple[Any, ...]]:
+def as_arrow(schema: TableSchema, images: list[RowImage]) -> list[tuple[Any, ...]]:
     """The images on their way through Arrow and back: what will be written."""
     if not images:
         return []
@@ -204,7 +204,7 @@ def server_says(server: MySQLServer, schema: TableSchema, order: str) -> list[tu
     ]
 
 
-def we_say(schema: TableSchema, images: list[Image]) -> list[tuple[Any, ...]]:
+def we_say(schema: TableSchema, images: list[RowImage]) -> list[tuple[Any, ...]]:
     return [
         tuple(comparable(column, value) for column, value in zip(schema.columns, row, strict=True))
         for row in as_arrow(schema, images)

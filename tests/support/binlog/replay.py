@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.client.collations import Collations
 from tests.support.binlog.reading import open_stream
 from tests.support.servers import MySQLServer
@@ -57,7 +57,7 @@ class Recording:
             replay.parse_packet(packet)
         raise AssertionError(f"no event begins at {position}")
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[BinlogEvent]:
         """The events, read the plain way."""
         stream = Replay(self)
         return [event for packet in self.packets() if (event := stream.parse_packet(packet)) is not None]

@@ -27,33 +27,33 @@ from airflow_provider_cdc.model.errors import (
     TerminalError,
 )
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.mysql.binlog.events.dump_session import open_session
-from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.mysql.binlog.events.dump_session import open_dump_session
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
-    FIRST,
+    FILE_HEADER_EVENTS,
     FORMAT_DESCRIPTION,
     HEARTBEAT,
     HEARTBEATS,
     ROTATE,
 )
-from airflow_provider_cdc.mysql.binlog.events.stream_errors import damaged, failure
-from airflow_provider_cdc.mysql.client.binlog_headers import behind_torn_end
+from airflow_provider_cdc.mysql.binlog.events.stream_errors import damaged_stream_error, translate_stream_error
+from airflow_provider_cdc.mysql.client.binlog_headers import next_file_after_torn_end
 from airflow_provider_cdc.mysql.client.identity import is_mariadb
 from airflow_provider_cdc.mysql.client.session import connect
 
 _HEADER = struct.Struct("<IBIIIH")  # timestamp, type, server id, size, end position (32 bits), flags
 _CHECKSUM_SIZE = 4
-_ARTIFICIAL = 0x20
-_IN_USE = 0x01
+_ARTIFICIAL_FLAG = 0x20
+_IN_USE_FLAG = 0x01
 #: Headers of events have 32 bits for a position.
-_BITS = 0xFFFF_FFFF
+_POSITION_MASK = 0xFFFF_FFFF
 #: So has the request for a stream.
-_FARTHEST_START = _BITS
+_FARTHEST_START = _POSITION_MASK
 _FIRST_EVENT = 4
 
 
 class BinlogStream:
-    """An open binlog stream: iterate over it for :class:`Event`.
+    """An open binlog stream: iterate over it for :class:`BinlogEvent`.
 
     With ``blocking`` the stream waits for new events and never ends; without, it ends where the binlog ends.
 
@@ -117,7 +117,7 @@ class BinlogStream:
         if self.position < position:
             self._skip_to(file, position)
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[BinlogEvent]:
         while (packet := self._read_packet()) is not None:
             yield self._parse_event(packet)
 
@@ -134,7 +134,7 @@ class BinlogStream:
             self._close_connection()
 
     def _open_session(self, server: str | None, **settings: Any) -> pymysql.Connection[Any]:
-        connection, self.collations = open_session(server, **settings)
+        connection, self.collations = open_dump_session(server, **settings)
         return connection
 
     def _skip_to(self, file: str, position: int) -> None:
@@ -171,7 +171,7 @@ class BinlogStream:
             self.close()
             return None
         if packet[:1] != b"\x00":
-            raise damaged("unknown packet in the binlog stream", f"{self.file}:{self.position}")
+            raise damaged_stream_error("unknown packet in the binlog stream", f"{self.file}:{self.position}")
         return packet[1:]
 
     @property
@@ -215,7 +215,7 @@ class BinlogStream:
         self._driver_has_buffered = False
         return int(file.readinto1(into[: io.DEFAULT_BUFFER_SIZE]) if ahead else file.raw.readinto(into))
 
-    def parse_packet(self, packet: bytes) -> Event | None:
+    def parse_packet(self, packet: bytes) -> BinlogEvent | None:
         """Check a packet and make the event of it; ``None`` at the end of the stream.
 
         :param packet: without its header of four bytes. ``position`` and ``file`` stand where it begins.
@@ -229,20 +229,20 @@ class BinlogStream:
         return None if data is None else self._parse_event(data)
 
     def _translate_error(self, error: Exception) -> CdcError:
-        return failure(error, f"{self.file}:{self.position}")
+        return translate_stream_error(error, f"{self.file}:{self.position}")
 
-    def _parse_event(self, data: bytes) -> Event:
+    def _parse_event(self, data: bytes) -> BinlogEvent:
         where = f"{self.file}:{self.position}"
         if len(data) < _HEADER.size:
-            raise damaged(f"cut off event of {len(data)} bytes", where)
+            raise damaged_stream_error(f"cut off event of {len(data)} bytes", where)
         timestamp, kind, server_id, size, end, flags = _HEADER.unpack_from(data)
         if size != len(data):
-            raise damaged(f"event of type {kind} with {len(data)} bytes that claims {size}", where)
+            raise damaged_stream_error(f"event of type {kind} with {len(data)} bytes that claims {size}", where)
         if kind == FORMAT_DESCRIPTION:
             # One byte for the algorithm and room for a checksum end this event, whatever the algorithm is.
             algorithm = data[-_CHECKSUM_SIZE - 1]
             if algorithm not in (0, 1):
-                raise damaged(f"unknown checksum algorithm {algorithm}", where)
+                raise damaged_stream_error(f"unknown checksum algorithm {algorithm}", where)
             self._has_checksums = algorithm == 1
         if self._has_checksums:
             self._verify_checksum(data, kind, where)
@@ -253,25 +253,25 @@ class BinlogStream:
         start = self.position
         if kind in HEARTBEATS:
             self._check_heartbeat(kind, body, end, where)
-        elif kind == ROTATE and (flags & _ARTIFICIAL or end == 0):
+        elif kind == ROTATE and (flags & _ARTIFICIAL_FLAG or end == 0):
             self._handle_rotate(body, where)
             start = self.position
-        elif not flags & _ARTIFICIAL and (end != 0 or (self._mariadb and kind not in FIRST)):
+        elif not flags & _ARTIFICIAL_FLAG and (end != 0 or (self._mariadb and kind not in FILE_HEADER_EVENTS)):
             self.position += size
             # MariaDB (from 11.7, binlog_legacy_event_pos=OFF) does not number the events inside of a transaction; its
             # last one shows whether any was missing.
-            if end != 0 and self.position & _BITS != end:
-                expected = self.position & _BITS
-                raise damaged(f"event of type {kind} that ends at {end}, {expected} expected,", where)
-        event = Event(kind, timestamp, body, self.file, self.position, start, server_id, flags)
-        if kind == ROTATE and not flags & _ARTIFICIAL and end != 0:
+            if end != 0 and self.position & _POSITION_MASK != end:
+                expected = self.position & _POSITION_MASK
+                raise damaged_stream_error(f"event of type {kind} that ends at {end}, {expected} expected,", where)
+        event = BinlogEvent(kind, timestamp, body, self.file, self.position, start, server_id, flags)
+        if kind == ROTATE and not flags & _ARTIFICIAL_FLAG and end != 0:
             self._handle_rotate(body, where)
         return event
 
     def next_file_after_torn_end(self, at: Position) -> Position | None:
-        """See :func:`~airflow_provider_cdc.mysql.client.binlog_headers.behind_torn_end`."""
+        """See :func:`~airflow_provider_cdc.mysql.client.binlog_headers.next_file_after_torn_end`."""
         with contextlib.closing(connect(self._args)) as connection:
-            return behind_torn_end(connection, at)
+            return next_file_after_torn_end(connection, at)
 
     def expect_file_starts(self, start_times: dict[str, int]) -> None:
         """Stop at a file that was begun at another time than one of its name that was read before.
@@ -287,21 +287,21 @@ class BinlogStream:
         known = self.file_start_times.setdefault(file, start_time)
         if known != start_time:
             raise OtherHistoryError(
-                f"binlog file {file} of the server was begun at {_moment(start_time)}, and the one that was read, of the "
-                f"same name, at {_moment(known)}"
+                f"binlog file {file} of the server was begun at {_format_time(start_time)}, and the one that was read, of the "
+                f"same name, at {_format_time(known)}"
             )
 
     def _verify_checksum(self, data: bytes, kind: int, where: str) -> None:
         covered = data[:-_CHECKSUM_SIZE]
-        if kind == FORMAT_DESCRIPTION and data[17] & _IN_USE:
+        if kind == FORMAT_DESCRIPTION and data[17] & _IN_USE_FLAG:
             # "File in use" is not part of what the checksum was taken of.
-            covered = data[:17] + bytes([data[17] & ~_IN_USE]) + data[18:-_CHECKSUM_SIZE]
+            covered = data[:17] + bytes([data[17] & ~_IN_USE_FLAG]) + data[18:-_CHECKSUM_SIZE]
         if zlib.crc32(covered) != int.from_bytes(data[-_CHECKSUM_SIZE:], "little"):
-            raise damaged(f"wrong checksum of the event of type {kind}", where)
+            raise damaged_stream_error(f"wrong checksum of the event of type {kind}", where)
 
     def _handle_rotate(self, body: memoryview, where: str) -> None:
         if len(body) < 9:
-            raise damaged("cut off rotate event", where)
+            raise damaged_stream_error("cut off rotate event", where)
         self.position = int.from_bytes(body[:8], "little")
         self.file = bytes(body[8:]).decode("utf-8", "replace")
 
@@ -310,15 +310,17 @@ class BinlogStream:
         if kind == HEARTBEAT:
             file, position = bytes(body).decode("utf-8", "replace"), end
             # 32 bits of a position that cannot lie behind us.
-            position += self.position & ~_BITS
-            position += (_BITS + 1) * (position < self.position)
+            position += self.position & ~_POSITION_MASK
+            position += (_POSITION_MASK + 1) * (position < self.position)
         else:
-            file, position = _heartbeat_v2(body)
+            file, position = _parse_heartbeat_v2(body)
         if file != self.file or position != self.position:
-            raise damaged(f"the server is at {file}:{position}, events are missing: its stream stands", where)
+            raise damaged_stream_error(
+                f"the server is at {file}:{position}, events are missing: its stream stands", where
+            )
 
 
-def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
+def _parse_heartbeat_v2(body: memoryview) -> tuple[str, int]:
     """File and position of a heartbeat event of the second kind: a list of (type, length, value)."""
     file, position, at = "", 0, 0
     while at < len(body) and body[at] != 0:
@@ -333,5 +335,5 @@ def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
     return file, position
 
 
-def _moment(seconds: int) -> str:
+def _format_time(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()

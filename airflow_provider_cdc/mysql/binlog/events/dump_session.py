@@ -10,31 +10,31 @@ import pymysql
 
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.mysql.client.collations import Collations, collations_of
-from airflow_provider_cdc.mysql.client.identity import identity, is_mariadb, same_server
-from airflow_provider_cdc.mysql.client.session import SESSION
-from airflow_provider_cdc.mysql.client.verified_connection import GuardedConnection
+from airflow_provider_cdc.mysql.client.identity import check_same_server, is_mariadb, server_identity
+from airflow_provider_cdc.mysql.client.session import SESSION_SQL
+from airflow_provider_cdc.mysql.client.verified_connection import VerifiedConnection
 
 _COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
 #: The server drops a reader that takes nothing for this long; a slow sink must not lose its stream.
 _NET_TIMEOUT = 3600
 
 
-def open_session(server: str | None, **settings: Any) -> tuple[pymysql.Connection[Any], Collations]:
+def open_dump_session(server: str | None, **settings: Any) -> tuple[pymysql.Connection[Any], Collations]:
     """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library.
 
     :param server: identity of the server that it must be; ``None`` accepts any.
     :param settings: keyword arguments of ``pymysql.connect``.
     :returns: the connection, and the collations of the server, for which it cannot be asked later.
     """
-    connection = GuardedConnection(**settings, init_command=SESSION)
+    connection = VerifiedConnection(**settings, init_command=SESSION_SQL)
     try:
-        same_server(actual_server := identity(connection), server)
+        check_same_server(actual_server := server_identity(connection), server)
         collations = collations_of(connection, actual_server)
     except CdcError:
         connection.close()
         raise
     if is_mariadb(connection):
-        connection._write_bytes = partial(_with_annotations, connection._write_bytes)  # type: ignore[attr-defined]
+        connection._write_bytes = partial(_request_annotations, connection._write_bytes)  # type: ignore[attr-defined]
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION net_write_timeout = {_NET_TIMEOUT}, SESSION net_read_timeout = {_NET_TIMEOUT}")
         # A reader that knows checksums can read files with and without; the server's present setting says nothing
@@ -45,7 +45,7 @@ def open_session(server: str | None, **settings: Any) -> tuple[pymysql.Connectio
     return connection, collations
 
 
-def _with_annotations(send: Callable[[bytes], None], data: bytes) -> None:
+def _request_annotations(send: Callable[[bytes], None], data: bytes) -> None:
     """Set the flag of the dump command by which MariaDB sends all events: without it some are left out silently."""
     if data[4] == _COM_BINLOG_DUMP:
         data = data[:9] + bytes([data[9] | _SEND_ANNOTATE_ROWS]) + data[10:]

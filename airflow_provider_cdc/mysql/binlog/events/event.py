@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from airflow_provider_cdc.model.errors import REPORT, TerminalError
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, TerminalError
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class BinlogEvent:
     """One event of the binlog.
 
     :param type: event type code.
@@ -38,7 +38,7 @@ class Event:
         return f"{self.file}:{self.start}"
 
 
-def stop(event: Event, what: str, remedy: str = REPORT) -> NoReturn:
+def fail_at_event(event: BinlogEvent, what: str, remedy: str = REPORT_REMEDY) -> NoReturn:
     """Stop at an event.
 
     :param what: what is wrong; its place is added.
@@ -47,7 +47,7 @@ def stop(event: Event, what: str, remedy: str = REPORT) -> NoReturn:
     raise TerminalError(f"{what}, at {event.location} (event type {event.type})", remedy)
 
 
-def stop_table(event: Event, table: str, what: str, first: str = "") -> NoReturn:
+def fail_table_at_event(event: BinlogEvent, table: str, what: str, first: str = "") -> NoReturn:
     """Stop at an event because of one table.
 
     :param table: ``database.table``.

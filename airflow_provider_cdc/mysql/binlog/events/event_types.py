@@ -21,9 +21,9 @@ WRITE_ROWS_COMPRESSED_V1, UPDATE_ROWS_COMPRESSED_V1, DELETE_ROWS_COMPRESSED_V1 =
 WRITE_ROWS_COMPRESSED, UPDATE_ROWS_COMPRESSED, DELETE_ROWS_COMPRESSED = 169, 170, 171
 
 #: The events that begin a transaction.
-BEGINS = frozenset({GTID, ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID})
+TRANSACTION_STARTS = frozenset({GTID, ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID})
 #: MariaDB's compressed row events, and the events that they unpack to.
-UNPACKS_TO = {
+UNCOMPRESSED_TYPES = {
     WRITE_ROWS_COMPRESSED_V1: WRITE_ROWS_V1,
     UPDATE_ROWS_COMPRESSED_V1: UPDATE_ROWS_V1,
     DELETE_ROWS_COMPRESSED_V1: DELETE_ROWS_V1,
@@ -32,16 +32,18 @@ UNPACKS_TO = {
     DELETE_ROWS_COMPRESSED: DELETE_ROWS,
 }
 #: Row events without a field for further data in front of the columns.
-ROWS_V1 = frozenset({WRITE_ROWS_V1, UPDATE_ROWS_V1, DELETE_ROWS_V1})
+ROWS_EVENTS_V1 = frozenset({WRITE_ROWS_V1, UPDATE_ROWS_V1, DELETE_ROWS_V1})
 #: What a server sends when it has nothing else to send.
 HEARTBEATS = frozenset({HEARTBEAT, HEARTBEAT_V2})
 #: What stands at the beginning of a file, and is sent to each reader first wherever it begins; without a position then.
-FIRST = frozenset({FORMAT_DESCRIPTION, START_ENCRYPTION})
+FILE_HEADER_EVENTS = frozenset({FORMAT_DESCRIPTION, START_ENCRYPTION})
 #: What stands between transactions and only shows how far the log has been read. The server decrypts what it sends; the
 #: event that says that a file is encrypted comes all the same.
-BETWEEN = frozenset({STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS, BINLOG_CHECKPOINT, GTID_LIST, START_ENCRYPTION})
+BETWEEN_TRANSACTIONS = frozenset(
+    {STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS, BINLOG_CHECKPOINT, GTID_LIST, START_ENCRYPTION}
+)
 #: Events that carry no rows, with what they are for.
-WITHOUT_ROWS = {
+EVENTS_WITHOUT_ROWS = {
     INTVAR: "value of an AUTO_INCREMENT for the statement that follows; that statement is judged",
     APPEND_BLOCK: "file content of a LOAD DATA by statement; the statement that follows is judged",
     DELETE_FILE: "takes such a file content back",

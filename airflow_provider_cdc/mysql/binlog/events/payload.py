@@ -10,36 +10,36 @@ from typing import IO
 import zstandard
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.event import Event
-from airflow_provider_cdc.mysql.binlog.events.wire_types import packed_int
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
+from airflow_provider_cdc.mysql.binlog.events.wire_types import read_length_encoded
 
 _END, _COMPRESSION, _UNCOMPRESSED_SIZE = 0, 2, 3
 _ZSTD, _NONE = 0, 255
-HEADER = struct.Struct("<IBIIIH")
+EVENT_HEADER = struct.Struct("<IBIIIH")
 
 
-def inner_events(event: Event) -> Iterator[Event]:
+def inner_events(event: BinlogEvent) -> Iterator[BinlogEvent]:
     """Unpack a TRANSACTION_PAYLOAD event.
 
     :param event: the outer event.
     :returns: the inner events; they have no checksum of their own, and their place is that of the outer event.
     :raises TerminalError: if the payload is damaged or its compression unknown.
     """
-    source, expected = unpack(event, zstandard.ZstdDecompressor())
+    source, expected = open_payload(event, zstandard.ZstdDecompressor())
     total = 0
     try:
-        for header, data in _split(source):
+        for header, data in _split_events(source):
             timestamp, kind, server_id, _, _, flags = header
-            total += HEADER.size + len(data)
+            total += EVENT_HEADER.size + len(data)
             place = event.file, event.position, event.start
-            yield Event(kind, timestamp, memoryview(data), *place, server_id, flags)
+            yield BinlogEvent(kind, timestamp, memoryview(data), *place, server_id, flags)
     except (EOFError, zstandard.ZstdError):
-        raise damaged(event.location) from None
+        raise damaged_payload_error(event.location) from None
     if expected is not None and total != expected:
-        raise damaged(event.location)
+        raise damaged_payload_error(event.location)
 
 
-def unpack(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[bytes], int | None]:
+def open_payload(event: BinlogEvent, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[bytes], int | None]:
     """Open a payload for reading: (the events one after the other, how many bytes they are said to have).
 
     :param event: the outer event.
@@ -49,17 +49,17 @@ def unpack(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[b
     compression, expected, at, body = _NONE, None, 0, event.body
     try:
         while True:
-            kind, at = packed_int(body, at)
+            kind, at = read_length_encoded(body, at)
             if kind == _END:
                 break
-            size, at = packed_int(body, at)
+            size, at = read_length_encoded(body, at)
             if kind == _COMPRESSION:
-                compression = packed_int(body, at)[0]
+                compression = read_length_encoded(body, at)[0]
             elif kind == _UNCOMPRESSED_SIZE:
-                expected = packed_int(body, at)[0]
+                expected = read_length_encoded(body, at)[0]
             at += size
     except IndexError:
-        raise damaged(event.location) from None
+        raise damaged_payload_error(event.location) from None
     if compression == _NONE:
         return io.BytesIO(body[at:]), expected
     if compression != _ZSTD:
@@ -71,17 +71,17 @@ def unpack(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[b
     return decompressor.stream_reader(body[at:], read_across_frames=True), expected
 
 
-def _split(source: IO[bytes]) -> Iterator[tuple[tuple[int, ...], bytes]]:
-    while head := _exactly(source, HEADER.size):
-        header = HEADER.unpack(head)
-        size = header[3] - HEADER.size
-        data = _exactly(source, size) if size > 0 else b""
+def _split_events(source: IO[bytes]) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    while head := _read_exactly(source, EVENT_HEADER.size):
+        header = EVENT_HEADER.unpack(head)
+        size = header[3] - EVENT_HEADER.size
+        data = _read_exactly(source, size) if size > 0 else b""
         if len(data) != size:
             raise EOFError
         yield header, data
 
 
-def _exactly(source: IO[bytes], size: int) -> bytes:
+def _read_exactly(source: IO[bytes], size: int) -> bytes:
     """``size`` bytes, or none at the end."""
     parts, left = [], size
     while left and (part := source.read(min(left, 1 << 20))):
@@ -92,7 +92,7 @@ def _exactly(source: IO[bytes], size: int) -> bytes:
     return b"".join(parts)
 
 
-def damaged(where: str) -> TerminalError:
+def damaged_payload_error(where: str) -> TerminalError:
     """The error for a payload that makes no sense."""
     return TerminalError(
         f"damaged compressed transaction at {where}",

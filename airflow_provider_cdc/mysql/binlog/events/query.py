@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from pymysql.charset import charset_by_id
 
-from airflow_provider_cdc.ddl.alter_parser import Session
+from airflow_provider_cdc.ddl.alter_parser import StatementSession
 from airflow_provider_cdc.ddl.tokens import Quoting
-from airflow_provider_cdc.model.errors import REPORT, TerminalError
-from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, TerminalError
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 
 _HEADER_SIZE = 13  # thread, duration, length of the database name, error code, length of the status variables
 _SQL_MODE, _CHARSET, _ZONE, _CATALOG, _INVOKER, _DATABASES, _UTF8MB4 = 1, 4, 5, 6, 11, 12, 18
@@ -20,7 +20,7 @@ _FIXED_SIZES = {0: 4, _SQL_MODE: 8, 3: 4, _CHARSET: 6, 7: 2, 8: 2, 9: 8, 10: 4, 
 _TOO_MANY = 254
 _REAL_AS_FLOAT, _ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 1, 4, 1 << 20
 #: POSTGRESQL, ORACLE, MSSQL, DB2, MAXDB, MYSQL323, MYSQL40: DATE or TIMESTAMP is another type in some of these.
-_OTHER_TYPES = 256 | 512 | 1024 | 2048 | 4096 | 1 << 16 | 1 << 17
+_TYPE_CHANGING_MODES = 256 | 512 | 1024 | 2048 | 4096 | 1 << 16 | 1 << 17
 #: What default_collation_for_utf8mb4 of MySQL can be.
 _UTF8MB4_COLLATIONS = {45: "utf8mb4_general_ci", 255: "utf8mb4_0900_ai_ci"}
 #: Character sets of clients that the codec of this name decodes to the last character as servers do, or refuses.
@@ -33,11 +33,11 @@ _CODECS = {
     **{name: name for name in ("cp850", "cp852", "cp1250", "cp1251", "cp1257")},
 }
 #: Others whose codec finds the borders of characters, of which a byte may look like a quote or a backslash.
-_BORDERS = {"big5": "big5", "sjis": "shift_jis", "gb18030": "gb18030"}
+_BOUNDARY_CODECS = {"big5": "big5", "sjis": "shift_jis", "gb18030": "gb18030"}
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class QueryEvent:
     """A statement.
 
     :param database: default database.
@@ -50,10 +50,10 @@ class Query:
     database: str
     sql: str
     quoting: Quoting
-    session: Session
+    session: StatementSession
 
 
-def inflate(data: memoryview, event: Event) -> bytes:
+def decompress_mariadb(data: memoryview, event: BinlogEvent) -> bytes:
     """Unpack what MariaDB has compressed (``log_bin_compress``).
 
     :param data: one byte with the algorithm and the width of the length, the length (most significant byte first),
@@ -78,7 +78,7 @@ def inflate(data: memoryview, event: Event) -> bytes:
     return content
 
 
-def read_query(event: Event, extra: int = 0, compressed: bool = False) -> Query:
+def parse_query_event(event: BinlogEvent, extra: int = 0, compressed: bool = False) -> QueryEvent:
     """Read a statement.
 
     :param event: a QUERY event.
@@ -89,37 +89,37 @@ def read_query(event: Event, extra: int = 0, compressed: bool = False) -> Query:
     body = event.body
     at = _HEADER_SIZE + extra
     if len(body) < at:
-        raise TerminalError(f"cut off statement at {event.location}", REPORT)
+        raise TerminalError(f"cut off statement at {event.location}", REPORT_REMEDY)
     database_size = body[8]
     status_size = int.from_bytes(body[11:13], "little")
-    status = _status(body[at : at + status_size])
+    status = _parse_status_variables(body[at : at + status_size])
     at += status_size
     if at + database_size + 1 > len(body):
-        raise TerminalError(f"cut off statement at {event.location}", REPORT)
+        raise TerminalError(f"cut off statement at {event.location}", REPORT_REMEDY)
     database = bytes(body[at : at + database_size]).decode("utf-8", "surrogateescape")
     rest = body[at + database_size + 1 :]
-    text = inflate(rest, event) if compressed else bytes(rest)
+    text = decompress_mariadb(rest, event) if compressed else bytes(rest)
     mode = status.get(_SQL_MODE, 0)
     quoting = Quoting(not mode & _NO_BACKSLASH_ESCAPES, bool(mode & _ANSI_QUOTES))
-    session = Session(
+    session = StatementSession(
         quoting=quoting,
         real_as_float=bool(mode & _REAL_AS_FLOAT),
-        standard_types=_SQL_MODE in status and not mode & _OTHER_TYPES,
+        standard_types=_SQL_MODE in status and not mode & _TYPE_CHANGING_MODES,
         utf8mb4_collation=_UTF8MB4_COLLATIONS.get(status.get(_UTF8MB4, 0)),
     )
-    return Query(database, _decode(text, _charset(status.get(_CHARSET))), quoting, session)
+    return QueryEvent(database, _decode_sql(text, _client_charset(status.get(_CHARSET))), quoting, session)
 
 
-def _decode(text: bytes, charset: str) -> str:
+def _decode_sql(text: bytes, charset: str) -> str:
     if text.isascii():
         return text.decode("ascii")
-    if charset in _BORDERS:
-        text_found = text.decode(_BORDERS[charset], "surrogateescape")
+    if charset in _BOUNDARY_CODECS:
+        text_found = text.decode(_BOUNDARY_CODECS[charset], "surrogateescape")
         return "".join(c if c.isascii() else "\udcff" for c in text_found)
     return text.decode(_CODECS.get(charset, "ascii"), "surrogateescape")
 
 
-def _charset(collation: int | None) -> str:
+def _client_charset(collation: int | None) -> str:
     """Character set of the client; numbers that are not known are of newer collations, which only Unicode has."""
     try:
         return str(charset_by_id((collation or 0) & 0xFFFF).name)  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ def _charset(collation: int | None) -> str:
         return "utf8mb4"
 
 
-def _status(variables: memoryview) -> dict[int, int]:
+def _parse_status_variables(variables: memoryview) -> dict[int, int]:
     """Status variables as numbers, up to the first one whose size is not known."""
     status, at = dict[int, int](), 0
     while at < len(variables):

@@ -8,25 +8,25 @@ from typing import Literal
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.events.event import Event, stop_table
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent, fail_table_at_event
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     DELETE_ROWS,
     DELETE_ROWS_V1,
-    ROWS_V1,
-    UNPACKS_TO,
+    ROWS_EVENTS_V1,
+    UNCOMPRESSED_TYPES,
     UPDATE_ROWS,
     UPDATE_ROWS_V1,
     WRITE_ROWS,
     WRITE_ROWS_V1,
 )
-from airflow_provider_cdc.mysql.binlog.events.query import inflate
+from airflow_provider_cdc.mysql.binlog.events.query import decompress_mariadb
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
-from airflow_provider_cdc.mysql.binlog.events.wire_types import packed_int
+from airflow_provider_cdc.mysql.binlog.events.wire_types import read_length_encoded
 
-RowsKind = Literal["insert", "update", "delete"]
+RowsOperation = Literal["insert", "update", "delete"]
 
 #: What the rows of an event type tell, compressed ones aside.
-KINDS: dict[int, RowsKind] = {
+ROWS_OPERATIONS: dict[int, RowsOperation] = {
     **dict.fromkeys((WRITE_ROWS_V1, WRITE_ROWS), "insert"),
     **dict.fromkeys((UPDATE_ROWS_V1, UPDATE_ROWS), "update"),
     **dict.fromkeys((DELETE_ROWS_V1, DELETE_ROWS), "delete"),
@@ -46,7 +46,7 @@ class RowsEvent:
     """
 
     table: TableMap
-    operation: RowsKind
+    operation: RowsOperation
     images: memoryview
     location: str
     present_columns: bytes = b""
@@ -57,43 +57,47 @@ class RowsEvent:
         return self.table.schema
 
 
-def read_rows_event(event: Event, operation: RowsKind, table: TableMap) -> RowsEvent:
+def parse_rows_event(event: BinlogEvent, operation: RowsOperation, table: TableMap) -> RowsEvent:
     """Read what stands in front of the row images.
 
     :raises TerminalError: if the event is cut off, or its images lack columns that are needed.
     """
     body, label = event.body, table.schema.label
     try:
-        written = UNPACKS_TO.get(event.type, event.type)
-        at = 8 if written in ROWS_V1 else 8 + int.from_bytes(body[8:10], "little")
-        count, at = packed_int(body, at)
+        written = UNCOMPRESSED_TYPES.get(event.type, event.type)
+        at = 8 if written in ROWS_EVENTS_V1 else 8 + int.from_bytes(body[8:10], "little")
+        count, at = read_length_encoded(body, at)
     except IndexError:
-        stop_table(event, label, f"a cut off rows event of {label}")
+        fail_table_at_event(event, label, f"a cut off rows event of {label}")
     if count != len(table.columns):
-        stop_table(event, label, f"rows of {label} with {count} columns, {len(table.columns)} expected")
+        fail_table_at_event(event, label, f"rows of {label} with {count} columns, {len(table.columns)} expected")
     size, all_columns = (count + 7) // 8, (1 << count) - 1
     needs = {"insert": "a", "update": "ba", "delete": "b"}[operation]
     present = bytes(body[at : at + size * len(needs)])
     bitmaps = [int.from_bytes(present[i * size : (i + 1) * size], "little") for i in range(len(needs))]
     for need, bitmap in zip(needs, bitmaps, strict=True):
         needed = table.schema.required_before_image if need == "b" else table.schema.required_after_image
-        _complete(event, table.schema, [c.name for i, c in enumerate(table.schema.columns) if bitmap >> i & 1], needed)
+        _check_required_columns(
+            event, table.schema, [c.name for i, c in enumerate(table.schema.columns) if bitmap >> i & 1], needed
+        )
     if all(bitmap & all_columns == all_columns for bitmap in bitmaps):
         present = b""
     data = body[at + size * len(needs) :]
-    if event.type in UNPACKS_TO:
+    if event.type in UNCOMPRESSED_TYPES:
         try:
-            data = memoryview(inflate(data, event))
+            data = memoryview(decompress_mariadb(data, event))
         except TerminalError as error:
             raise TerminalError.for_table(f"{error.message} of {label}", label, place=event.location) from None
     return RowsEvent(table, operation, data, event.location, present)
 
 
-def _complete(event: Event, schema: TableSchema, present_names: Sequence[str], needed: frozenset[str]) -> None:
+def _check_required_columns(
+    event: BinlogEvent, schema: TableSchema, present_names: Sequence[str], needed: frozenset[str]
+) -> None:
     """Stop unless images have all columns that are needed."""
     missing = [c.name for c in schema.columns if c.name in needed.difference(present_names)]
     if missing:
-        stop_table(
+        fail_table_at_event(
             event,
             schema.label,
             f"row images of {schema.label} are not full: they lack {', '.join(missing)}",

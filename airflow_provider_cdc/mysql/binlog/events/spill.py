@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from airflow_provider_cdc.model.errors import TransientError
 
 
-def spill(parts: Sequence[memoryview]) -> list[memoryview]:
+def spill_to_disk(parts: Sequence[memoryview]) -> list[memoryview]:
     """The same bytes, read from a temporary file, which is gone with the last of them.
 
     :raises TransientError: if there is no room for them.

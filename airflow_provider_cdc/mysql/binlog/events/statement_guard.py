@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from airflow_provider_cdc.ddl.affected_tables import Statement
-from airflow_provider_cdc.ddl.indirect_writes import Detours, stays_inside
-from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites, names_only_system_tables
+from airflow_provider_cdc.model.definitions import CapturedTables
 from airflow_provider_cdc.model.errors import DdlError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.table_names import Table, fold, folded, may_name
-from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.model.table_names import TableName, fold_name, fold_table, may_match
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 
-_BY_ROW = "Let writers use binlog_format=ROW"
-_SEE = "GRANT SELECT, SHOW VIEW, TRIGGER ON *.* TO the user of the connection and run again"
+_USE_ROW_FORMAT = "Let writers use binlog_format=ROW"
+_GRANT_CATALOG = "GRANT SELECT, SHOW VIEW, TRIGGER ON *.* TO the user of the connection and run again"
 #: A flag of statements: the session uses a temporary table. In a stored procedure it stays set for those that do not.
-THREAD_SPECIFIC = 4
+THREAD_SPECIFIC_FLAG = 4
 
 
 #: Looks up what leads to captured tables now; ``None``: that may not be seen.
-LookUp = Callable[[], Detours | None]
+IndirectWritesLookup = Callable[[], IndirectWrites | None]
 
 
-class Judge:
+class StatementGuard:
     """Judges the statements of a binlog, one after the other.
 
     :param captured: the definitions of captured tables.
@@ -31,13 +31,15 @@ class Judge:
         those who read behind one that has judged.
     """
 
-    def __init__(self, captured: Captured, lookup: LookUp | None) -> None:
+    def __init__(self, captured: CapturedTables, lookup: IndirectWritesLookup | None) -> None:
         # Where names that differ in case are those of several tables, a folded one may be that of each of them.
-        self._captured = [((fold(database), fold(table)), history) for (database, table), history in captured.items()]
+        self._captured = [
+            ((fold_name(database), fold_name(table)), history) for (database, table), history in captured.items()
+        ]
         self._lookup = lookup
-        self._indirect_writes: Detours | None = None
+        self._indirect_writes: IndirectWrites | None = None
 
-    def altered_tables(self, event: Event, statement: Statement) -> list[TableSchema]:
+    def altered_tables(self, event: BinlogEvent, statement: Statement) -> list[TableSchema]:
         """Captured tables that a DDL changes, and not to what their definitions say already.
 
         :raises DdlError: if their rows may be changed by a statement. Its text stays unsaid: it may hold secrets.
@@ -48,7 +50,7 @@ class Judge:
         changed = [
             schema
             for name, schema in live
-            if may_name(statement.changed_tables | dropped, name) and not _keeps_key(schema, statement.dropped_index)
+            if may_match(statement.changed_tables | dropped, name) and not _keeps_key(schema, statement.dropped_index)
         ]
         if statement.may_change_any_table and not changed and self._lookup is None:
             changed = [schema for _, schema in live[:1]]
@@ -56,21 +58,24 @@ class Judge:
             # Of the first of them: each of the others has its turn when that one is suspended.
             message = f"{statement.summary} logged by statement may change captured table {changed[0].label}, at {event.location}"
             raise DdlError.for_table(
-                f"{message}: its rows are not in the binlog", changed[0].label, place=event.location, first=_BY_ROW
+                f"{message}: its rows are not in the binlog",
+                changed[0].label,
+                place=event.location,
+                first=_USE_ROW_FORMAT,
             )
         if live and not changed and self._lookup is not None:
             self._check_indirect_writes(event, statement, self._lookup, live)
         followed = {name for name, over_time in self._captured if over_time.changes_at(end)}
         return sorted(
-            (schema for schema in changed if folded(schema.id) not in followed), key=lambda schema: schema.label
+            (schema for schema in changed if fold_table(schema.id) not in followed), key=lambda schema: schema.label
         )
 
-    def check_truncate(self, event: Event, statement: Statement) -> None:
+    def check_truncate(self, event: BinlogEvent, statement: Statement) -> None:
         """Make sure that what is emptied is not a temporary table that hides the captured one.
 
         :raises DdlError: if it may be one.
         """
-        if event.flags & THREAD_SPECIFIC:
+        if event.flags & THREAD_SPECIFIC_FLAG:
             label = ".".join(statement.emptied_table or ())
             raise DdlError.for_table(
                 f"{statement.summary} by a session that uses temporary tables, at {event.location}: whether of captured table "
@@ -81,11 +86,15 @@ class Judge:
             )
 
     def _check_indirect_writes(
-        self, event: Event, statement: Statement, lookup: LookUp, live: list[tuple[Table, TableSchema]]
+        self,
+        event: BinlogEvent,
+        statement: Statement,
+        lookup: IndirectWritesLookup,
+        live: list[tuple[TableName, TableSchema]],
     ) -> None:
         if statement.kind in ("ddl", "harmless"):
             self._indirect_writes = None  # the catalog may not be what it was
-        if not statement.mentioned_names or stays_inside(statement):
+        if not statement.mentioned_names or names_only_system_tables(statement):
             return
         if self._indirect_writes is None:
             self._indirect_writes = lookup()
@@ -93,7 +102,7 @@ class Judge:
             raise DdlError(
                 f"{statement.summary} logged by statement, at {event.location}: whether a view, a trigger or a function leads "
                 "from what it names to a captured table may not be seen",
-                f"{_SEE}; if one does, let writers use binlog_format=ROW, then start with a fresh sink.path",
+                f"{_GRANT_CATALOG}; if one does, let writers use binlog_format=ROW, then start with a fresh sink.path",
             )
         if paths := self._indirect_writes.paths_used_by(statement):
             # Of the first of the tables to which it leads: each of the others has its turn when that one is suspended.
@@ -103,7 +112,7 @@ class Judge:
                 f"trigger, function or foreign key), at {event.location}: the rows are not in the binlog",
                 next(labels, live[0][1].label),
                 place=event.location,
-                first=_BY_ROW,
+                first=_USE_ROW_FORMAT,
             )
 
 
@@ -111,4 +120,4 @@ def _keeps_key(schema: TableSchema, index: str) -> bool:
     """Whether what is dropped is an index, and not the key."""
     if not index or not schema.key:
         return bool(index)
-    return schema.key_index is not None and index != fold(schema.key_index)
+    return schema.key_index is not None and index != fold_name(schema.key_index)

@@ -13,20 +13,20 @@ from airflow_provider_cdc.model.errors import (
     TornFileError,
     TransientError,
 )
-from airflow_provider_cdc.mysql.client.session import DENIED
+from airflow_provider_cdc.mysql.client.session import ACCESS_DENIED_CODES
 
 _ER_SOURCE_FATAL = 1236
 _TORN = "nothing proves that the next file goes on with what lies before: start with a fresh sink.path"
 
 
-def failure(error: Exception, where: str) -> CdcError:
+def translate_stream_error(error: Exception, where: str) -> CdcError:
     """What an error of the server or of the connection means.
 
     :param where: up to where the stream has been read.
     """
-    text = _text(error)
+    text = _error_text(error)
     code = error.args[0] if error.args else None
-    if code in DENIED:
+    if code in ACCESS_DENIED_CODES:
         return NotReadyError(
             f"the server denies the binlog to this user: {text}",
             "Check user, password and the grant REPLICATION SLAVE",
@@ -54,7 +54,7 @@ def failure(error: Exception, where: str) -> CdcError:
     return TerminalError(f"the server refuses the binlog at {where}: {text}", remedy)
 
 
-def damaged(what: str, where: str) -> DamageError:
+def damaged_stream_error(what: str, where: str) -> DamageError:
     """The error for bytes that cannot be what the server has written."""
     return DamageError(
         f"{what} at {where}",
@@ -64,6 +64,6 @@ def damaged(what: str, where: str) -> DamageError:
     )
 
 
-def _text(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The error's own words; pymysql's never hold the password."""
     return str(error.args[-1]) if error.args else type(error).__name__

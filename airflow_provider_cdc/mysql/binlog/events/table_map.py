@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import ADDRESS_TYPES, GEOMETRY_TYPES, Column, TableSchema
-from airflow_provider_cdc.mysql.binlog.events.table_metadata import DifferenceError, compare_metadata
+from airflow_provider_cdc.mysql.binlog.events.table_metadata import MetadataMismatch, compare_metadata
 from airflow_provider_cdc.mysql.binlog.events.wire_types import (
     BIT,
     BLOB,
@@ -46,9 +46,9 @@ from airflow_provider_cdc.mysql.binlog.events.wire_types import (
     VECTOR,
     YEAR,
     WireColumn,
-    packed_int,
+    read_length_encoded,
 )
-from airflow_provider_cdc.mysql.client.charsets import Decoders
+from airflow_provider_cdc.mysql.client.charsets import CharsetDecoders
 from airflow_provider_cdc.mysql.client.collations import Collations
 
 _ONE_BYTE_META = frozenset({FLOAT, DOUBLE, BLOB, BLOB_COMPRESSED, JSON, GEOMETRY, VECTOR, TIMESTAMP2, DATETIME2, TIME2})
@@ -82,16 +82,16 @@ _WIRE_TYPES = {
     **dict.fromkeys(ADDRESS_TYPES, STRING),
 }
 #: BLOB and TEXT types by the size of their length field, in bytes.
-_BLOBS = {"tiny": 1, "": 2, "medium": 3, "long": 4}
+_BLOB_LENGTH_SIZES = {"tiny": 1, "": 2, "medium": 3, "long": 4}
 #: Types of MariaDB 5.3, whose table map does not tell the digits of a fraction.
-OLD_TYPES = {"timestamp": TIMESTAMP, "time": TIME, "datetime": DATETIME}
+OLD_TEMPORAL_TYPES = {"timestamp": TIMESTAMP, "time": TIME, "datetime": DATETIME}
 _TYPE_NAMES = {wire: name for name, wire in _WIRE_TYPES.items()} | {
     BLOB: "text or blob",
     GEOMETRY: "geometry",
     STRING: "char or binary",
     BLOB_COMPRESSED: "compressed text or blob",
     VARCHAR_COMPRESSED: "compressed varchar or varbinary",
-    **{wire: f"{name} of the old format" for name, wire in OLD_TYPES.items()},
+    **{wire: f"{name} of the old format" for name, wire in OLD_TEMPORAL_TYPES.items()},
 }
 
 
@@ -112,7 +112,7 @@ class TableMap:
     location: str
 
 
-def table_of(body: memoryview) -> tuple[int, tuple[str, str], int]:
+def parse_table_map_head(body: memoryview) -> tuple[int, tuple[str, str], int]:
     """The head of a table map event: table id, (database, table), and where the columns begin."""
     table_id = int.from_bytes(body[:6], "little")
     at = 8
@@ -126,7 +126,7 @@ def table_of(body: memoryview) -> tuple[int, tuple[str, str], int]:
     return table_id, (names[0], names[1]), at
 
 
-def read_table_map(body: memoryview, at: int, schema: TableSchema, where: str, collations: Collations) -> TableMap:
+def parse_table_map(body: memoryview, at: int, schema: TableSchema, where: str, collations: Collations) -> TableMap:
     """Read the columns of a table map event and compare them with the schema.
 
     :param body: the event.
@@ -137,29 +137,29 @@ def read_table_map(body: memoryview, at: int, schema: TableSchema, where: str, c
     :raises TerminalError: if anything differs; the message names the column, and both values.
     """
     try:
-        count, at = packed_int(body, at)
+        count, at = read_length_encoded(body, at)
         types = bytes(body[at : at + count])
         at += count
-        meta_size, at = packed_int(body, at)
+        meta_size, at = read_length_encoded(body, at)
         meta = body[at : at + meta_size]
         at += meta_size + (count + 7) // 8  # nullable columns: rows say for themselves what is NULL
         if at > len(body):
             raise IndexError
         if count != len(schema.columns):
-            _differs(schema, f"has {count} columns in the binlog and {len(schema.columns)} in the catalog", where)
-        columns = tuple(_wire_columns(types, meta, schema, where))
+            _fail_mismatch(schema, f"has {count} columns in the binlog and {len(schema.columns)} in the catalog", where)
+        columns = tuple(_parse_wire_columns(types, meta, schema, where))
         for column, wire in zip(schema.columns, columns, strict=True):
             _compare_layout(column, wire, schema, where)
         members = compare_metadata(body[at:], columns, schema, collations)
-    except DifferenceError as error:
-        _differs(schema, str(error), where)
+    except MetadataMismatch as error:
+        _fail_mismatch(schema, str(error), where)
     except (IndexError, ValueError):
         message = f"cut off table map of {schema.label} at {where}"
         raise TerminalError.for_table(message, schema.label, place=where) from None
     return TableMap(schema, columns, members, where)
 
 
-def _differs(schema: TableSchema, text: str, where: str) -> NoReturn:
+def _fail_mismatch(schema: TableSchema, text: str, where: str) -> NoReturn:
     message = (
         f"table {schema.label} {text}, at {where}: it was changed where the stream could not see it (a DDL with "
         "sql_log_bin=0, or before the start position)"
@@ -167,7 +167,7 @@ def _differs(schema: TableSchema, text: str, where: str) -> NoReturn:
     raise TerminalError.for_table(message, schema.label, place=where)
 
 
-def _wire_columns(types: bytes, meta: memoryview, schema: TableSchema, where: str) -> Iterator[WireColumn]:
+def _parse_wire_columns(types: bytes, meta: memoryview, schema: TableSchema, where: str) -> Iterator[WireColumn]:
     at = 0
     for kind, column in zip(types, schema.columns, strict=True):
         if kind in _ONE_BYTE_META:
@@ -188,16 +188,18 @@ def _wire_columns(types: bytes, meta: memoryview, schema: TableSchema, where: st
         elif kind in _NO_META:
             yield WireColumn(kind)
         else:
-            _differs(schema, f"has a column {column.name} of the unknown type {kind} in the binlog", where)
+            _fail_mismatch(schema, f"has a column {column.name} of the unknown type {kind} in the binlog", where)
 
 
-def _expected(column: Column, mariadb_vector: bool) -> WireColumn:
+def _expected_layout(column: Column, mariadb_vector: bool) -> WireColumn:
     kind = column.data_type
     for suffix in ("text", "blob"):
         if kind.endswith(suffix):
-            return WireColumn(BLOB_COMPRESSED if column.is_compressed else BLOB, _BLOBS[kind.removesuffix(suffix)])
+            return WireColumn(
+                BLOB_COMPRESSED if column.is_compressed else BLOB, _BLOB_LENGTH_SIZES[kind.removesuffix(suffix)]
+            )
     if column.has_old_temporal_format:
-        return WireColumn(OLD_TYPES[kind])
+        return WireColumn(OLD_TEMPORAL_TYPES[kind])
     wire = VARCHAR if mariadb_vector else _WIRE_TYPES[kind]
     if column.is_compressed:  # a byte in front tells how
         return WireColumn(VARCHAR_COMPRESSED, (column.octets or 0) + 1)
@@ -219,19 +221,19 @@ def _expected(column: Column, mariadb_vector: bool) -> WireColumn:
 
 def _compare_layout(column: Column, wire: WireColumn, schema: TableSchema, where: str) -> None:
     # One of MariaDB is logged as bytes.
-    expected = _expected(column, mariadb_vector=column.data_type == "vector" and wire.type == VARCHAR)
+    expected = _expected_layout(column, mariadb_vector=column.data_type == "vector" and wire.type == VARCHAR)
     if wire.type == NEWDATE:
         wire = wire._replace(type=DATE)
     if wire.type != expected.type:
         type_name = _TYPE_NAMES.get(wire.type, f"type {wire.type}")
-        _differs(
+        _fail_mismatch(
             schema,
             f"has column {column.name} as {type_name} in the binlog and {column.column_type} in the catalog",
             where,
         )
     if wire != expected:
         text = f"{wire.precision},{wire.scale}" if wire.type == NEWDECIMAL else str(wire.size)
-        _differs(
+        _fail_mismatch(
             schema,
             f"has column {column.name} with size {text} in the binlog and {column.column_type} in the catalog",
             where,
@@ -243,7 +245,7 @@ def _as_catalog(member: str) -> str:
     return "".join(c if c <= "\uffff" else "?" for c in member)
 
 
-def with_members(column: Column, table: TableMap, decoders: Decoders) -> Column:
+def with_exact_members(column: Column, table: TableMap, decoders: CharsetDecoders) -> Column:
     """An ENUM or SET column with the members of the event, which are exact, in place of the catalog's.
 
     :param decoders: how text is decoded.
@@ -269,7 +271,7 @@ def with_members(column: Column, table: TableMap, decoders: Decoders) -> Column:
     if tuple(_as_catalog(m) for m in members) != column.members:
         binlog_members = ", ".join(member.decode("utf-8", "backslashreplace") for member in member_bytes)
         known = ", ".join(column.members)
-        _differs(
+        _fail_mismatch(
             schema,
             f"has other {kind} members in the binlog for column {column.name}: ({binlog_members}), and ({known}) in the catalog",
             table.location,

@@ -37,9 +37,9 @@ from airflow_provider_cdc.mysql.binlog.events.wire_types import (
     VECTOR,
     YEAR,
     WireColumn,
-    packed_int,
+    read_length_encoded,
 )
-from airflow_provider_cdc.mysql.client.collations import Collations, canonical
+from airflow_provider_cdc.mysql.client.collations import Collations, canonical_charset
 
 _SIGNS, _CHARSET, _CHARSETS, _NAMES, _SET_MEMBERS, _ENUM_MEMBERS, _GEOMETRIES = 1, 2, 3, 4, 5, 6, 7
 _KEY, _KEY_OF_PREFIXES, _MEMBERS_CHARSET, _MEMBERS_CHARSETS, _DIMENSIONS = 8, 9, 10, 11, 13
@@ -63,7 +63,7 @@ _GEOMETRY_NAMES = (
 )
 
 
-class DifferenceError(Exception):
+class MetadataMismatch(Exception):
     """A table map says something else than the definition; the text says what, and names both values."""
 
 
@@ -82,7 +82,7 @@ def compare_metadata(
     def of(types: frozenset[int]) -> list[Column]:
         return [column for column, wire in zip(schema.columns, columns, strict=True) if wire.type in types]
 
-    fields = dict(_fields(rest))
+    fields = dict(_parse_fields(rest))
     for kind, value in fields.items():
         if kind == _SIGNS:
             _compare_signs(value, of(_HAS_SIGN))
@@ -92,28 +92,28 @@ def compare_metadata(
         elif kind in (_MEMBERS_CHARSET, _MEMBERS_CHARSETS):
             _compare_charsets(value, kind == _MEMBERS_CHARSET, of(_HAS_MEMBERS), collations)
         elif kind == _NAMES:
-            for column, name in zip(schema.columns, _strings(value), strict=True):
+            for column, name in zip(schema.columns, _parse_strings(value), strict=True):
                 if name != column.name:
-                    raise DifferenceError(f"has column {column.name} under the name {name} in the binlog")
+                    raise MetadataMismatch(f"has column {column.name} under the name {name} in the binlog")
         elif kind == _GEOMETRIES:
-            for column, number in zip(of(frozenset({GEOMETRY})), _numbers(value), strict=True):
-                _compare(column, _GEOMETRY_NAMES[number], column.data_type.replace("geomcoll", "geometrycoll"))
+            for column, number in zip(of(frozenset({GEOMETRY})), _parse_numbers(value), strict=True):
+                _check_equal(column, _GEOMETRY_NAMES[number], column.data_type.replace("geomcoll", "geometrycoll"))
         elif kind == _DIMENSIONS:
-            for column, number in zip(of(frozenset({VECTOR})), _numbers(value), strict=True):
-                _compare(column, f"vector({number})", column.column_type)
+            for column, number in zip(of(frozenset({VECTOR})), _parse_numbers(value), strict=True):
+                _check_equal(column, f"vector({number})", column.column_type)
     if _NAMES in fields and schema.key_index == "PRIMARY":  # else which index the server takes for the key may differ
         _compare_key(fields.get(_KEY), fields.get(_KEY_OF_PREFIXES), schema)
     members = dict[str, tuple[bytes, ...]]()
     for kind, wanted in ((_ENUM_MEMBERS, ENUM), (_SET_MEMBERS, SET)):
         if kind in fields:
-            lists = zip(of(frozenset({wanted})), _members(fields[kind]), strict=True)
+            lists = zip(of(frozenset({wanted})), _parse_members(fields[kind]), strict=True)
             members |= {column.name: texts for column, texts in lists}
     return members
 
 
-def _compare(column: Column, in_binlog: str, in_catalog: str) -> None:
+def _check_equal(column: Column, in_binlog: str, in_catalog: str) -> None:
     if in_binlog != in_catalog:
-        raise DifferenceError(f"has column {column.name} as {in_binlog} in the binlog and {in_catalog} in the catalog")
+        raise MetadataMismatch(f"has column {column.name} as {in_binlog} in the binlog and {in_catalog} in the catalog")
 
 
 def _compare_signs(value: memoryview, columns: Sequence[Column]) -> None:
@@ -121,12 +121,12 @@ def _compare_signs(value: memoryview, columns: Sequence[Column]) -> None:
         unsigned = bool(value[i // 8] & 0x80 >> i % 8)
         if column.data_type in _SIGNED_TYPES and unsigned != column.is_unsigned:
             words = ("unsigned", "signed") if unsigned else ("signed", "unsigned")
-            _compare(column, *words)
+            _check_equal(column, *words)
 
 
 def _compare_charsets(value: memoryview, is_default: bool, columns: Sequence[Column], collations: Collations) -> None:
     """Compare character sets: one for all columns, then pairs of a column and another one; or one for each column."""
-    numbers = list(_numbers(value))
+    numbers = list(_parse_numbers(value))
     if is_default:
         pairs = numbers[1:]
         others = dict(zip(pairs[::2], pairs[1::2], strict=True))
@@ -135,31 +135,31 @@ def _compare_charsets(value: memoryview, is_default: bool, columns: Sequence[Col
             raise IndexError
     for column, number in zip(columns, numbers, strict=True):
         has_text = column.data_type in TEXT_TYPES | MEMBER_TYPES
-        known = canonical(str(column.charset)) if has_text else "binary"
+        known = canonical_charset(str(column.charset)) if has_text else "binary"
         if (charset := collations.charset_of(number)) != known:
-            raise DifferenceError(
+            raise MetadataMismatch(
                 f"has column {column.name} in character set {charset} in the binlog and {known} in the catalog"
             )
 
 
 def _compare_key(whole: memoryview | None, prefixes: memoryview | None, schema: TableSchema) -> None:
-    numbers = list(_numbers(whole or memoryview(b"")))
+    numbers = list(_parse_numbers(whole or memoryview(b"")))
     parts = [(number, 0) for number in numbers]
     if prefixes is not None:
-        numbers = list(_numbers(prefixes))
+        numbers = list(_parse_numbers(prefixes))
         parts = list(zip(numbers[::2], numbers[1::2], strict=True))
     key_in_binlog = [schema.columns[number].name + (f"({size})" if size else "") for number, size in parts]
     if key_in_binlog != [*schema.key]:
-        raise DifferenceError(
+        raise MetadataMismatch(
             f"has the primary key ({', '.join(key_in_binlog)}) in the binlog and ({', '.join(schema.key)}) in the catalog"
         )
 
 
-def _fields(rest: memoryview) -> Iterator[tuple[int, memoryview]]:
+def _parse_fields(rest: memoryview) -> Iterator[tuple[int, memoryview]]:
     at = 0
     while at < len(rest):
         kind = rest[at]
-        size, at = packed_int(rest, at + 1)
+        size, at = read_length_encoded(rest, at + 1)
         value = rest[at : at + size]
         at += size
         if at > len(rest):
@@ -167,28 +167,28 @@ def _fields(rest: memoryview) -> Iterator[tuple[int, memoryview]]:
         yield kind, value
 
 
-def _numbers(value: memoryview) -> Iterator[int]:
+def _parse_numbers(value: memoryview) -> Iterator[int]:
     at = 0
     while at < len(value):
-        number, at = packed_int(value, at)
+        number, at = read_length_encoded(value, at)
         yield number
 
 
-def _strings(value: memoryview) -> Iterator[str]:
+def _parse_strings(value: memoryview) -> Iterator[str]:
     at = 0
     while at < len(value):
-        size, at = packed_int(value, at)
+        size, at = read_length_encoded(value, at)
         yield bytes(value[at : at + size]).decode("utf-8", "surrogateescape")
         at += size
 
 
-def _members(value: memoryview) -> Iterator[tuple[bytes, ...]]:
+def _parse_members(value: memoryview) -> Iterator[tuple[bytes, ...]]:
     at = 0
     while at < len(value):
-        count, at = packed_int(value, at)
+        count, at = read_length_encoded(value, at)
         members = []
         for _ in range(count):
-            size, at = packed_int(value, at)
+            size, at = read_length_encoded(value, at)
             members.append(bytes(value[at : at + size]))
             at += size
         yield tuple(members)

@@ -11,16 +11,16 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_cdc.ddl.affected_tables import Statement, classify, xid_text
-from airflow_provider_cdc.model.definitions import Captured
-from airflow_provider_cdc.model.errors import REPORT, DdlError, TerminalError, TornFileError
+from airflow_provider_cdc.ddl.affected_tables import Statement, classify_statement, format_xid
+from airflow_provider_cdc.model.definitions import CapturedTables
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, DdlError, TerminalError, TornFileError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import Column
-from airflow_provider_cdc.model.table_names import folded
-from airflow_provider_cdc.mysql.binlog.events.event import Event, stop, stop_table
+from airflow_provider_cdc.model.table_names import fold_table
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent, fail_at_event, fail_table_at_event
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
-    BEGINS,
-    BETWEEN,
+    BETWEEN_TRANSACTIONS,
+    EVENTS_WITHOUT_ROWS,
     EXECUTE_LOAD_QUERY,
     HEARTBEATS,
     INCIDENT,
@@ -29,25 +29,34 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     QUERY_COMPRESSED,
     TABLE_MAP,
     TRANSACTION_PAYLOAD,
-    UNPACKS_TO,
-    WITHOUT_ROWS,
+    TRANSACTION_STARTS,
+    UNCOMPRESSED_TYPES,
     XA_PREPARE,
     XID,
 )
-from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
+from airflow_provider_cdc.mysql.binlog.events.gtid_event import parse_gtid_event
 from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
-from airflow_provider_cdc.mysql.binlog.events.query import Query, read_query
-from airflow_provider_cdc.mysql.binlog.events.rows_event import KINDS, RowsEvent, RowsKind, read_rows_event
-from airflow_provider_cdc.mysql.binlog.events.spill import spill
-from airflow_provider_cdc.mysql.binlog.events.statement_guard import THREAD_SPECIFIC, Judge, LookUp
-from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, read_table_map, table_of
+from airflow_provider_cdc.mysql.binlog.events.query import QueryEvent, parse_query_event
+from airflow_provider_cdc.mysql.binlog.events.rows_event import (
+    ROWS_OPERATIONS,
+    RowsEvent,
+    RowsOperation,
+    parse_rows_event,
+)
+from airflow_provider_cdc.mysql.binlog.events.spill import spill_to_disk
+from airflow_provider_cdc.mysql.binlog.events.statement_guard import (
+    THREAD_SPECIFIC_FLAG,
+    IndirectWritesLookup,
+    StatementGuard,
+)
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, parse_table_map, parse_table_map_head
 from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations
 
 _STMT_END = 1
 #: Bytes of rows of an XA transaction that are held in memory.
-_HELD_BYTES = 16 << 20
+_MAX_HELD_BYTES = 16 << 20
 _NO_TABLE = 0xFF_FFFF  # "dummy" rows event that only closes a statement
-FRESH = "to take the new definition, start with a fresh sink.path (or remove the old one) and run again"
+FRESH_SINK_REMEDY = "to take the new definition, start with a fresh sink.path (or remove the old one) and run again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +92,12 @@ class Transaction:
     xa_committed: bool = False
     emptied_table: tuple[str, str] | None = None
     altered_tables: frozenset[tuple[str, str]] = frozenset()
-    ddl: Query | None = None
+    ddl: QueryEvent | None = None
     may_be_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachedPosition:
     """The log has been read up to here, and no transaction is open."""
 
     file: str
@@ -96,8 +105,12 @@ class Reached:
 
 
 def read_transactions(
-    events: Iterable[Event], captured: Captured, collations: Collations = NO_COLLATIONS, *, yield_ddl: bool = False
-) -> Iterator[Transaction | Reached]:
+    events: Iterable[BinlogEvent],
+    captured: CapturedTables,
+    collations: Collations = NO_COLLATIONS,
+    *,
+    yield_ddl: bool = False,
+) -> Iterator[Transaction | ReachedPosition]:
     """Assemble events into whole transactions.
 
     :param events: events from the start of a transaction on.
@@ -108,13 +121,13 @@ def read_transactions(
     :raises TerminalError: for anything that cannot be understood or followed.
     :raises DdlError: for a statement that changes a captured table.
     """
-    assembler = Assembler(captured, collations, yield_ddl)
+    assembler = TransactionAssembler(captured, collations, yield_ddl)
     for event in events:
         if event.type == TRANSACTION_PAYLOAD:
             for inner in inner_events(event):
                 yield from assembler.feed(inner)
             if assembler.open_transaction is not None:
-                stop(event, "a compressed transaction without its end")
+                fail_at_event(event, "a compressed transaction without its end")
         else:
             yield from assembler.feed(event)
 
@@ -132,7 +145,7 @@ class OpenTransaction:
     is_idle_alter: bool = False
     emptied_table: tuple[str, str] | None = None
     altered_tables: set[tuple[str, str]] = field(default_factory=set)
-    ddl: Query | None = None
+    ddl: QueryEvent | None = None
     may_be_temporary: bool = False
     rows: list[RowsEvent] = field(default_factory=list)
     table_maps: dict[int, TableMap | None] = field(default_factory=dict)
@@ -143,16 +156,16 @@ class OpenTransaction:
         """Keep row events; those of an XA transaction, which may wait for long, not all in memory."""
         self.rows.append(rows)
         self.held_bytes += len(rows.images)
-        if self.is_xa and self.held_bytes >= _HELD_BYTES:
+        if self.is_xa and self.held_bytes >= _MAX_HELD_BYTES:
             fresh = self.rows[self.spilled_events :]
-            data = spill([row.images for row in fresh])
+            data = spill_to_disk([row.images for row in fresh])
             self.rows[self.spilled_events :] = [
                 replace(row, images=part) for row, part in zip(fresh, data, strict=True)
             ]
             self.held_bytes, self.spilled_events = 0, len(self.rows)
 
 
-class Assembler:
+class TransactionAssembler:
     """Puts the events of a binlog together to transactions.
 
     ``open`` is the transaction that is being read; who reads events in other ways may set it.
@@ -160,23 +173,23 @@ class Assembler:
     :param captured: tables whose rows are wanted.
     :param collations: those of the server.
     :param yield_ddl: see :func:`read_transactions`.
-    :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
+    :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.StatementGuard`.
     """
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedTables,
         collations: Collations,
         yield_ddl: bool = False,
-        indirect_writes: LookUp | None = None,
+        indirect_writes: IndirectWritesLookup | None = None,
     ) -> None:
         self.captured, self._collations, self.yield_ddl = captured, collations, yield_ddl
-        self._guard = Judge(captured, indirect_writes)
+        self._guard = StatementGuard(captured, indirect_writes)
         self.open_transaction: OpenTransaction | None = None
         # Table maps repeat without end: those that have been checked are known by the definition and their bytes.
         self.checked_table_maps: dict[tuple[str, tuple[Column, ...], bytes], TableMap] = {}
 
-    def feed(self, event: Event) -> Iterator[Transaction | Reached]:
+    def feed(self, event: BinlogEvent) -> Iterator[Transaction | ReachedPosition]:
         """Take the next event; what ends with it.
 
         :raises TerminalError: for an event that cannot be understood.
@@ -184,38 +197,38 @@ class Assembler:
         kind = event.type
         if kind == TABLE_MAP:
             self._handle_table_map(event)
-        elif kind in KINDS:
-            self._handle_rows(event, KINDS[kind])
-        elif kind in BEGINS:
+        elif kind in ROWS_OPERATIONS:
+            self._handle_rows(event, ROWS_OPERATIONS[kind])
+        elif kind in TRANSACTION_STARTS:
             self._begin_transaction(event)
-        elif kind in UNPACKS_TO:
-            self._handle_rows(event, KINDS[UNPACKS_TO[kind]])
+        elif kind in UNCOMPRESSED_TYPES:
+            self._handle_rows(event, ROWS_OPERATIONS[UNCOMPRESSED_TYPES[kind]])
         elif kind == QUERY:
-            yield from self._handle_statement(event, read_query(event))
+            yield from self._handle_statement(event, parse_query_event(event))
         elif kind == EXECUTE_LOAD_QUERY:
-            yield from self._handle_statement(event, read_query(event, extra=13))
+            yield from self._handle_statement(event, parse_query_event(event, extra=13))
         elif kind == QUERY_COMPRESSED:
-            yield from self._handle_statement(event, read_query(event, compressed=True))
+            yield from self._handle_statement(event, parse_query_event(event, compressed=True))
         elif kind == XID:
             yield self._end_transaction(event)
         elif kind == XA_PREPARE:
             yield self._handle_xa_prepare(event)
         elif kind in HEARTBEATS:
             if self.open_transaction is None:
-                yield Reached(event.file, event.position)
-        elif kind in BETWEEN:
+                yield ReachedPosition(event.file, event.position)
+        elif kind in BETWEEN_TRANSACTIONS:
             if self.open_transaction is not None:
                 raise TornFileError(
                     f"transaction {self.open_transaction.gtid} is cut off, at {event.location} (event type {event.type})",
                     "nothing proves that what follows goes on with what lies before: start with a fresh sink.path",
                 )
-            yield Reached(event.file, event.position)
-        elif kind not in WITHOUT_ROWS:
+            yield ReachedPosition(event.file, event.position)
+        elif kind not in EVENTS_WITHOUT_ROWS:
             self._fail_unsupported(event)
 
-    def _fail_unsupported(self, event: Event) -> None:
+    def _fail_unsupported(self, event: BinlogEvent) -> None:
         if event.type == INCIDENT:
-            stop(
+            fail_at_event(
                 event,
                 "the server reports lost events (INCIDENT)",
                 "rows are missing from the binlog: start with a fresh sink.path",
@@ -224,9 +237,9 @@ class Assembler:
             tx = self._require_transaction(event)
             table_id = int.from_bytes(event.body[:6], "little")
             if table_id not in tx.table_maps:
-                stop(event, f"rows of an unannounced table id {table_id}")
+                fail_at_event(event, f"rows of an unannounced table id {table_id}")
             if table := tx.table_maps[table_id]:
-                stop_table(
+                fail_table_at_event(
                     event,
                     table.schema.label,
                     f"a partial JSON update of {table.schema.label}",
@@ -234,27 +247,27 @@ class Assembler:
                 )
             self._handle_statement_end(event, tx)
             return
-        stop(event, f"event type {event.type}, which is not known", REPORT)
+        fail_at_event(event, f"event type {event.type}, which is not known", REPORT_REMEDY)
 
-    def _require_transaction(self, event: Event) -> OpenTransaction:
+    def _require_transaction(self, event: BinlogEvent) -> OpenTransaction:
         if self.open_transaction is None:
-            stop(event, "an event outside of a transaction", "start at a transaction's start")
+            fail_at_event(event, "an event outside of a transaction", "start at a transaction's start")
         return self.open_transaction
 
-    def _begin_transaction(self, event: Event) -> None:
+    def _begin_transaction(self, event: BinlogEvent) -> None:
         if self.open_transaction is not None:
-            stop(event, f"transaction {self.open_transaction.gtid} is cut off")
+            fail_at_event(event, f"transaction {self.open_transaction.gtid} is cut off")
         try:
-            begin = read_gtid(event)
+            begin = parse_gtid_event(event)
         except ValueError as error:
-            stop(event, f"a GTID event that cannot be read ({error})")
+            fail_at_event(event, f"a GTID event that cannot be read ({error})")
         self.open_transaction = OpenTransaction(
             begin.gtid, begin.commit_us, event.file, event.start, begin.has_begun, begin.is_xa, begin.is_idle_alter
         )
 
     def _end_transaction(
         self,
-        event: Event,
+        event: BinlogEvent,
         prepared: str | None = None,
         finished: str | None = None,
         committed: bool = False,
@@ -279,18 +292,18 @@ class Assembler:
             may_be_temporary=tx.may_be_temporary,
         )
 
-    def _handle_xa_prepare(self, event: Event) -> Transaction:
+    def _handle_xa_prepare(self, event: BinlogEvent) -> Transaction:
         try:
             one_phase, format_id, gtrid_size, bqual_size = struct.unpack_from("<Biii", event.body)
         except struct.error:
-            stop(event, "a cut off XA_PREPARE event")
+            fail_at_event(event, "a cut off XA_PREPARE event")
         if one_phase:
             return self._end_transaction(event)
         name = bytes(event.body[13 : 13 + gtrid_size + bqual_size])
-        return self._end_transaction(event, prepared=xid_text(format_id, name[:gtrid_size], name[gtrid_size:]))
+        return self._end_transaction(event, prepared=format_xid(format_id, name[:gtrid_size], name[gtrid_size:]))
 
-    def _handle_statement(self, event: Event, query: Query) -> Iterator[Transaction]:
-        statement = classify(query.sql, query.database, query.quoting)
+    def _handle_statement(self, event: BinlogEvent, query: QueryEvent) -> Iterator[Transaction]:
+        statement = classify_statement(query.sql, query.database, query.quoting)
         tx = self._require_transaction(event)
         if not tx.is_idle_alter:
             self._check_statement(event, statement, query)
@@ -298,7 +311,7 @@ class Assembler:
             tx.has_begun, tx.is_xa = True, statement.kind == "xa_start"
         elif statement.kind == "commit":
             if tx.rows:  # of the first of its tables: each of the others has its turn when that one is suspended
-                stop_table(
+                fail_table_at_event(
                     event,
                     tx.rows[0].schema.label,
                     f"a transaction that changed {tx.rows[0].schema.label} ends with COMMIT instead of an XID. It also "
@@ -313,7 +326,7 @@ class Assembler:
             yield self._end_transaction(event, finished=statement.xid, committed=statement.kind == "xa_commit")
         elif statement.kind == "rollback_to":
             if tx.rows:
-                stop_table(
+                fail_table_at_event(
                     event,
                     tx.rows[0].schema.label,
                     f"ROLLBACK TO a savepoint in a transaction that changed {tx.rows[0].schema.label} and a "
@@ -323,14 +336,14 @@ class Assembler:
         elif not tx.has_begun:
             yield self._end_transaction(event)  # a statement of its own: DDL
 
-    def _check_statement(self, event: Event, statement: Statement, query: Query) -> None:
+    def _check_statement(self, event: BinlogEvent, statement: Statement, query: QueryEvent) -> None:
         """Stop at a statement that changes a captured table."""
         changed = self._guard.altered_tables(event, statement)
         if not changed:
             return
         tx = self._require_transaction(event)
         emptied_history = self.captured.get(statement.emptied_table) if statement.emptied_table is not None else None
-        if emptied_history is not None and len({folded(schema.id) for schema in changed}) == 1 and not tx.has_begun:
+        if emptied_history is not None and len({fold_table(schema.id) for schema in changed}) == 1 and not tx.has_begun:
             if emptied_history.at(Position(event.file, event.start)) is None:
                 return  # it is not of concern here; what is altered is another table, whose name differs in case
             self._guard.check_truncate(event, statement)
@@ -338,17 +351,17 @@ class Assembler:
         elif self.yield_ddl:
             tx.altered_tables |= {schema.id for schema in changed}
             tx.ddl = None if tx.has_begun else query
-            tx.may_be_temporary = bool(event.flags & THREAD_SPECIFIC)
+            tx.may_be_temporary = bool(event.flags & THREAD_SPECIFIC_FLAG)
         else:
             message = f"{statement.summary} on captured table {changed[0].label}, at {event.location}"
-            raise DdlError(message, FRESH, table=changed[0].label, place=event.location)
+            raise DdlError(message, FRESH_SINK_REMEDY, table=changed[0].label, place=event.location)
 
-    def _handle_table_map(self, event: Event) -> None:
+    def _handle_table_map(self, event: BinlogEvent) -> None:
         tx = self._require_transaction(event)
         try:
-            table_id, name, at = table_of(event.body)
+            table_id, name, at = parse_table_map_head(event.body)
         except IndexError:
-            stop(event, "a cut off table map")
+            fail_at_event(event, "a cut off table map")
         schema, is_suspended = None, False
         if history := self.captured.get(name):
             schema = history.at(Position(event.file, event.start))
@@ -360,7 +373,7 @@ class Assembler:
         known = schema.fingerprint(), schema.retained, bytes(event.body[8:])
         if known not in self.checked_table_maps:
             try:
-                self.checked_table_maps[known] = read_table_map(
+                self.checked_table_maps[known] = parse_table_map(
                     event.body, at, schema, event.location, self._collations
                 )
             except TerminalError:
@@ -374,17 +387,17 @@ class Assembler:
                 return
         tx.table_maps[table_id] = self.checked_table_maps[known]
 
-    def _handle_rows(self, event: Event, kind: RowsKind) -> None:
+    def _handle_rows(self, event: BinlogEvent, kind: RowsOperation) -> None:
         tx = self._require_transaction(event)
         body = event.body
         table_id = int.from_bytes(body[:6], "little")
         if table_id in tx.table_maps:
             if table := tx.table_maps[table_id]:
-                tx.add_rows(read_rows_event(event, kind, table))
+                tx.add_rows(parse_rows_event(event, kind, table))
         elif table_id != _NO_TABLE:
-            stop(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
+            fail_at_event(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
         self._handle_statement_end(event, tx)
 
-    def _handle_statement_end(self, event: Event, tx: OpenTransaction) -> None:
+    def _handle_statement_end(self, event: BinlogEvent, tx: OpenTransaction) -> None:
         if int.from_bytes(event.body[6:8], "little") & _STMT_END:
             tx.table_maps.clear()

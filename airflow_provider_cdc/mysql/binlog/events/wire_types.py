@@ -28,7 +28,7 @@ class WireColumn(NamedTuple):
     scale: int = 0
 
 
-def packed_int(body: memoryview, at: int) -> tuple[int, int]:
+def read_length_encoded(body: memoryview, at: int) -> tuple[int, int]:
     """A length-encoded integer and the offset behind it."""
     first = body[at]
     if first < 251:

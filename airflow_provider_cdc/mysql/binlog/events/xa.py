@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 
-from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.definitions import CapturedTables
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
@@ -13,7 +13,7 @@ from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 
 
-class Prepared:
+class PreparedXaRows:
     """Holds the rows of XA transactions from XA PREPARE to their end.
 
     :param known_rows: rows of those that are prepared where the reading begins, by name.
@@ -25,7 +25,7 @@ class Prepared:
         self,
         known_rows: Mapping[str, tuple[RowsEvent, ...]],
         look_back: Callable[[Transaction], tuple[RowsEvent, ...]],
-        captured: Captured,
+        captured: CapturedTables,
     ) -> None:
         self._rows, self._look_back, self._captured = dict(known_rows), look_back, captured
 
@@ -51,22 +51,22 @@ class Prepared:
             self._rows.pop(transaction.xa_finished, None)
 
 
-def entry(xid: str, at: Position | None) -> str:
+def format_xa_entry(xid: str, at: Position | None) -> str:
     """How an offset lists an open XA transaction: its name and, if it has captured rows, where they begin."""
     return xid if at is None else f"{xid} {at.file}:{at.position}"
 
 
-def parse_entry(text: str) -> tuple[str, Position | None]:
+def parse_xa_entry(text: str) -> tuple[str, Position | None]:
     """Inverse of :func:`entry`."""
     xid, _, place = text.partition(" ")
     file, _, position = place.rpartition(":")
     return xid, Position(file, int(position)) if place else None
 
 
-def read_prepared(
+def read_prepared_rows(
     entries: Iterable[str],
     open_at: Callable[[Position], BinlogStream],
-    captured: Captured,
+    captured: CapturedTables,
 ) -> dict[str, tuple[RowsEvent, ...]]:
     """Read the rows of prepared XA transactions again, from the place of each.
 
@@ -76,7 +76,7 @@ def read_prepared(
     """
     rows_by_xid: dict[str, tuple[RowsEvent, ...]] = {}
     for text in entries:
-        xid, at = parse_entry(text)
+        xid, at = parse_xa_entry(text)
         rows_by_xid[xid] = ()
         if at is not None:
             with closing(open_at(at)) as stream:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.native.primitives import inlined, take64
+from airflow_provider_cdc.native.primitives import inlined, read64
 
 _POLYNOMIAL = 0xEDB8_8320
 
@@ -27,7 +27,7 @@ def crc_tables() -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _half(tables: Any, word: Any, first: Any) -> Any:
+def _crc_of_word(tables: Any, word: Any, first: Any) -> Any:
     """What eight bytes contribute; the lowest one stands first."""
     crc = np.uint32(0)
     for i in range(8):
@@ -41,7 +41,9 @@ def crc32(tables: Any, data: Any, at: Any, end: Any) -> Any:
     """CRC32 of the bytes at [at, end)."""
     crc = np.uint32(0xFFFF_FFFF)
     while end - at >= 16:
-        crc = _half(tables, take64(data, at) ^ np.uint64(crc), 15) ^ _half(tables, take64(data, at + 8), 7)
+        crc = _crc_of_word(tables, read64(data, at) ^ np.uint64(crc), 15) ^ _crc_of_word(
+            tables, read64(data, at + 8), 7
+        )
         at += 16
     while at < end:
         crc = (crc >> np.uint32(8)) ^ tables[(np.uint64(crc) ^ np.uint64(data[at])) & np.uint64(0xFF)]

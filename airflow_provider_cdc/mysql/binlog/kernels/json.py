@@ -18,9 +18,9 @@ from numba.extending import intrinsic
 from airflow_provider_cdc.mysql.binlog.plain import jsonb
 from airflow_provider_cdc.mysql.binlog.plain.jsonb import MAX_DEPTH, json_text
 from airflow_provider_cdc.native import primitives
-from airflow_provider_cdc.native.buffers import copied, is_utf8
+from airflow_provider_cdc.native.buffers import copy_to_arrow, is_utf8
 from airflow_provider_cdc.native.compile import compiled
-from airflow_provider_cdc.native.primitives import SLACK, called, inlined, take16, take32, take64
+from airflow_provider_cdc.native.primitives import PADDING, inlined, not_inlined, read16, read32, read64
 
 _intrinsic: Any = intrinsic
 
@@ -37,7 +37,7 @@ _BASE, _END, _COUNT, _NEXT, _OBJECT, _WIDTH = range(6)
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
-def _real(context: Any, bits: Any) -> Any:
+def _bits_to_double(context: Any, bits: Any) -> Any:
     """The double that 64 bits are."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -47,12 +47,12 @@ def _real(context: Any, bits: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _number(data: Any, at: Any, width: Any) -> Any:
-    return np.int64(take16(data, at)) if width == 2 else np.int64(take32(data, at))
+def _read_uint(data: Any, at: Any, width: Any) -> Any:
+    return np.int64(read16(data, at)) if width == 2 else np.int64(read32(data, at))
 
 
-@called  # type: ignore[untyped-decorator]
-def _digits(value: Any, out: Any, o: Any) -> Any:
+@not_inlined  # type: ignore[untyped-decorator]
+def _write_digits(value: Any, out: Any, o: Any) -> Any:
     """Write an unsigned number; where it ends."""
     size, rest = 1, value // np.uint64(10)
     while rest:
@@ -64,8 +64,8 @@ def _digits(value: Any, out: Any, o: Any) -> Any:
     return o + size
 
 
-@called  # type: ignore[untyped-decorator]
-def _quoted(data: Any, at: Any, size: Any, out: Any, o: Any) -> Any:
+@not_inlined  # type: ignore[untyped-decorator]
+def _write_string(data: Any, at: Any, size: Any, out: Any, o: Any) -> Any:
     """Write a string; where it ends."""
     out[o] = 34
     o += 1
@@ -101,8 +101,8 @@ def _quoted(data: Any, at: Any, size: Any, out: Any, o: Any) -> Any:
     return o + 1
 
 
-@called  # type: ignore[untyped-decorator]
-def _double(value: Any, out: Any, o: Any) -> Any:
+@not_inlined  # type: ignore[untyped-decorator]
+def _write_double(value: Any, out: Any, o: Any) -> Any:
     """Write a double of at most 15 digits; where it ends, or ``_LEFT``.
 
     A quotient of a whole number below 2**53 and a power of ten up to 10**22 is rounded once, as reading the same digits
@@ -119,7 +119,7 @@ def _double(value: Any, out: Any, o: Any) -> Any:
         whole = np.rint(size * power)
         if whole / power == size:
             number, unit = np.uint64(whole), np.uint64(power)
-            o = _digits(number // unit, out, o)
+            o = _write_digits(number // unit, out, o)
             out[o] = 46
             rest = number % unit
             for i in range(o + places, o, -1):
@@ -134,8 +134,8 @@ def _double(value: Any, out: Any, o: Any) -> Any:
     return _LEFT
 
 
-@called  # type: ignore[untyped-decorator]
-def _scalar(kind: Any, data: Any, at: Any, end: Any, out: Any, o: Any, most: Any) -> Any:
+@not_inlined  # type: ignore[untyped-decorator]
+def _write_scalar(kind: Any, data: Any, at: Any, end: Any, out: Any, o: Any, most: Any) -> Any:
     """Write a value that holds no others; where it ends, or ``_LEFT``."""
     left = end - at
     if most - o < 32:
@@ -154,16 +154,16 @@ def _scalar(kind: Any, data: Any, at: Any, end: Any, out: Any, o: Any, most: Any
         size = 2 << ((kind - 5) >> 1)
         if left < size:
             return _LEFT
-        number = take64(data, at) & (~np.uint64(0) >> np.uint64(64 - 8 * size))
+        number = read64(data, at) & (~np.uint64(0) >> np.uint64(64 - 8 * size))
         sign = np.uint64(1) << np.uint64(8 * size - 1)
         if kind & 1 != 0 and number & sign != np.uint64(0):
             out[o] = 45
             # The absolute value, also of the least number.
             number = (~number + np.uint64(1)) & (~np.uint64(0) >> np.uint64(64 - 8 * size))
             o += 1
-        return _digits(number, out, o)
+        return _write_digits(number, out, o)
     if kind == 11:
-        return _double(_real(take64(data, at)), out, o) if left >= 8 else _LEFT
+        return _write_double(_bits_to_double(read64(data, at)), out, o) if left >= 8 else _LEFT
     if kind == 12:
         size = np.int64(0)
         for i in range(5):
@@ -176,25 +176,25 @@ def _scalar(kind: Any, data: Any, at: Any, end: Any, out: Any, o: Any, most: Any
                 break
         if byte >= 0x80 or end - at < size or most - o < _GROWTH * size + 2:
             return _LEFT
-        return _quoted(data, at, size, out, o)
+        return _write_string(data, at, size, out, o)
     return _LEFT
 
 
-@called  # type: ignore[untyped-decorator]
-def _document(data: Any, at: Any, end: Any, out: Any, o: Any, most: Any, stack: Any) -> Any:
+@not_inlined  # type: ignore[untyped-decorator]
+def _write_document(data: Any, at: Any, end: Any, out: Any, o: Any, most: Any, stack: Any) -> Any:
     """Write a document; where it ends, or ``_LEFT``."""
     kind, depth = np.int64(data[at]), 0
     at += 1
     while True:
         if kind > 3:
-            o = _scalar(kind, data, at, end, out, o, most)
+            o = _write_scalar(kind, data, at, end, out, o, most)
             if o < 0:
                 return _LEFT
         else:
             is_object, width = 1 if kind < 2 else 0, 4 if kind & 1 else 2
             if depth == MAX_DEPTH or end - at < 2 * width:
                 return _LEFT
-            count, size = _number(data, at, width), _number(data, at + width, width)
+            count, size = _read_uint(data, at, width), _read_uint(data, at + width, width)
             entries = (width + 2) * is_object + 1 + width
             if size > end - at or 2 * width + count * entries > size or most - o < 2:
                 return _LEFT
@@ -222,10 +222,10 @@ def _document(data: Any, at: Any, end: Any, out: Any, o: Any, most: Any, stack: 
         entry = base + 2 * width
         if stack[top, _OBJECT]:
             name = entry + i * (width + 2)
-            key, size = base + _number(data, name, width), np.int64(take16(data, name + width))
+            key, size = base + _read_uint(data, name, width), np.int64(read16(data, name + width))
             if key + size > limit or most - o < _GROWTH * size + 4:
                 return _LEFT
-            o = _quoted(data, key, size, out, o)
+            o = _write_string(data, key, size, out, o)
             out[o], out[o + 1] = 58, 32
             o += 2
             entry += stack[top, _COUNT] * (width + 2)
@@ -235,7 +235,7 @@ def _document(data: Any, at: Any, end: Any, out: Any, o: Any, most: Any, stack: 
         if kind == 4 or kind == 5 or kind == 6 or (width == 4 and (kind == 7 or kind == 8)):
             at, end = entry + 1, entry + 1 + width
         else:
-            at, end = base + _number(data, entry + 1, width), limit
+            at, end = base + _read_uint(data, entry + 1, width), limit
             if at >= end:
                 return _LEFT
 
@@ -246,7 +246,7 @@ def _document(data: Any, at: Any, end: Any, out: Any, o: Any, most: Any, stack: 
     jsonb.__file__,  # how deep a document may be: as many lines as the caller makes
     primitives.__file__,
 )
-def _documents(data: Any, begins: Any, valid: Any, out: Any, ends: Any, left: Any, stack: Any) -> None:
+def _write_documents(data: Any, begins: Any, valid: Any, out: Any, ends: Any, left: Any, stack: Any) -> None:
     """Write documents one behind the other.
 
     :param begins: where each begins in ``data``, and the end.
@@ -265,7 +265,7 @@ def _documents(data: Any, begins: Any, valid: Any, out: Any, ends: Any, left: An
             out[o], out[o + 1], out[o + 2], out[o + 3] = 110, 117, 108, 108
             o += 4
             continue
-        text_end = _document(data, at, end, out, o, o + _GROWTH * (end - at) + _LEAST + 32, stack)
+        text_end = _write_document(data, at, end, out, o, o + _GROWTH * (end - at) + _LEAST + 32, stack)
         left[row] = text_end < 0
         o = o if text_end < 0 else text_end
     ends[valid.shape[0]] = o
@@ -284,14 +284,14 @@ def json_texts(values: pa.Array) -> pa.Array:
     size = int(begins[-1])
     if size > _MOST_BYTES or values.offset:
         return pa.array([None if v is None else json_text(v) for v in values.to_pylist()], pa.string())
-    data: Any = np.empty(size + SLACK, np.uint8)
+    data: Any = np.empty(size + PADDING, np.uint8)
     data[:size] = np.frombuffer(content, np.uint8, size) if size else 0
     valid = np.ones(len(values), bool) if validity is None else values.is_valid().to_numpy(zero_copy_only=False)
     # The bytes that are not written cost nothing.
     out: Any = np.empty(_GROWTH * size + (_LEAST + 32) * len(values) + 64, np.uint8)
     ends, left = np.empty(len(values) + 1, np.int32), np.empty(len(values), bool)
-    _documents(data, begins, valid, out, ends, left, np.empty((MAX_DEPTH, 6), np.int64))
-    texts = copied(out[: ends[-1]])
+    _write_documents(data, begins, valid, out, ends, left, np.empty((MAX_DEPTH, 6), np.int64))
+    texts = copy_to_arrow(out[: ends[-1]])
     if not is_utf8(texts, ends):
         left |= valid  # one of them will say so
     printed = pa.Array.from_buffers(pa.string(), len(values), [validity, pa.py_buffer(ends), texts])

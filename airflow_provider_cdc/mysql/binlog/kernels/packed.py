@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from airflow_provider_cdc.native.primitives import (
-    NO_DATE,
+    INVALID_DATE,
     days_since_1970,
     inlined,
+    read16,
+    read32,
+    read64,
     store8,
     store64,
-    take16,
-    take32,
-    take64,
 )
 
 # As in row_kernel: fine, a value that its type cannot hold, bytes that make no sense.
@@ -25,7 +25,7 @@ _OLD_SHIFT = 838 * 3600 + 59 * 60 + 60  # as in values
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _big(data: Any, at: Any, size: Any) -> Any:
+def _read_big_endian(data: Any, at: Any, size: Any) -> Any:
     """A number of so many bytes, most significant first."""
     number = np.int64(0)
     for i in range(size):
@@ -34,7 +34,7 @@ def _big(data: Any, at: Any, size: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _power(digits: Any) -> Any:
+def _power_of_ten(digits: Any) -> Any:
     power = np.int64(1)
     for _ in range(digits):
         power *= 10
@@ -42,7 +42,7 @@ def _power(digits: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _micros(fraction: Any, size: Any) -> Any:
+def _fraction_micros(fraction: Any, size: Any) -> Any:
     """Microseconds of a fraction of 0 to 3 bytes, which has two digits a byte."""
     return fraction * 10_000 if size == 1 else (fraction * 100 if size == 2 else fraction)
 
@@ -50,21 +50,21 @@ def _micros(fraction: Any, size: Any) -> Any:
 @inlined  # type: ignore[untyped-decorator]
 def read_date(data: Any, at: Any) -> Any:
     """(days since 1970, why not)."""
-    bits = np.int64(take16(data, at)) | np.int64(data[at + 2]) << 16
+    bits = np.int64(read16(data, at)) | np.int64(data[at + 2]) << 16
     days = days_since_1970(bits >> 9, bits >> 5 & 15, bits & 31)
-    return (np.int64(0), _VALUE) if days == NO_DATE else (days, _DONE)
+    return (np.int64(0), _VALUE) if days == INVALID_DATE else (days, _DONE)
 
 
 @inlined  # type: ignore[untyped-decorator]
 def read_datetime(data: Any, at: Any, fraction: Any) -> Any:
     """(microseconds since 1970 of no zone, why not)."""
-    bits = _big(data, at, 5) - (1 << 39)
-    micros = _micros(_big(data, at + 5, fraction), fraction)
+    bits = _read_big_endian(data, at, 5) - (1 << 39)
+    micros = _fraction_micros(_read_big_endian(data, at + 5, fraction), fraction)
     if bits < 0:
         return np.int64(0), _VALUE
     months, hour, minute, second = bits >> 22, bits >> 12 & 31, bits >> 6 & 63, bits & 63
     days = days_since_1970(months // 13, months % 13, bits >> 17 & 31)
-    if days == NO_DATE:
+    if days == INVALID_DATE:
         return np.int64(0), _VALUE
     if hour > 23 or minute > 59 or second > 59 or micros > 999_999:
         return np.int64(0), _DAMAGED
@@ -74,7 +74,10 @@ def read_datetime(data: Any, at: Any, fraction: Any) -> Any:
 @inlined  # type: ignore[untyped-decorator]
 def read_timestamp(data: Any, at: Any, fraction: Any) -> Any:
     """(microseconds since 1970 UTC, why not)."""
-    seconds, micros = _big(data, at, 4), _micros(_big(data, at + 4, fraction), fraction)
+    seconds, micros = (
+        _read_big_endian(data, at, 4),
+        _fraction_micros(_read_big_endian(data, at + 4, fraction), fraction),
+    )
     if seconds == 0 and micros == 0:
         return np.int64(0), _VALUE
     if micros > 999_999:
@@ -85,10 +88,10 @@ def read_timestamp(data: Any, at: Any, fraction: Any) -> Any:
 @inlined  # type: ignore[untyped-decorator]
 def read_time(data: Any, at: Any, fraction: Any) -> Any:
     """(microseconds, why not). Whole and fraction are one number, shifted so that it is never negative."""
-    bits = _big(data, at, 3 + fraction) - (np.int64(0x80_0000) << 8 * fraction)
+    bits = _read_big_endian(data, at, 3 + fraction) - (np.int64(0x80_0000) << 8 * fraction)
     size = abs(bits)
     whole = size >> 8 * fraction
-    micros = _micros(size & ((np.int64(1) << 8 * fraction) - 1), fraction)
+    micros = _fraction_micros(size & ((np.int64(1) << 8 * fraction) - 1), fraction)
     hour, minute, second = whole >> 12, whole >> 6 & 63, whole & 63
     if hour > 838 or minute > 59 or second > 59 or micros > 999_999:
         return np.int64(0), _DAMAGED
@@ -101,18 +104,18 @@ def read_old_datetime(data: Any, at: Any, size: Any, digits: Any) -> Any:
     """As :func:`read_datetime`, in the format of MariaDB 5.3; see ``values.unpack_old_moment``."""
     micros = np.int64(0)
     if digits == 0:
-        rest = np.int64(take64(data, at))
+        rest = np.int64(read64(data, at))
         second, minute, hour = rest % 100, rest // 100 % 100, rest // 10_000 % 100
         day, month, year = rest // 1_000_000 % 100, rest // 100_000_000 % 100, rest // 10_000_000_000
     else:
-        rest, scale = _big(data, at, size), _power(digits)
-        micros = rest % scale * _power(6 - digits)
+        rest, scale = _read_big_endian(data, at, size), _power_of_ten(digits)
+        micros = rest % scale * _power_of_ten(6 - digits)
         rest //= scale
         second, minute, hour = rest % 60, rest // 60 % 60, rest // 3600 % 24
         rest //= 86_400
         day, month, year = rest % 32, rest // 32 % 13, rest // 416
     days = days_since_1970(year, month, day)
-    if days == NO_DATE:
+    if days == INVALID_DATE:
         return np.int64(0), _VALUE
     if hour > 23 or minute > 59 or second > 59:
         return np.int64(0), _DAMAGED
@@ -124,10 +127,10 @@ def read_old_timestamp(data: Any, at: Any, size: Any, digits: Any) -> Any:
     """As :func:`read_timestamp`, in the format of MariaDB 5.3."""
     micros = np.int64(0)
     if digits == 0:
-        seconds = np.int64(take32(data, at))
+        seconds = np.int64(read32(data, at))
     else:
-        seconds = _big(data, at, 4)
-        micros = _big(data, at + 4, size - 4) * _power(6 - digits)
+        seconds = _read_big_endian(data, at, 4)
+        micros = _read_big_endian(data, at + 4, size - 4) * _power_of_ten(6 - digits)
     if seconds == 0 and micros == 0:
         return np.int64(0), _VALUE
     if micros > 999_999:
@@ -139,14 +142,14 @@ def read_old_timestamp(data: Any, at: Any, size: Any, digits: Any) -> Any:
 def read_old_time(data: Any, at: Any, size: Any, digits: Any) -> Any:
     """As :func:`read_time`, in the format of MariaDB 5.3; see ``values.unpack_old_time``."""
     if digits == 0:
-        number = np.int64(np.int32(take32(data, at) << np.uint32(8))) >> 8
+        number = np.int64(np.int32(read32(data, at) << np.uint32(8))) >> 8
         whole = abs(number)
         if whole // 100 % 100 > 59 or whole % 100 > 59:
             return np.int64(0), _DAMAGED
         total = (whole // 10_000 * 3600 + whole // 100 % 100 * 60 + whole % 100) * 1_000_000
         total = -total if number < 0 else total
     else:
-        total = (_big(data, at, size) - _OLD_SHIFT * _power(digits)) * _power(6 - digits)
+        total = (_read_big_endian(data, at, size) - _OLD_SHIFT * _power_of_ten(digits)) * _power_of_ten(6 - digits)
     if abs(total) >= _OLD_SHIFT * 1_000_000:
         return np.int64(0), _DAMAGED
     return total, _DONE
@@ -159,7 +162,7 @@ def _digit_bytes(digits: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _group(data: Any, at: Any, size: Any, is_first: Any, flip: Any) -> Any:
+def _read_digit_group(data: Any, at: Any, size: Any, is_first: Any, flip: Any) -> Any:
     """The digits of a group as a number. The top bit of all is the sign; all bits of a negative number are inverted."""
     number = np.int64(0)
     for i in range(size):
@@ -187,7 +190,7 @@ def read_decimal(data: Any, at: Any, precision: Any, scale: Any, address: Any) -
         if digits == 0:
             continue
         size = _digit_bytes(digits)
-        number, power = _group(data, at, size, is_first, flip), _power(digits)
+        number, power = _read_digit_group(data, at, size, is_first, flip), _power_of_ten(digits)
         if number >= power:
             return False
         is_first = False
@@ -226,7 +229,7 @@ def read_long_decimal(data: Any, at: Any, precision: Any, scale: Any, zerofill: 
         if digits == 0:
             continue
         size = _digit_bytes(digits)
-        number, power = _group(data, at, size, is_first, flip), _power(digits)
+        number, power = _read_digit_group(data, at, size, is_first, flip), _power_of_ten(digits)
         if number >= power:
             return np.int64(-1)
         is_first = False

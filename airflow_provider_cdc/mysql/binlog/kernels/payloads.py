@@ -15,17 +15,17 @@ from airflow_provider_cdc.mysql.binlog.events import event_types
 from airflow_provider_cdc.mysql.binlog.events.event_types import TRANSACTION_PAYLOAD
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
-    AT,
-    CHECKED,
-    FRAME,
+    BLOCK_AT,
     FRAME_END,
+    FRAME_START,
+    HAS_CHECKSUMS,
+    PACKET_START,
     UNPACKED_END,
-    UNPACKED_FROM,
-    WHERE,
+    UNPACKED_START,
 )
 from airflow_provider_cdc.native import primitives
 from airflow_provider_cdc.native.compile import compiled
-from airflow_provider_cdc.native.primitives import SLACK, called, inlined, take16, take32, take64
+from airflow_provider_cdc.native.primitives import PADDING, inlined, not_inlined, read16, read32, read64
 
 _HEADER = 19
 _END, _COMPRESSION, _UNCOMPRESSED_SIZE = 0, 2, 3
@@ -34,8 +34,8 @@ _MAGIC = 0xFD2F_B528
 _UNKNOWN = -1
 
 
-@called  # type: ignore[untyped-decorator]
-def _packed(data: Any, at: Any, end: Any) -> Any:
+@not_inlined  # type: ignore[untyped-decorator]
+def _read_length_encoded(data: Any, at: Any, end: Any) -> Any:
     """(a length-encoded integer, the offset behind it); an offset of -1: it is none, or negative."""
     if at < 0 or at >= end:
         return np.int64(0), np.int64(-1)
@@ -43,27 +43,27 @@ def _packed(data: Any, at: Any, end: Any) -> Any:
     if first < 251:
         return first, at + 1
     if first == 252 and end - at >= 3:
-        return np.int64(take16(data, at + 1)), at + 3
+        return np.int64(read16(data, at + 1)), at + 3
     if first == 253 and end - at >= 4:
-        return np.int64(take32(data, at) >> np.uint32(8)), at + 4
-    if first == 254 and end - at >= 9 and np.int64(take64(data, at + 1)) >= 0:
-        return np.int64(take64(data, at + 1)), at + 9
+        return np.int64(read32(data, at) >> np.uint32(8)), at + 4
+    if first == 254 and end - at >= 9 and np.int64(read64(data, at + 1)) >= 0:
+        return np.int64(read64(data, at + 1)), at + 9
     return np.int64(0), np.int64(-1)
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _frame(data: Any, at: Any, end: Any) -> Any:
+def _find_frame(data: Any, at: Any, end: Any) -> Any:
     """(where the frame of a payload begins, its size when unpacked); a size of 0: it is not for us."""
     compression, size = np.int64(-1), np.int64(0)
     while True:
-        kind, at = _packed(data, at, end)
+        kind, at = _read_length_encoded(data, at, end)
         if at < 0 or kind == _END:
             break
-        length, at = _packed(data, at, end)
+        length, at = _read_length_encoded(data, at, end)
         if at >= 0 and kind == _COMPRESSION:
-            compression = _packed(data, at, end)[0]
+            compression = _read_length_encoded(data, at, end)[0]
         elif at >= 0 and kind == _UNCOMPRESSED_SIZE:
-            size = _packed(data, at, end)[0]
+            size = _read_length_encoded(data, at, end)[0]
         if at < 0 or end - at < length:
             at = np.int64(-1)
             break
@@ -77,7 +77,7 @@ def _frame(data: Any, at: Any, end: Any) -> Any:
 @inlined  # type: ignore[untyped-decorator]
 def _content_size(data: Any, at: Any, end: Any) -> Any:
     """The size that a frame of zstd claims to unpack to, for which memory would be taken; 0 if it makes no sense."""
-    if end - at < 5 or take32(data, at) != np.uint32(_MAGIC):
+    if end - at < 5 or read32(data, at) != np.uint32(_MAGIC):
         return np.int64(0)
     described = np.int64(data[at + 4])
     is_single, flag = described >> 5 & 1, described >> 6
@@ -90,10 +90,10 @@ def _content_size(data: Any, at: Any, end: Any) -> Any:
     if flag == 0:
         return np.int64(data[at])
     if flag == 1:
-        return np.int64(take16(data, at)) + 256
+        return np.int64(read16(data, at)) + 256
     if flag == 2:
-        return np.int64(take32(data, at))
-    return np.int64(take64(data, at) & np.uint64(0x7FFF_FFFF_FFFF_FFFF))
+        return np.int64(read32(data, at))
+    return np.int64(read64(data, at) & np.uint64(0x7FFF_FFFF_FFFF_FFFF))
 
 
 @compiled(
@@ -112,21 +112,21 @@ def find_payloads(data: Any, end: Any, state: Any, max_unpacked: Any, lines: Any
     :param lines: a line for each.
     :returns: how many lines were written; none if the first packet is not a payload that is for us.
     """
-    packet, total, count = state[AT], np.int64(0), np.int64(0)
-    if packet < 0 or end + SLACK > data.shape[0]:
+    packet, total, count = state[BLOCK_AT], np.int64(0), np.int64(0)
+    if packet < 0 or end + PADDING > data.shape[0]:
         return count
     while count < lines.shape[0] and end - packet >= 4:
-        size = np.int64(take32(data, packet) & np.uint32(0xFF_FFFF))
+        size = np.int64(read32(data, packet) & np.uint32(0xFF_FFFF))
         if size == 0xFF_FFFF or end - packet - 4 < size:
             break
-        stop = packet + 4 + size - (4 if state[CHECKED] else 0)
+        stop = packet + 4 + size - (4 if state[HAS_CHECKSUMS] else 0)
         at = packet + 5 + _HEADER
         if stop - at > 0 and data[packet + 9] == TRANSACTION_PAYLOAD:
-            frame, unpacked = _frame(data, at, stop)
+            frame, unpacked = _find_frame(data, at, stop)
             if unpacked == 0 or unpacked > max_unpacked - total:
                 break
-            lines[count, WHERE], lines[count, FRAME], lines[count, FRAME_END] = packet, frame, stop
-            lines[count, UNPACKED_FROM], lines[count, UNPACKED_END] = total, total + unpacked
+            lines[count, PACKET_START], lines[count, FRAME_START], lines[count, FRAME_END] = packet, frame, stop
+            lines[count, UNPACKED_START], lines[count, UNPACKED_END] = total, total + unpacked
             count += 1
             total += unpacked
         elif count == 0:

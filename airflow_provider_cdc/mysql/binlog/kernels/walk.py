@@ -20,6 +20,7 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     ANONYMOUS_GTID,
     DELETE_ROWS,
     DELETE_ROWS_V1,
+    EVENTS_WITHOUT_ROWS,
     GTID,
     GTID_TAGGED,
     MARIADB_GTID,
@@ -28,7 +29,6 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     TRANSACTION_PAYLOAD,
     UPDATE_ROWS,
     UPDATE_ROWS_V1,
-    WITHOUT_ROWS,
     WRITE_ROWS,
     WRITE_ROWS_V1,
     XID,
@@ -37,96 +37,96 @@ from airflow_provider_cdc.mysql.binlog.kernels import checksum, packed, walk_sta
 from airflow_provider_cdc.mysql.binlog.kernels import gtid as gtid_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc32
-from airflow_provider_cdc.mysql.binlog.kernels.gtid import read_gtid
-from airflow_provider_cdc.mysql.binlog.kernels.row import AT as IMAGE_AT
+from airflow_provider_cdc.mysql.binlog.kernels.gtid import open_by_gtid
+from airflow_provider_cdc.mysql.binlog.kernels.row import CHANGED_BY as OPEN_IN
 from airflow_provider_cdc.mysql.binlog.kernels.row import (
-    COUNT,
+    COLUMN_COUNT,
     DELETE,
     DONE,
     INSERT,
-    OPEN_ROW,
-    ROW,
+    OPEN_FIRST_ROW,
+    OPEN_ROWS_TAKEN,
+    ROW_COUNT,
     SEQS,
-    TAKEN,
     UPDATE,
     read_images,
 )
-from airflow_provider_cdc.mysql.binlog.kernels.row import OPEN as OPEN_IN
+from airflow_provider_cdc.mysql.binlog.kernels.row import NEXT_IMAGE as IMAGE_AT
 from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
-    ANONYMOUS,
-    AT,
-    BASE,
-    BEGUN,
-    BODY,
-    BOTH,
-    BUDGET,
-    BYTES,
-    CHECKED,
-    COMMIT,
+    ANONYMOUS_KIND,
+    BEGUN_XA,
+    BLOCK_AT,
+    BYTE_BUDGET,
+    CHANGED_TABLES,
+    COMMIT_US,
     COUNT_ONLY,
-    COUNTED,
-    ENDED,
-    EVENT,
-    EXPECTED,
+    COUNTED_ROWS,
+    DECODED_BYTES,
+    ENDED_TRANSACTIONS,
+    EXPECTED_END,
+    FAILED_TABLE,
+    FILE_SEQ,
+    FOR_PYTHON,
     FRAME_END,
-    GNO,
-    ID,
-    IN_WORDS,
-    INNER,
-    INNER_END,
-    INSIDE,
-    KIND,
-    LIMIT,
+    GTID_IN_PYTHON,
+    GTID_KIND,
+    GTID_NUMBER,
+    GTID_RUNS,
+    HAS_BEGUN,
+    HAS_CHECKSUMS,
+    IMAGE_OFFSET,
+    IS_OPEN,
+    LAST_END,
+    MAP_BODY,
+    MAP_BODY_SIZE,
+    MAP_SLOT,
+    MAP_STATEMENT,
+    MAP_TABLE_ID,
     MARIADB,
-    MORE,
-    MOST,
-    NAMED,
-    NUMBER,
-    OPEN,
-    OUTER,
-    PACKED,
+    MAX_COUNTED_ROWS,
+    NEED_DATA,
+    NEED_UNPACKED,
+    PACKET_NUMBER,
+    PACKET_START,
     PAUSE,
+    PAUSE_POSITION,
+    PAYLOAD_AT,
+    PAYLOAD_END,
+    PAYLOAD_MODE,
+    PAYLOAD_POSITION,
     POSITION,
-    RUN_END,
     RUN_FIRST,
     RUN_LAST,
-    RUNS,
-    SAFE,
-    SAID,
-    SIZE,
-    SLOT,
+    RUN_SEQ,
     SOURCE_FIELDS,
-    SPLIT,
-    STATEMENT,
-    TABLE,
-    TOUCHED,
-    TRANSACTION,
-    UNPACK,
-    UNPACKED,
+    STATEMENT_NUMBER,
+    TRANSACTION_NUMBER,
+    UNPACKED_COUNT,
     UNPACKED_END,
-    UNPACKED_FROM,
-    USED,
-    WANTED,
-    WHERE,
+    UNPACKED_START,
+    UNPACKED_USED,
+    WANTED_BYTES,
     WHOLE,
-    XA,
+    WITH_BEFORE_IMAGES,
+    WITH_GTIDS,
+    WRONG_END,
 )
 from airflow_provider_cdc.native import primitives
 from airflow_provider_cdc.native.compile import compiled
 from airflow_provider_cdc.native.primitives import (
-    SLACK,
-    called,
+    PADDING,
     inlined,
     load64,
+    not_inlined,
+    read16,
+    read32,
+    read64,
     store64,
-    take16,
-    take32,
-    take64,
 )
 
 #: By event type, whether it carries no rows.
 _WITHOUT_ROWS: Any = np.zeros(256, np.bool_)
-_WITHOUT_ROWS[list(WITHOUT_ROWS)] = True
+_WITHOUT_ROWS[list(EVENTS_WITHOUT_ROWS)] = True
 _ARTIFICIAL, _STMT_END = 0x20, 1
 _NO_TABLE = 0xFF_FFFF
 _BEGIN = int.from_bytes(b"BEGIN", "little")
@@ -135,53 +135,53 @@ _HEADER = 19
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _six(data: Any, at: Any) -> Any:
-    return np.int64(take64(data, at) & np.uint64(0xFFFF_FFFF_FFFF))
+def _read_table_id(data: Any, at: Any) -> Any:
+    return np.int64(read64(data, at) & np.uint64(0xFFFF_FFFF_FFFF))
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _find(maps: Any, table_id: Any) -> Any:
+def _find_map(maps: Any, table_id: Any) -> Any:
     """The line of a table id, or -1. There is always a free line."""
     mask = maps.shape[0] - 1
     at = (table_id * 0x9E37_79B1) & mask
     for _ in range(maps.shape[0]):
-        if maps[at, ID] == table_id:
+        if maps[at, MAP_TABLE_ID] == table_id:
             return at
-        if maps[at, ID] == -1:
+        if maps[at, MAP_TABLE_ID] == -1:
             break
         at = (at + 1) & mask
     return -1
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _table_map(data: Any, at: Any, end: Any, state: Any, maps: Any) -> Any:
-    if state[OPEN] == 0 or end - at < 8:
-        return EVENT
-    line = _find(maps, _six(data, at))
+def _match_table_map(data: Any, at: Any, end: Any, state: Any, maps: Any) -> Any:
+    if state[IS_OPEN] == 0 or end - at < 8:
+        return FOR_PYTHON
+    line = _find_map(maps, _read_table_id(data, at))
     size = end - at - 8
-    if line < 0 or maps[line, SIZE] != size:
-        return EVENT
-    body, i = maps[line, BODY], np.int64(0)
+    if line < 0 or maps[line, MAP_BODY_SIZE] != size:
+        return FOR_PYTHON
+    body, i = maps[line, MAP_BODY], np.int64(0)
     while size - i >= 8:
-        if load64(body + i) != take64(data, at + 8 + i):
-            return EVENT
+        if load64(body + i) != read64(data, at + 8 + i):
+            return FOR_PYTHON
         i += 8
     if i < size:
         unwanted = np.uint64(8 * (8 - (size - i)))
-        if (load64(body + i) ^ take64(data, at + 8 + i)) << unwanted != np.uint64(0):
-            return EVENT
-    maps[line, SAID] = state[STATEMENT]
+        if (load64(body + i) ^ read64(data, at + 8 + i)) << unwanted != np.uint64(0):
+            return FOR_PYTHON
+    maps[line, MAP_STATEMENT] = state[STATEMENT_NUMBER]
     return DONE
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _images_at(data: Any, at: Any, end: Any, kind: Any, columns: Any) -> Any:
+def _find_images(data: Any, at: Any, end: Any, kind: Any, columns: Any) -> Any:
     """Where the images of a rows event begin; -1 if it is for Python."""
     at += 8
     if kind >= WRITE_ROWS:
         if end - at < 2:
             return -1
-        extra = np.int64(take16(data, at))
+        extra = np.int64(read16(data, at))
         if extra < 2:
             return -1
         at += extra
@@ -190,7 +190,7 @@ def _images_at(data: Any, at: Any, end: Any, kind: Any, columns: Any) -> Any:
     count = np.int64(data[at])
     at += 1
     if count == 252 and end - at >= 2:
-        count = np.int64(take16(data, at))
+        count = np.int64(read16(data, at))
         at += 2
     elif count > 250:
         return -1
@@ -208,8 +208,8 @@ def _images_at(data: Any, at: Any, end: Any, kind: Any, columns: Any) -> Any:
     return at
 
 
-@called  # type: ignore[untyped-decorator]
-def _rows(
+@not_inlined  # type: ignore[untyped-decorator]
+def _read_rows_event(
     data: Any,
     packet: Any,
     at: Any,
@@ -222,100 +222,112 @@ def _rows(
     lines: Any,
     touched: Any,
 ) -> Any:
-    if state[OPEN] == 0 or state[BEGUN] == XA or end - at < 8:
-        return EVENT
-    table_id, flags = _six(data, at), take16(data, at + 6)
-    line = _find(maps, table_id)
-    if line < 0 or maps[line, SAID] != state[STATEMENT]:
+    if state[IS_OPEN] == 0 or state[HAS_BEGUN] == BEGUN_XA or end - at < 8:
+        return FOR_PYTHON
+    table_id, flags = _read_table_id(data, at), read16(data, at + 6)
+    line = _find_map(maps, table_id)
+    if line < 0 or maps[line, MAP_STATEMENT] != state[STATEMENT_NUMBER]:
         if table_id != _NO_TABLE:
-            return EVENT
-    elif maps[line, SLOT] >= 0:
-        slot = maps[line, SLOT]
-        if state[INSIDE] != 0:
-            at = packet + state[INSIDE]
+            return FOR_PYTHON
+    elif maps[line, MAP_SLOT] >= 0:
+        slot = maps[line, MAP_SLOT]
+        if state[IMAGE_OFFSET] != 0:
+            at = packet + state[IMAGE_OFFSET]
         else:
-            at = _images_at(data, at, end, kind, tables[slot, COUNT])
+            at = _find_images(data, at, end, kind, tables[slot, COLUMN_COUNT])
             if at < 0:
-                return EVENT
-            if tables[slot, OPEN_IN] != state[TRANSACTION]:
-                tables[slot, OPEN_IN], tables[slot, OPEN_ROW] = state[TRANSACTION], tables[slot, ROW]
-                tables[slot, TAKEN] = 0
-                touched[state[TOUCHED]] = slot
-                state[TOUCHED] += 1
+                return FOR_PYTHON
+            if tables[slot, OPEN_IN] != state[TRANSACTION_NUMBER]:
+                tables[slot, OPEN_IN], tables[slot, OPEN_FIRST_ROW] = state[TRANSACTION_NUMBER], tables[slot, ROW_COUNT]
+                tables[slot, OPEN_ROWS_TAKEN] = 0
+                touched[state[CHANGED_TABLES]] = slot
+                state[CHANGED_TABLES] += 1
         if kind == UPDATE_ROWS or kind == UPDATE_ROWS_V1:
             change = UPDATE
         else:
             change = DELETE if kind == DELETE_ROWS or kind == DELETE_ROWS_V1 else INSERT
-        seq = state[BASE] + state[EXPECTED]
+        seq = state[FILE_SEQ] + state[EXPECTED_END]
         why = read_images(
-            data, at, end, slot, change, None, None, state[BOTH], seq, state[COMMIT], tables, lines, inner
+            data,
+            at,
+            end,
+            slot,
+            change,
+            None,
+            None,
+            state[WITH_BEFORE_IMAGES],
+            seq,
+            state[COMMIT_US],
+            tables,
+            lines,
+            inner,
         )
         if why != DONE:
-            state[TABLE], state[INSIDE] = slot, inner[IMAGE_AT] - packet
+            state[FAILED_TABLE], state[IMAGE_OFFSET] = slot, inner[IMAGE_AT] - packet
             return why
-        state[BYTES] += end - at
-    state[INSIDE] = 0
+        state[DECODED_BYTES] += end - at
+    state[IMAGE_OFFSET] = 0
     if flags & _STMT_END:
-        state[STATEMENT] += 1
+        state[STATEMENT_NUMBER] += 1
     return DONE
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _end(position: Any, state: Any, tables: Any, touched: Any, runs: Any) -> Any:
-    if state[OPEN] == 0 or state[KIND] == IN_WORDS:
-        return EVENT
+def _end_transaction(position: Any, state: Any, tables: Any, touched: Any, runs: Any) -> Any:
+    if state[IS_OPEN] == 0 or state[GTID_KIND] == GTID_IN_PYTHON:
+        return FOR_PYTHON
     if state[COUNT_ONLY]:
-        for i in range(state[TOUCHED]):
-            state[COUNTED] += tables[touched[i], ROW] - tables[touched[i], OPEN_ROW]
-    elif state[EXPECTED] != position:
-        for i in range(state[TOUCHED]):
-            if tables[touched[i], TAKEN]:
-                return SPLIT
-        for i in range(state[TOUCHED]):
+        for i in range(state[CHANGED_TABLES]):
+            state[COUNTED_ROWS] += tables[touched[i], ROW_COUNT] - tables[touched[i], OPEN_FIRST_ROW]
+    elif state[EXPECTED_END] != position:
+        for i in range(state[CHANGED_TABLES]):
+            if tables[touched[i], OPEN_ROWS_TAKEN]:
+                return WRONG_END
+        for i in range(state[CHANGED_TABLES]):
             slot = touched[i]
-            for row in range(tables[slot, OPEN_ROW], tables[slot, ROW]):
-                store64(tables[slot, SEQS] + 8 * row, np.uint64(state[BASE] + position))
-    if state[KIND] != ANONYMOUS:
-        n = state[RUNS] - 1
-        own_seq = state[BASE] + position if state[NAMED] and state[TOUCHED] > 0 else 0
-        follows = n >= 0 and own_seq == 0 and runs[n, RUN_END] == 0 and runs[n, RUN_LAST] + 1 == state[GNO]
+            for row in range(tables[slot, OPEN_FIRST_ROW], tables[slot, ROW_COUNT]):
+                store64(tables[slot, SEQS] + 8 * row, np.uint64(state[FILE_SEQ] + position))
+    if state[GTID_KIND] != ANONYMOUS_KIND:
+        n = state[GTID_RUNS] - 1
+        own_seq = state[FILE_SEQ] + position if state[WITH_GTIDS] and state[CHANGED_TABLES] > 0 else 0
+        follows = n >= 0 and own_seq == 0 and runs[n, RUN_SEQ] == 0 and runs[n, RUN_LAST] + 1 == state[GTID_NUMBER]
         if follows:
             for i in range(SOURCE_FIELDS):
-                follows = follows and runs[n, i] == state[KIND + i]
+                follows = follows and runs[n, i] == state[GTID_KIND + i]
         if not follows:
             n += 1
             for i in range(SOURCE_FIELDS):
-                runs[n, i] = state[KIND + i]
-            runs[n, RUN_FIRST], runs[n, RUN_END] = state[GNO], own_seq
-            state[RUNS] = n + 1
-        runs[n, RUN_LAST] = state[GNO]
-    state[OPEN], state[TOUCHED], state[SAFE] = 0, 0, position
-    state[ENDED] += 1
+                runs[n, i] = state[GTID_KIND + i]
+            runs[n, RUN_FIRST], runs[n, RUN_SEQ] = state[GTID_NUMBER], own_seq
+            state[GTID_RUNS] = n + 1
+        runs[n, RUN_LAST] = state[GTID_NUMBER]
+    state[IS_OPEN], state[CHANGED_TABLES], state[LAST_END] = 0, 0, position
+    state[ENDED_TRANSACTIONS] += 1
     return DONE
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _query(data: Any, at: Any, end: Any, position: Any, state: Any, tables: Any, touched: Any, runs: Any) -> Any:
-    if state[OPEN] == 0 or end - at < 13:
-        return EVENT
-    at += 13 + np.int64(take16(data, at + 11)) + np.int64(data[at + 8]) + 1
-    text = take64(data, at) if end >= at else np.uint64(0)
+def _read_query(data: Any, at: Any, end: Any, position: Any, state: Any, tables: Any, touched: Any, runs: Any) -> Any:
+    if state[IS_OPEN] == 0 or end - at < 13:
+        return FOR_PYTHON
+    at += 13 + np.int64(read16(data, at + 11)) + np.int64(data[at + 8]) + 1
+    text = read64(data, at) if end >= at else np.uint64(0)
     if end - at == 5 and text & np.uint64(0xFF_FFFF_FFFF) == np.uint64(_BEGIN):
-        state[BEGUN] = 1
+        state[HAS_BEGUN] = 1
         return DONE
-    if end - at == 6 and text & np.uint64(0xFFFF_FFFF_FFFF) == np.uint64(_COMMIT) and state[TOUCHED] == 0:
-        return _end(position, state, tables, touched, runs)
-    return EVENT
+    if end - at == 6 and text & np.uint64(0xFFFF_FFFF_FFFF) == np.uint64(_COMMIT) and state[CHANGED_TABLES] == 0:
+        return _end_transaction(position, state, tables, touched, runs)
+    return FOR_PYTHON
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _enter(packet: Any, stop: Any, state: Any, ahead: Any) -> Any:
+def _enter_payload(packet: Any, stop: Any, state: Any, ahead: Any) -> Any:
     """Go into a compressed transaction that has been unpacked."""
-    n = state[USED]
-    if n >= state[UNPACKED] or ahead[n, WHERE] != packet or ahead[n, FRAME_END] != stop:
-        return UNPACK
-    state[PACKED], state[OUTER], state[USED] = WHOLE, state[POSITION], n + 1
-    state[INNER], state[INNER_END] = ahead[n, UNPACKED_FROM], ahead[n, UNPACKED_END]
+    n = state[UNPACKED_USED]
+    if n >= state[UNPACKED_COUNT] or ahead[n, PACKET_START] != packet or ahead[n, FRAME_END] != stop:
+        return NEED_UNPACKED
+    state[PAYLOAD_MODE], state[PAYLOAD_POSITION], state[UNPACKED_USED] = WHOLE, state[POSITION], n + 1
+    state[PAYLOAD_AT], state[PAYLOAD_END] = ahead[n, UNPACKED_START], ahead[n, UNPACKED_END]
     return DONE
 
 
@@ -331,7 +343,7 @@ def _enter(packet: Any, stop: Any, state: Any, ahead: Any) -> Any:
     packed.__file__,
     primitives.__file__,
 )
-def walk(
+def walk_packets(
     block: Any,
     block_end: Any,
     unpacked: Any,
@@ -355,82 +367,87 @@ def walk(
     :param crc: :func:`~airflow_provider_cdc.mysql.binlog.kernels.checksum.crc_tables`.
     :returns: why it ended.
     """
-    if state[AT] < 0 or block_end + SLACK > block.shape[0] or touched.shape[0] < tables.shape[0]:
-        return EVENT
-    if state[PACKED] and (state[INNER] < 0 or state[INNER_END] + SLACK > unpacked.shape[0]):
-        return EVENT
+    if state[BLOCK_AT] < 0 or block_end + PADDING > block.shape[0] or touched.shape[0] < tables.shape[0]:
+        return FOR_PYTHON
+    if state[PAYLOAD_MODE] and (state[PAYLOAD_AT] < 0 or state[PAYLOAD_END] + PADDING > unpacked.shape[0]):
+        return FOR_PYTHON
     while True:
-        is_bare = state[PACKED] != 0
+        is_bare = state[PAYLOAD_MODE] != 0
         if is_bare:
-            data, end = unpacked, state[INNER_END]
-            packet = state[INNER] - 5  # as if there were one
+            data, end = unpacked, state[PAYLOAD_END]
+            packet = state[PAYLOAD_AT] - 5  # as if there were one
             if end - packet - 5 < _HEADER:
-                if state[PACKED] == WHOLE and end == packet + 5 and state[OPEN] == 0:
-                    state[PACKED] = 0
+                if state[PAYLOAD_MODE] == WHOLE and end == packet + 5 and state[IS_OPEN] == 0:
+                    state[PAYLOAD_MODE] = 0
                     continue
-                state[WANTED] = _HEADER
-                return MORE
-            size = np.int64(take32(data, packet + 14)) + 1
+                state[WANTED_BYTES] = _HEADER
+                return NEED_DATA
+            size = np.int64(read32(data, packet + 14)) + 1
         else:
             data, end = block, block_end
-            packet = state[AT]
+            packet = state[BLOCK_AT]
             if end - packet < 4:
-                state[WANTED] = 4
-                return MORE
-            size = np.int64(take32(data, packet) & np.uint32(0xFF_FFFF))
+                state[WANTED_BYTES] = 4
+                return NEED_DATA
+            size = np.int64(read32(data, packet) & np.uint32(0xFF_FFFF))
         if end - packet - 4 < size:
-            state[WANTED] = 4 + size
-            return MORE
+            state[WANTED_BYTES] = 4 + size
+            return NEED_DATA
         event, stop = packet + 5, packet + 4 + size
         position = state[POSITION]
         if is_bare:
             if size < 1 + _HEADER:
-                return EVENT
+                return FOR_PYTHON
         else:
-            if size == 0xFF_FFFF or size < 1 + _HEADER + 4 or data[packet + 3] != state[NUMBER] or data[packet + 4]:
-                return EVENT
-            length, ends = np.int64(take32(data, event + 9)), np.int64(take32(data, event + 13))
+            if (
+                size == 0xFF_FFFF
+                or size < 1 + _HEADER + 4
+                or data[packet + 3] != state[PACKET_NUMBER]
+                or data[packet + 4]
+            ):
+                return FOR_PYTHON
+            length, ends = np.int64(read32(data, event + 9)), np.int64(read32(data, event + 13))
             position += length
             if length != size - 1 or (ends == 0 and not state[MARIADB]):
-                return EVENT
+                return FOR_PYTHON
             if ends != 0 and position & 0xFFFF_FFFF != ends:
-                return EVENT
-        if take16(data, event + 17) & _ARTIFICIAL:
-            return EVENT
+                return FOR_PYTHON
+        if read16(data, event + 17) & _ARTIFICIAL:
+            return FOR_PYTHON
         kind = np.int64(data[event + 4])
         at = event + _HEADER
-        if state[CHECKED] and not is_bare:
+        if state[HAS_CHECKSUMS] and not is_bare:
             stop -= 4
-            if state[INSIDE] == 0 and crc32(crc, data, event, stop) != take32(data, stop):
-                return EVENT
+            if state[IMAGE_OFFSET] == 0 and crc32(crc, data, event, stop) != read32(data, stop):
+                return FOR_PYTHON
         is_end = False
         if (kind >= WRITE_ROWS and kind <= DELETE_ROWS) or (kind >= WRITE_ROWS_V1 and kind <= DELETE_ROWS_V1):
-            why = _rows(data, packet, at, stop, kind, state, inner, maps, tables, lines, touched)
+            why = _read_rows_event(data, packet, at, stop, kind, state, inner, maps, tables, lines, touched)
         elif kind == TABLE_MAP:
-            why = _table_map(data, at, stop, state, maps)
+            why = _match_table_map(data, at, stop, state, maps)
         elif kind == XID:
-            why, is_end = _end(position, state, tables, touched, runs), True
+            why, is_end = _end_transaction(position, state, tables, touched, runs), True
         elif kind == QUERY:
-            why = _query(data, at, stop, position, state, tables, touched, runs)
-            is_end = state[OPEN] == 0
+            why = _read_query(data, at, stop, position, state, tables, touched, runs)
+            is_end = state[IS_OPEN] == 0
         elif kind == GTID or kind == ANONYMOUS_GTID or kind == GTID_TAGGED or kind == MARIADB_GTID:
-            if state[RUNS] + 1 >= runs.shape[0]:
+            if state[GTID_RUNS] + 1 >= runs.shape[0]:
                 return PAUSE
-            why = read_gtid(data, event, at, stop, kind, state)
+            why = open_by_gtid(data, event, at, stop, kind, state)
         elif _WITHOUT_ROWS[kind]:
             why = DONE
         elif kind == TRANSACTION_PAYLOAD and not is_bare:
-            why = _enter(packet, stop, state, ahead)
+            why = _enter_payload(packet, stop, state, ahead)
         else:
-            why = EVENT
+            why = FOR_PYTHON
         if why != DONE:
             return why
         if is_bare:
-            state[INNER] = packet + 4 + size
+            state[PAYLOAD_AT] = packet + 4 + size
         else:
-            state[AT], state[NUMBER] = packet + 4 + size, (state[NUMBER] + 1) & 255
+            state[BLOCK_AT], state[PACKET_NUMBER] = packet + 4 + size, (state[PACKET_NUMBER] + 1) & 255
         state[POSITION] = position
-        if is_end and (position >= state[LIMIT] or state[COUNTED] >= state[MOST]):
+        if is_end and (position >= state[PAUSE_POSITION] or state[COUNTED_ROWS] >= state[MAX_COUNTED_ROWS]):
             return PAUSE
-        if state[BYTES] >= state[BUDGET]:
+        if state[DECODED_BYTES] >= state[BYTE_BUDGET]:
             return PAUSE

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 
 from airflow_provider_cdc.mysql.binlog.events.wire_types import DATE, DATETIME, NEWDECIMAL, TIME, TIMESTAMP
-from airflow_provider_cdc.mysql.binlog.plain.values import decimal_size, decimal_text, unpack_moment, unpack_time
+from airflow_provider_cdc.mysql.binlog.plain.values import decimal_size, decimal_text, unpack_datetime, unpack_time
 
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY, _LITERAL = 0, 1, 2, 3, 4
 _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING, _OPAQUE = 5, 6, 7, 8, 9, 10, 11, 12, 15
@@ -50,40 +50,40 @@ def json_text(data: bytes) -> str:
     if not data:
         return "null"
     try:
-        return "".join(_value(data[0], memoryview(data)[1:], 0))
+        return "".join(_print_value(data[0], memoryview(data)[1:], 0))
     except (IndexError, KeyError, struct.error) as error:
         raise ValueError(f"damaged JSON document: {error}") from None
 
 
-def _value(kind: int, data: memoryview, depth: int) -> Iterator[str]:
+def _print_value(kind: int, data: memoryview, depth: int) -> Iterator[str]:
     """Print the value that ``data`` begins with; offsets inside count from its beginning."""
     if kind <= _LARGE_ARRAY:
         if depth >= MAX_DEPTH:
             raise ValueError("damaged JSON document: too deep")
-        yield from _container(kind, data, depth)
+        yield from _print_container(kind, data, depth)
     elif kind == _LITERAL:
         yield _LITERALS[data[0]]
     elif kind in _INTEGERS:
         size, signed = _INTEGERS[kind]
-        yield str(int.from_bytes(_cut(data, 0, size), "little", signed=signed))
+        yield str(int.from_bytes(_slice_exactly(data, 0, size), "little", signed=signed))
     elif kind == _DOUBLE:
-        yield double_text(struct.unpack_from("<d", data)[0])
+        yield format_double(struct.unpack_from("<d", data)[0])
     elif kind == _STRING:
-        size, at = _length(data, 0)
-        yield _quoted(_cut(data, at, size).decode())
+        size, at = _read_length(data, 0)
+        yield _quote_json(_slice_exactly(data, at, size).decode())
     elif kind == _OPAQUE:
-        size, at = _length(data, 1)
-        yield _opaque(data[0], _cut(data, at, size))
+        size, at = _read_length(data, 1)
+        yield _print_opaque(data[0], _slice_exactly(data, at, size))
     else:
         raise ValueError(f"damaged JSON document: unknown type {kind}")
 
 
-def _container(kind: int, data: memoryview, depth: int) -> Iterator[str]:
+def _print_container(kind: int, data: memoryview, depth: int) -> Iterator[str]:
     width = 4 if kind in (_LARGE_OBJECT, _LARGE_ARRAY) else 2
     is_object = kind in (_SMALL_OBJECT, _LARGE_OBJECT)
 
     def number(at: int, size: int = width) -> int:
-        return int.from_bytes(_cut(data, at, size), "little")
+        return int.from_bytes(_slice_exactly(data, at, size), "little")
 
     count, size = number(0), number(width)
     if size > len(data):
@@ -96,26 +96,26 @@ def _container(kind: int, data: memoryview, depth: int) -> Iterator[str]:
             yield ", "
         if is_object:
             entry = keys + i * (width + 2)
-            yield _quoted(_cut(data, number(entry), number(entry + width, 2)).decode())
+            yield _quote_json(_slice_exactly(data, number(entry), number(entry + width, 2)).decode())
             yield ": "
         entry = values + i * (1 + width)
         inner = data[entry]
         # Small values stand in the entry itself, others at an offset.
         if inner in (_LITERAL, _INT16, _UINT16) or (width == 4 and inner in (_INT32, _UINT32)):
-            yield from _value(inner, data[entry + 1 : entry + 1 + width], depth + 1)
+            yield from _print_value(inner, data[entry + 1 : entry + 1 + width], depth + 1)
         else:
-            yield from _value(inner, data[number(entry + 1) : size], depth + 1)
+            yield from _print_value(inner, data[number(entry + 1) : size], depth + 1)
     yield "}" if is_object else "]"
 
 
-def _cut(data: memoryview, at: int, size: int) -> bytes:
+def _slice_exactly(data: memoryview, at: int, size: int) -> bytes:
     part = bytes(data[at : at + size])
     if len(part) != size:
         raise ValueError("damaged JSON document: cut off")
     return part
 
 
-def _length(data: memoryview, at: int) -> tuple[int, int]:
+def _read_length(data: memoryview, at: int) -> tuple[int, int]:
     """A length in groups of seven bits, lowest first, and the offset behind it."""
     size = 0
     for i in range(5):
@@ -126,11 +126,11 @@ def _length(data: memoryview, at: int) -> tuple[int, int]:
     raise ValueError("damaged JSON document: length")
 
 
-def _quoted(text: str) -> str:
+def _quote_json(text: str) -> str:
     return f'"{text.translate(_ESCAPES)}"'
 
 
-def double_text(value: float) -> str:
+def format_double(value: float) -> str:
     """Text of a double as the server prints it in JSON: shortest digits that read back to the same number.
 
     With an exponent if the decimal point falls more than 14 places before the first digit, or more than 15 behind it
@@ -157,7 +157,7 @@ def double_text(value: float) -> str:
     return f"{sign}{digits[:point]}.{digits[point:]}"
 
 
-def _opaque(kind: int, data: bytes) -> str:
+def _print_opaque(kind: int, data: bytes) -> str:
     """An SQL value inside a document."""
     if kind == NEWDECIMAL:
         precision, scale = data[0], data[1]
@@ -172,11 +172,11 @@ def _opaque(kind: int, data: bytes) -> str:
             hours, minutes, seconds = unpack_time(size >> 24)
             sign = "-" if packed < 0 else ""
             return f'"{sign}{hours:02d}:{minutes:02d}:{seconds:02d}.{micros:06d}"'
-        moment = unpack_moment(size >> 24)
+        moment = unpack_datetime(size >> 24)
         day = f"{moment.year:04d}-{moment.month:02d}-{moment.day:02d}"
         if kind == DATE:
             return f'"{day}"'
         return f'"{day} {moment.hour:02d}:{moment.minute:02d}:{moment.second:02d}.{micros:06d}"'
     # The server breaks base64 into lines of 76 characters, and the line ends are escaped like any others.
     text = base64.b64encode(data).decode()
-    return _quoted(f"base64:type{kind}:" + "\n".join(text[i : i + 76] for i in range(0, len(text), 76)))
+    return _quote_json(f"base64:type{kind}:" + "\n".join(text[i : i + 76] for i in range(0, len(text), 76)))

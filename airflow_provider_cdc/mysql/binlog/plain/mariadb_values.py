@@ -8,10 +8,10 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-_PAIRS = np.frombuffer("".join(f"{n:02x}" for n in range(256)).encode(), np.uint8).reshape(256, 2)
+_HEX_PAIRS = np.frombuffer("".join(f"{n:02x}" for n in range(256)).encode(), np.uint8).reshape(256, 2)
 #: Where the bytes of a UUID stand in its text, and where the dashes.
-_DASHES = [8, 13, 18, 23]
-_DIGITS = [i for i in range(36) if i not in _DASHES]
+_DASH_PLACES = [8, 13, 18, 23]
+_DIGIT_PLACES = [i for i in range(36) if i not in _DASH_PLACES]
 
 
 def uuid_texts(values: pa.Array) -> pa.Array:
@@ -23,7 +23,7 @@ def uuid_texts(values: pa.Array) -> pa.Array:
     ends = np.frombuffer(offsets, np.int32)[: len(values) + 1]
     raw = np.frombuffer(content, np.uint8)[: ends[-1]].reshape(-1, 16)
     texts = np.full((len(raw), 36), ord("-"), np.uint8)
-    texts[:, _DIGITS] = _PAIRS[raw].reshape(-1, 32)
+    texts[:, _DIGIT_PLACES] = _HEX_PAIRS[raw].reshape(-1, 32)
     buffers = [values.buffers()[0], pa.py_buffer((ends // 16 * 36).tobytes()), pa.py_buffer(texts.tobytes())]
     return pa.Array.from_buffers(pa.string(), len(values), buffers)
 
@@ -47,7 +47,7 @@ def inet_text(raw: bytes) -> str:
     return f"{':'.join(texts[: gap[0]])}::{':'.join(texts[gap[-1] + 1 :])}"
 
 
-def uncompressed(raw: bytes) -> bytes:
+def decompress_column(raw: bytes) -> bytes:
     """The value of a COMPRESSED column.
 
     In front stands a byte: 0 if the rest is the value as it is; else 8 in its upper half for zlib, and in its lower one

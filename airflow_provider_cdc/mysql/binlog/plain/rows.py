@@ -23,30 +23,30 @@ from airflow_provider_cdc.model.schema import (
     MEMBER_TYPES,
     TEXT_TYPES,
     Column,
-    unknown_type,
+    unknown_type_error,
 )
-from airflow_provider_cdc.model.unsupported_values import Reason, in_binlog
+from airflow_provider_cdc.model.unsupported_values import UnsupportedReason, binlog_value_error
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, with_members
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, with_exact_members
 from airflow_provider_cdc.mysql.binlog.events.wire_types import BLOB, BLOB_COMPRESSED, VECTOR, WireColumn
 from airflow_provider_cdc.mysql.binlog.plain.jsonb import json_text
-from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed
+from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import decompress_column, inet_text
 from airflow_provider_cdc.mysql.binlog.plain.values import (
-    OLD_SIZES,
-    Moment,
+    OLD_TEMPORAL_SIZES,
+    DateTimeParts,
     decimal_size,
     decimal_text,
-    unpack_moment,
-    unpack_old_moment,
+    unpack_datetime,
+    unpack_old_datetime,
     unpack_old_time,
     unpack_old_timestamp,
     unpack_time,
 )
-from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decode, Decoders, OneWayError
+from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders, NoRoundTripError, TextDecoder
 
-Image = tuple[Any, ...]
+RowImage = tuple[Any, ...]
 #: Reads one value: (event data, offset) -> (value, offset behind it).
-Reader = Callable[[bytes, int], tuple[Any, int]]
+ValueReader = Callable[[bytes, int], tuple[Any, int]]
 
 _INTEGER_SIZES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -55,11 +55,13 @@ _DAY = 86_400
 _SECOND = 1_000_000
 
 
-class _NoValue(Exception):
+class _InvalidDate(Exception):
     """A stored date that is invalid; the text says which."""
 
 
-def decode_rows(event: RowsEvent, decoders: Decoders = UNICODE) -> list[tuple[Image | None, Image | None]]:
+def decode_rows(
+    event: RowsEvent, decoders: CharsetDecoders = UNICODE_DECODERS
+) -> list[tuple[RowImage | None, RowImage | None]]:
     """Decode the rows of an event.
 
     :param event: a rows event of a captured table.
@@ -74,33 +76,33 @@ def decode_rows(event: RowsEvent, decoders: Decoders = UNICODE) -> list[tuple[Im
         column and place.
     """
     data = bytes(event.images)
-    readers = _readers(event.table, decoders)
+    readers = _value_readers(event.table, decoders)
     every = range(len(readers))
     size = (len(readers) + 7) // 8
     parts = [event.present_columns[i : i + size] for i in range(0, len(event.present_columns), size)]
     present = [[i for i in every if part[i >> 3] >> (i & 7) & 1] for part in parts] or [[*every]]
-    images: list[Image] = []
+    images: list[RowImage] = []
     at = 0
     while at < len(data):
-        image, at = _image(data, at, event, readers, present[len(images) % len(present)])
+        image, at = _read_image(data, at, event, readers, present[len(images) % len(present)])
         images.append(image)
     if event.operation == "insert":
         return [(None, image) for image in images]
     if event.operation == "delete":
         return [(image, None) for image in images]
     if len(images) % 2:
-        raise _damaged(event, "an update without after image")
+        raise _damaged_rows(event, "an update without after image")
     return list(zip(images[::2], images[1::2], strict=True))
 
 
-def _damaged(event: RowsEvent, what: str) -> TerminalError:
+def _damaged_rows(event: RowsEvent, what: str) -> TerminalError:
     label = event.schema.label
     return TerminalError.for_table(f"damaged rows of {label} at {event.location}: {what}", label, place=event.location)
 
 
-def _image(
-    data: bytes, at: int, event: RowsEvent, readers: tuple[Reader, ...], present: list[int]
-) -> tuple[Image, int]:
+def _read_image(
+    data: bytes, at: int, event: RowsEvent, readers: tuple[ValueReader, ...], present: list[int]
+) -> tuple[RowImage, int]:
     """The values of an image, and where it ends.
 
     :param present: numbers of the columns that it has.
@@ -109,30 +111,30 @@ def _image(
     nulls = int.from_bytes(data[at : at + size], "little")
     at += size
     if at > len(data):
-        raise _damaged(event, "cut off")
+        raise _damaged_rows(event, "cut off")
     values: list[Any] = [None] * len(readers)
     for bit, i in enumerate(present):
         if nulls >> bit & 1:
             if not event.schema.columns[i].nullable:
-                raise _failure(ValueError("NULL"), event, event.schema.columns[i])
+                raise _value_error(ValueError("NULL"), event, event.schema.columns[i])
             continue
         try:
             values[i], at = readers[i](data, at)
-        except (_NoValue, UnicodeDecodeError, ValueError, IndexError, struct.error) as error:
-            raise _failure(error, event, event.schema.columns[i]) from None
+        except (_InvalidDate, UnicodeDecodeError, ValueError, IndexError, struct.error) as error:
+            raise _value_error(error, event, event.schema.columns[i]) from None
     return tuple(values), at
 
 
-def _failure(error: Exception, event: RowsEvent, column: Column) -> UnfitError:
-    reason, what = _reason(error)
-    return in_binlog(event.schema, column, reason, what, event.location)
+def _value_error(error: Exception, event: RowsEvent, column: Column) -> UnfitError:
+    reason, what = _classify_error(error)
+    return binlog_value_error(event.schema, column, reason, what, event.location)
 
 
-def _reason(error: Exception) -> tuple[Reason, str]:
+def _classify_error(error: Exception) -> tuple[UnsupportedReason, str]:
     """What is wrong with a value; the same in words."""
-    if isinstance(error, _NoValue):
+    if isinstance(error, _InvalidDate):
         return "date", str(error)
-    if isinstance(error, OneWayError):
+    if isinstance(error, NoRoundTripError):
         return "key", str(error)
     if isinstance(error, UnicodeDecodeError):
         return "text", "bytes that are not valid text"
@@ -140,83 +142,85 @@ def _reason(error: Exception) -> tuple[Reason, str]:
 
 
 @lru_cache(maxsize=1024)
-def _readers(table: TableMap, decoders: Decoders) -> tuple[Reader, ...]:
+def _value_readers(table: TableMap, decoders: CharsetDecoders) -> tuple[ValueReader, ...]:
     # Table maps and decoders are kept and compared as objects, one for each table that is read.
     nulls = table.schema.null_date_columns
     readers = []
     for known, wire in zip(table.schema.columns, table.columns, strict=True):
-        column = with_members(known, table, decoders) if known.data_type in MEMBER_TYPES else known
-        read = _reader(column, wire, decoders.for_keys if column.name in table.schema.key else decoders)
-        readers.append(_or_null(read, wire, column) if column.name in nulls and column.data_type in _DATES else read)
+        column = with_exact_members(known, table, decoders) if known.data_type in MEMBER_TYPES else known
+        read = _value_reader(column, wire, decoders.for_keys if column.name in table.schema.key else decoders)
+        readers.append(
+            _null_if_invalid(read, wire, column) if column.name in nulls and column.data_type in _DATES else read
+        )
     return tuple(readers)
 
 
-def _or_null(read: Reader, wire: WireColumn, column: Column) -> Reader:
+def _null_if_invalid(read: ValueReader, wire: WireColumn, column: Column) -> ValueReader:
     size = {"date": 3, "datetime": 5, "timestamp": 4}[column.data_type] + (wire.size + 1) // 2
     if column.has_old_temporal_format:
-        size = OLD_SIZES[column.data_type][column.fsp]
+        size = OLD_TEMPORAL_SIZES[column.data_type][column.fsp]
 
     def read_or_null(data: bytes, at: int) -> tuple[Any, int]:
         try:
             return read(data, at)
-        except _NoValue:
+        except _InvalidDate:
             return None, at + size
 
     return read_or_null
 
 
-def _reader(column: Column, wire: WireColumn, texts: Mapping[str, Decode]) -> Reader:
+def _value_reader(column: Column, wire: WireColumn, texts: Mapping[str, TextDecoder]) -> ValueReader:
     kind = column.data_type
     if kind in INTEGER_TYPES:
-        return _integer(_INTEGER_SIZES[kind], signed=not column.is_unsigned)
+        return _read_integer(_INTEGER_SIZES[kind], signed=not column.is_unsigned)
     if kind == "decimal":
-        return _decimal(column, wire)
+        return _read_decimal(column, wire)
     if kind == "float":
-        return _fixed(4, lambda raw: struct.unpack("<f", raw)[0])
+        return _read_fixed(4, lambda raw: struct.unpack("<f", raw)[0])
     if kind == "double":
-        return _fixed(8, lambda raw: struct.unpack("<d", raw)[0])
-    unpack = uncompressed if column.is_compressed else bytes
+        return _read_fixed(8, lambda raw: struct.unpack("<d", raw)[0])
+    unpack = decompress_column if column.is_compressed else bytes
     if kind in TEXT_TYPES:
         decode = texts[column.charset or "utf8mb4"]
-        return _sized(_length_size(wire), lambda raw: decode(unpack(raw)))
+        return _read_sized(_length_size(wire), lambda raw: decode(unpack(raw)))
     if kind == "binary":
-        return _sized(_length_size(wire), lambda raw: raw.ljust(wire.size, b"\0"))  # the server cuts the zeros off
+        return _read_sized(_length_size(wire), lambda raw: raw.ljust(wire.size, b"\0"))  # the server cuts the zeros off
     if kind in BINARY_TYPES:
-        return _sized(_length_size(wire), unpack)
+        return _read_sized(_length_size(wire), unpack)
     if kind in ADDRESS_TYPES:  # cut off, too
         text = (lambda raw: str(UUID(bytes=raw))) if kind == "uuid" else inet_text
-        return _sized(1, lambda raw: text(raw.ljust(wire.size, b"\0")))
+        return _read_sized(1, lambda raw: text(raw.ljust(wire.size, b"\0")))
     if kind == "json":
-        return _sized(4, json_text)
+        return _read_sized(4, json_text)
     if kind in GEOMETRY_TYPES:
-        return _sized(4, bytes)
+        return _read_sized(4, bytes)
     if kind == "vector":
-        return _sized(_length_size(wire), lambda raw: list(struct.unpack(f"<{len(raw) // 4}f", raw)))
+        return _read_sized(_length_size(wire), lambda raw: list(struct.unpack(f"<{len(raw) // 4}f", raw)))
     if kind == "bit":
-        return _fixed(((column.precision or 1) + 7) // 8, bytes)
+        return _read_fixed(((column.precision or 1) + 7) // 8, bytes)
     if kind == "set":
-        return _fixed(wire.size, lambda raw: _set(int.from_bytes(raw, "little"), column))
+        return _read_fixed(wire.size, lambda raw: _set_members(int.from_bytes(raw, "little"), column))
     if kind == "enum":
-        return _fixed(wire.size, lambda raw: _enum(int.from_bytes(raw, "little"), column))
+        return _read_fixed(wire.size, lambda raw: _enum_member(int.from_bytes(raw, "little"), column))
     if kind == "year":
         if column.is_two_digit_year:
-            return _fixed(1, lambda raw: raw[0] % 100)
-        return _fixed(1, lambda raw: 1900 + raw[0] if raw[0] else 0)
+            return _read_fixed(1, lambda raw: raw[0] % 100)
+        return _read_fixed(1, lambda raw: 1900 + raw[0] if raw[0] else 0)
     if kind == "date":
-        return _fixed(3, _date)
+        return _read_fixed(3, _unpack_date)
     if column.has_old_temporal_format:
-        return _fixed(OLD_SIZES[kind][column.fsp], _old(kind, column.fsp))
+        return _read_fixed(OLD_TEMPORAL_SIZES[kind][column.fsp], _old_temporal_reader(kind, column.fsp))
     fraction = (wire.size + 1) // 2
     if kind == "datetime":
-        return _fixed(5 + fraction, lambda raw: _datetime(raw, fraction))
+        return _read_fixed(5 + fraction, lambda raw: _unpack_datetime(raw, fraction))
     if kind == "timestamp":
-        return _fixed(4 + fraction, lambda raw: _timestamp(raw, fraction))
+        return _read_fixed(4 + fraction, lambda raw: _unpack_timestamp(raw, fraction))
     if kind == "time":
-        return _fixed(3 + fraction, lambda raw: _time(raw, fraction))
-    raise unknown_type(column)
+        return _read_fixed(3 + fraction, lambda raw: _unpack_time(raw, fraction))
+    raise unknown_type_error(column)
 
 
-def _fixed(size: int, convert: Callable[[bytes], Any]) -> Reader:
+def _read_fixed(size: int, convert: Callable[[bytes], Any]) -> ValueReader:
     def read(data: bytes, at: int) -> tuple[Any, int]:
         raw = data[at : at + size]
         if len(raw) != size:
@@ -226,7 +230,7 @@ def _fixed(size: int, convert: Callable[[bytes], Any]) -> Reader:
     return read
 
 
-def _sized(length_size: int, convert: Callable[[bytes], Any]) -> Reader:
+def _read_sized(length_size: int, convert: Callable[[bytes], Any]) -> ValueReader:
     def read(data: bytes, at: int) -> tuple[Any, int]:
         start = at + length_size
         end = start + int.from_bytes(data[at:start], "little")
@@ -244,11 +248,11 @@ def _length_size(wire: WireColumn) -> int:
     return 1 if wire.size < 256 else 2
 
 
-def _integer(size: int, signed: bool) -> Reader:
-    return _fixed(size, lambda raw: int.from_bytes(raw, "little", signed=signed))
+def _read_integer(size: int, signed: bool) -> ValueReader:
+    return _read_fixed(size, lambda raw: int.from_bytes(raw, "little", signed=signed))
 
 
-def _decimal(column: Column, wire: WireColumn) -> Reader:
+def _read_decimal(column: Column, wire: WireColumn) -> ValueReader:
     precision, scale = wire.precision, wire.scale
 
     def convert(raw: bytes) -> Decimal | str:
@@ -259,10 +263,10 @@ def _decimal(column: Column, wire: WireColumn) -> Reader:
         width = precision + (scale > 0)
         return text.zfill(width) if "zerofill" in column.column_type else text
 
-    return _fixed(decimal_size(precision, scale), convert)
+    return _read_fixed(decimal_size(precision, scale), convert)
 
 
-def _enum(index: int, column: Column) -> str:
+def _enum_member(index: int, column: Column) -> str:
     if index == 0:
         return ""  # a value that was not valid when it was stored
     if index > len(column.members):
@@ -270,65 +274,65 @@ def _enum(index: int, column: Column) -> str:
     return column.members[index - 1]
 
 
-def _set(bits: int, column: Column) -> str:
+def _set_members(bits: int, column: Column) -> str:
     if bits >> len(column.members):
         raise ValueError(f"SET {bits}")
     return ",".join(member for i, member in enumerate(column.members) if bits >> i & 1)
 
 
-def _days(year: int, month: int, day: int) -> int:
+def _days_since_1970(year: int, month: int, day: int) -> int:
     """Days since 1970-01-01."""
     try:
         return date(year, month, day).toordinal() - _EPOCH_DAY
     except ValueError:
-        raise _NoValue(f"zero, partial or impossible date {year:04d}-{month:02d}-{day:02d}") from None
+        raise _InvalidDate(f"zero, partial or impossible date {year:04d}-{month:02d}-{day:02d}") from None
 
 
-def _date(raw: bytes) -> int:
+def _unpack_date(raw: bytes) -> int:
     packed = int.from_bytes(raw, "little")
-    return _days(packed >> 9, packed >> 5 & 15, packed & 31)
+    return _days_since_1970(packed >> 9, packed >> 5 & 15, packed & 31)
 
 
-def _micros(raw: int, size: int) -> int:
+def _fraction_micros(raw: int, size: int) -> int:
     """Microseconds from a fraction of 1 (two digits), 2 (four) or 3 bytes (six)."""
     return raw * (1, 10_000, 100, 1)[size]
 
 
-def _datetime(raw: bytes, fraction: int) -> int:
+def _unpack_datetime(raw: bytes, fraction: int) -> int:
     packed = int.from_bytes(raw[:5], "big") - (1 << 39)
-    return _since_1970(unpack_moment(packed, _micros(int.from_bytes(raw[5:], "big"), fraction)))
+    return _micros_since_1970(unpack_datetime(packed, _fraction_micros(int.from_bytes(raw[5:], "big"), fraction)))
 
 
-def _since_1970(moment: Moment) -> int:
-    seconds = _days(moment.year, moment.month, moment.day) * _DAY
+def _micros_since_1970(moment: DateTimeParts) -> int:
+    seconds = _days_since_1970(moment.year, moment.month, moment.day) * _DAY
     seconds += moment.hour * 3600 + moment.minute * 60 + moment.second
     return seconds * _SECOND + moment.micros
 
 
-def _timestamp(raw: bytes, fraction: int) -> int:
-    return _instant(int.from_bytes(raw[:4], "big"), _micros(int.from_bytes(raw[4:], "big"), fraction))
+def _unpack_timestamp(raw: bytes, fraction: int) -> int:
+    return _timestamp_micros(int.from_bytes(raw[:4], "big"), _fraction_micros(int.from_bytes(raw[4:], "big"), fraction))
 
 
-def _instant(seconds: int, micros: int) -> int:
+def _timestamp_micros(seconds: int, micros: int) -> int:
     if seconds == 0 and micros == 0:
-        raise _NoValue("zero timestamp 0000-00-00 00:00:00")
+        raise _InvalidDate("zero timestamp 0000-00-00 00:00:00")
     return seconds * _SECOND + micros
 
 
-def _old(kind: str, digits: int) -> Callable[[bytes], int]:
+def _old_temporal_reader(kind: str, digits: int) -> Callable[[bytes], int]:
     """Reads a value of the format of MariaDB 5.3."""
     if kind == "datetime":
-        return lambda raw: _since_1970(unpack_old_moment(raw, digits))
+        return lambda raw: _micros_since_1970(unpack_old_datetime(raw, digits))
     if kind == "timestamp":
-        return lambda raw: _instant(*unpack_old_timestamp(raw, digits))
+        return lambda raw: _timestamp_micros(*unpack_old_timestamp(raw, digits))
     return lambda raw: unpack_old_time(raw, digits)
 
 
-def _time(raw: bytes, fraction: int) -> int:
+def _unpack_time(raw: bytes, fraction: int) -> int:
     # One number over whole and fraction, shifted so that it is never negative.
     packed = int.from_bytes(raw, "big") - (0x80_0000 << 8 * fraction)
     size = abs(packed)
     hours, minutes, seconds = unpack_time(size >> 8 * fraction)
-    micros = _micros(size & ((1 << 8 * fraction) - 1), fraction)
+    micros = _fraction_micros(size & ((1 << 8 * fraction) - 1), fraction)
     total = (hours * 3600 + minutes * 60 + seconds) * _SECOND + micros
     return -total if packed < 0 else total

@@ -8,9 +8,13 @@ from typing import NamedTuple
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
 #: Bytes of dates and times in the format of MariaDB 5.3, by digits of the fraction.
-OLD_SIZES = {"datetime": (8, 6, 6, 7, 7, 7, 8), "timestamp": (4, 5, 5, 6, 6, 7, 7), "time": (3, 4, 4, 5, 5, 5, 6)}
+OLD_TEMPORAL_SIZES = {
+    "datetime": (8, 6, 6, 7, 7, 7, 8),
+    "timestamp": (4, 5, 5, 6, 6, 7, 7),
+    "time": (3, 4, 4, 5, 5, 5, 6),
+}
 #: Seconds by which a TIME with a fraction is shifted there, so that it is never negative: one more than the most.
-_OLD_SHIFT = 838 * 3600 + 59 * 60 + 60
+_OLD_TIME_SHIFT = 838 * 3600 + 59 * 60 + 60
 
 
 def decimal_size(precision: int, scale: int) -> int:
@@ -45,7 +49,7 @@ def decimal_text(data: bytes, precision: int, scale: int) -> str:
     return f"-{text}" if negative else text
 
 
-class Moment(NamedTuple):
+class DateTimeParts(NamedTuple):
     """Parts of a date with time; parts of zero dates are zero."""
 
     year: int
@@ -57,14 +61,14 @@ class Moment(NamedTuple):
     micros: int
 
 
-def unpack_moment(packed: int, fraction: int = 0) -> Moment:
+def unpack_datetime(packed: int, fraction: int = 0) -> DateTimeParts:
     """Parts of a DATETIME from its packed form without the fraction.
 
     :param packed: year*13+month, day, hour, minute, second in 17+5+5+6+6 bits.
     :param fraction: microseconds.
     """
     year, month = divmod(packed >> 22, 13)
-    return Moment(year, month, packed >> 17 & 31, packed >> 12 & 31, packed >> 6 & 63, packed & 63, fraction)
+    return DateTimeParts(year, month, packed >> 17 & 31, packed >> 12 & 31, packed >> 6 & 63, packed & 63, fraction)
 
 
 def unpack_time(packed: int) -> tuple[int, int, int]:
@@ -72,14 +76,14 @@ def unpack_time(packed: int) -> tuple[int, int, int]:
     return packed >> 12 & 1023, packed >> 6 & 63, packed & 63
 
 
-def unpack_old_moment(raw: bytes, digits: int) -> Moment:
+def unpack_old_datetime(raw: bytes, digits: int) -> DateTimeParts:
     """A DATETIME of MariaDB 5.3: without a fraction YYYYMMDDhhmmss as a number, else all parts packed into one.
 
     :param digits: of the fraction.
     """
     if not digits:
         days, clock = divmod(int.from_bytes(raw, "little"), 1_000_000)
-        return Moment(
+        return DateTimeParts(
             days // 10_000, days // 100 % 100, days % 100, clock // 10_000, clock // 100 % 100, clock % 100, 0
         )
     rest, fraction = divmod(int.from_bytes(raw, "big"), 10**digits)
@@ -88,7 +92,7 @@ def unpack_old_moment(raw: bytes, digits: int) -> Moment:
         rest, part = divmod(rest, size)
         parts.append(part)
     second, minute, hour, day, month = parts
-    return Moment(rest, month, day, hour, minute, second, fraction * 10 ** (6 - digits))
+    return DateTimeParts(rest, month, day, hour, minute, second, fraction * 10 ** (6 - digits))
 
 
 def unpack_old_timestamp(raw: bytes, digits: int) -> tuple[int, int]:
@@ -105,4 +109,4 @@ def unpack_old_time(raw: bytes, digits: int) -> int:
         size = abs(number)
         seconds = size // 10_000 * 3600 + size // 100 % 100 * 60 + size % 100
         return (-seconds if number < 0 else seconds) * 1_000_000
-    return (int.from_bytes(raw, "big") - _OLD_SHIFT * int(10**digits)) * int(10 ** (6 - digits))
+    return (int.from_bytes(raw, "big") - _OLD_TIME_SHIFT * int(10**digits)) * int(10 ** (6 - digits))

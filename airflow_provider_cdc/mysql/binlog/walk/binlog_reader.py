@@ -8,24 +8,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.definitions import CapturedTables
 from airflow_provider_cdc.model.errors import CdcError, DamageError, TerminalError, TornFileError, TransientError
-from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.statement_guard import LookUp
-from airflow_provider_cdc.mysql.binlog.walk.space import Only
-from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, Step
-from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
-from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.binlog.events.statement_guard import IndirectWritesLookup
+from airflow_provider_cdc.mysql.binlog.walk.space import KeyFilter
+from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, WalkStep
+from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
+from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 
 #: Seconds before each new connection after one was lost.
-_PAUSES = (0.0, 0.5, 2.0)
+_RECONNECT_DELAYS = (0.0, 0.5, 2.0)
 #: Seconds without any progress after which a position counts as unreachable.
 _STALL_SECONDS = 120.0
 #: Bytes of rows that become visible at once and are decoded before the changes are taken.
-_PORTION_BYTES = 16 << 20
+_MAX_UNTAKEN_BYTES = 16 << 20
 
 
 class BinlogReader:
@@ -34,26 +34,26 @@ class BinlogReader:
     :param open_at: opens a blocking binlog stream at a position.
     :param captured: the definitions of captured tables.
     :param timeline: numbers the transactions.
-    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
+    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.ChangeBuffer`.
     :param count_only: whether rows are only counted.
     :param with_before_images: whether updates give their old image, too, as ``b``.
     :param with_gtids: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param yield_ddl: whether a change of a definition is told in a step's item, instead of an error.
-    :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
+    :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.StatementGuard`.
     """
 
     def __init__(
         self,
         open_at: Callable[[Position], BinlogStream],
-        captured: Captured,
-        timeline: Lineage,
-        decoders: Decoders = UNICODE,
+        captured: CapturedTables,
+        timeline: Timeline,
+        decoders: CharsetDecoders = UNICODE_DECODERS,
         *,
         count_only: bool = False,
         with_before_images: bool = False,
         with_gtids: bool = False,
         yield_ddl: bool = False,
-        indirect_writes: LookUp | None = None,
+        indirect_writes: IndirectWritesLookup | None = None,
     ) -> None:
         self._open_at, self._captured, self._lineage, self._texts = open_at, captured, timeline, decoders
         self._walker_options: dict[str, Any] = {
@@ -64,8 +64,8 @@ class BinlogReader:
             "detours": indirect_writes,
         }
         self._stream: BinlogStream | None = None
-        self._walker: Walker | None = None
-        self._steps: Iterator[Step] = iter(())
+        self._walker: BinlogWalker | None = None
+        self._steps: Iterator[WalkStep] = iter(())
         self._at, self._rows_left = Position("", 0), NEVER
         self._rescued: list[tuple[TableSchema, pa.RecordBatch]] = []
         self._gtids_by_seq: dict[int, str] = {}
@@ -78,7 +78,7 @@ class BinlogReader:
         if offset.file_start_time:
             self.file_start_times.setdefault(offset.at.file, offset.file_start_time)
 
-    def steps(self, low: Position, high: Position, rows: int = NEVER) -> Iterator[Step]:
+    def steps(self, low: Position, high: Position, rows: int = NEVER) -> Iterator[WalkStep]:
         """Walk from ``low`` to ``high``, both ends of transactions.
 
         :param rows: where rows are counted: how many to walk; the transaction with the last of them is the last one.
@@ -114,7 +114,7 @@ class BinlogReader:
         return self._walker.held_bytes if self._walker else 0
 
     def take_changes(
-        self, end: Position | None = None, key_filter: Only | None = None
+        self, end: Position | None = None, key_filter: KeyFilter | None = None
     ) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time: of whole transactions, and of an open one whose end is known.
 
@@ -143,7 +143,7 @@ class BinlogReader:
         assert self._walker is not None  # they come with a step
         size = 0
         for event in rows:
-            if size >= _PORTION_BYTES:
+            if size >= _MAX_UNTAKEN_BYTES:
                 yield
                 size = 0
             self._walker.decode_rows(event, seq, commit_us)
@@ -156,8 +156,8 @@ class BinlogReader:
         self._stream = self._walker = None
         self._rescued, self._gtids_by_seq = [], {}
 
-    def _next_step(self, high: Position) -> Step:
-        for pause in (*_PAUSES, None):
+    def _next_step(self, high: Position) -> WalkStep:
+        for pause in (*_RECONNECT_DELAYS, None):
             try:
                 if self._walker is None:
                     self._connect(high)
@@ -193,7 +193,7 @@ class BinlogReader:
     def _connect(self, high: Position) -> None:
         self._stream = self._open_at(self._at)
         self._stream.expect_file_starts(self.file_start_times)
-        self._walker = Walker(
+        self._walker = BinlogWalker(
             self._stream,
             self._captured,
             lambda file: self._lineage.seq(Position(file, 0)),

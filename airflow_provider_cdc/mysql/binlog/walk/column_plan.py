@@ -18,15 +18,15 @@ from airflow_provider_cdc.model.schema import (
     TEXT_TYPES,
     UTF8_CHARSETS,
     Column,
-    unknown_type,
+    unknown_type_error,
 )
-from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, with_members
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, with_exact_members
 from airflow_provider_cdc.mysql.binlog.events.wire_types import BLOB, BLOB_COMPRESSED, VARCHAR, WireColumn
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
-from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed, uuid_texts
-from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size
-from airflow_provider_cdc.mysql.client.charsets import Decoders, OneWayError
-from airflow_provider_cdc.native.buffers import copied
+from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import decompress_column, inet_text, uuid_texts
+from airflow_provider_cdc.mysql.binlog.plain.values import OLD_TEMPORAL_SIZES, decimal_size
+from airflow_provider_cdc.mysql.client.charsets import CharsetDecoders, NoRoundTripError
+from airflow_provider_cdc.native.buffers import copy_to_arrow
 
 _INTEGERS = {
     "tinyint": (1, kernel.COPY_1, kernel.WIDEN_1),
@@ -35,17 +35,17 @@ _INTEGERS = {
     "int": (4, kernel.COPY_4, kernel.WIDEN_4),
     "bigint": (8, kernel.COPY_8, kernel.WIDEN_8),
 }
-_SIMPLE = {
+_FIXED_KINDS = {
     "float": (4, kernel.COPY_4),
     "double": (8, kernel.COPY_8),
     "year": (1, kernel.YEAR),
     "date": (3, kernel.DATE),
 }
-_FRACTIONAL = {"datetime": (5, kernel.DATETIME), "timestamp": (4, kernel.TIMESTAMP), "time": (3, kernel.TIME)}
-_OLD = {"datetime": kernel.OLD_DATETIME, "timestamp": kernel.OLD_TIMESTAMP, "time": kernel.OLD_TIME}
+_TEMPORAL_KINDS = {"datetime": (5, kernel.DATETIME), "timestamp": (4, kernel.TIMESTAMP), "time": (3, kernel.TIME)}
+_OLD_TEMPORAL_KINDS = {"datetime": kernel.OLD_DATETIME, "timestamp": kernel.OLD_TIMESTAMP, "time": kernel.OLD_TIME}
 _ANY_LENGTH = 1 << 40
 #: The Arrow type of what is passed over.
-NOTHING = pa.null()
+SKIPPED_TYPE = pa.null()
 
 
 class ColumnPlan(NamedTuple):
@@ -64,7 +64,9 @@ class ColumnPlan(NamedTuple):
     finish: Callable[[pa.Array], pa.Array] | None = None
 
 
-def plan_column(column: Column, wire: WireColumn, table: TableMap, decoders: Decoders, is_excluded: bool) -> ColumnPlan:
+def plan_column(
+    column: Column, wire: WireColumn, table: TableMap, decoders: CharsetDecoders, is_excluded: bool
+) -> ColumnPlan:
     """How a column of row events is read.
 
     :param wire: how the binlog lays it out.
@@ -74,44 +76,52 @@ def plan_column(column: Column, wire: WireColumn, table: TableMap, decoders: Dec
     """
     kind, arrow, in_key = column.data_type, column.arrow_type, column.name in table.schema.key
     texts = decoders.for_keys if in_key else decoders
-    size, has_length = _size(column, wire)
+    size, has_length = _wire_size(column, wire)
     if is_excluded:
-        return ColumnPlan(kernel.BYTES if has_length else kernel.FIXED, size, NOTHING)
+        return ColumnPlan(kernel.BYTES if has_length else kernel.FIXED, size, SKIPPED_TYPE)
     if kind in MEMBER_TYPES:
-        column = with_members(column, table, decoders)
+        column = with_exact_members(column, table, decoders)
     if kind in INTEGER_TYPES:
         _, signed, unsigned = _INTEGERS[kind]
         return ColumnPlan(unsigned if column.is_unsigned else signed, size, arrow)
     if kind == "decimal":
         how = kernel.DECIMAL if wire.precision <= 38 else kernel.LONG_DECIMAL
         return ColumnPlan(how, size, arrow, wire.precision, wire.scale)
-    if kind in _SIMPLE:
-        return ColumnPlan(kernel.SHORT_YEAR if column.is_two_digit_year else _SIMPLE[kind][1], size, arrow)
+    if kind in _FIXED_KINDS:
+        return ColumnPlan(kernel.SHORT_YEAR if column.is_two_digit_year else _FIXED_KINDS[kind][1], size, arrow)
     if column.has_old_temporal_format:
-        return ColumnPlan(_OLD[kind], size, arrow, scale=column.fsp)
-    if kind in _FRACTIONAL:
-        return ColumnPlan(_FRACTIONAL[kind][1], size, arrow, scale=(wire.size + 1) // 2)
+        return ColumnPlan(_OLD_TEMPORAL_KINDS[kind], size, arrow, scale=column.fsp)
+    if kind in _TEMPORAL_KINDS:
+        return ColumnPlan(_TEMPORAL_KINDS[kind][1], size, arrow, scale=(wire.size + 1) // 2)
     if kind == "enum":
-        return ColumnPlan(kernel.INDEX, size, pa.int16(), len(column.members), finish=_member(column.members, in_key))
+        return ColumnPlan(
+            kernel.ENUM_INDEX, size, pa.int16(), len(column.members), finish=_enum_members(column.members, in_key)
+        )
     if kind == "set":
-        return ColumnPlan(kernel.BITS, size, pa.uint64(), len(column.members), finish=_members(column.members))
+        return ColumnPlan(kernel.SET_BITS, size, pa.uint64(), len(column.members), finish=_set_members(column.members))
     if kind == "bit":
         return ColumnPlan(kernel.FIXED, size, arrow)
     # What is left has a length in front.
     longest = _ANY_LENGTH if wire.type in (BLOB, BLOB_COMPRESSED) else wire.size
     if kind in ADDRESS_TYPES:
-        to_text = uuid_texts if kind == "uuid" else each(inet_text)
+        to_text = uuid_texts if kind == "uuid" else convert_each(inet_text)
         return ColumnPlan(kernel.PADDED, size, pa.binary(), longest, wire.size, finish=to_text)
     if column.is_compressed:
         decode = texts[str(column.charset)] if kind in TEXT_TYPES else bytes
         return ColumnPlan(
-            kernel.BYTES, size, pa.binary(), longest, finish=each(lambda raw: decode(uncompressed(raw)), arrow)
+            kernel.BYTES,
+            size,
+            pa.binary(),
+            longest,
+            finish=convert_each(lambda raw: decode(decompress_column(raw)), arrow),
         )
     if kind in TEXT_TYPES:
         if column.charset in UTF8_CHARSETS:
-            return ColumnPlan(kernel.BYTES, size, arrow, longest, finish=_ascii if column.charset == "ascii" else None)
+            return ColumnPlan(
+                kernel.BYTES, size, arrow, longest, finish=_check_ascii if column.charset == "ascii" else None
+            )
         decode = texts[str(column.charset)]
-        return ColumnPlan(kernel.BYTES, size, pa.binary(), longest, finish=each(decode))
+        return ColumnPlan(kernel.BYTES, size, pa.binary(), longest, finish=convert_each(decode))
     if kind == "binary":
         return ColumnPlan(kernel.PADDED, size, arrow, longest, wire.size)
     if kind in BINARY_TYPES:
@@ -123,23 +133,23 @@ def plan_column(column: Column, wire: WireColumn, table: TableMap, decoders: Dec
     if kind in GEOMETRY_TYPES:
         return ColumnPlan(kernel.BYTES, size, arrow, _ANY_LENGTH)
     if kind == "vector":
-        return ColumnPlan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=_vectors)
-    raise unknown_type(column)
+        return ColumnPlan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=_to_vectors)
+    raise unknown_type_error(column)
 
 
-def _size(column: Column, wire: WireColumn) -> tuple[int, bool]:
+def _wire_size(column: Column, wire: WireColumn) -> tuple[int, bool]:
     """Bytes of a value on the wire; or of the length in front of it, and that it has one."""
     kind = column.data_type
     if kind in INTEGER_TYPES:
         return _INTEGERS[kind][0], False
     if kind == "decimal":
         return decimal_size(wire.precision, wire.scale), False
-    if kind in _SIMPLE:
-        return _SIMPLE[kind][0], False
+    if kind in _FIXED_KINDS:
+        return _FIXED_KINDS[kind][0], False
     if column.has_old_temporal_format:
-        return OLD_SIZES[kind][column.fsp], False
-    if kind in _FRACTIONAL:
-        return _FRACTIONAL[kind][0] + (wire.size + 1) // 2, False
+        return OLD_TEMPORAL_SIZES[kind][column.fsp], False
+    if kind in _TEMPORAL_KINDS:
+        return _TEMPORAL_KINDS[kind][0] + (wire.size + 1) // 2, False
     if kind in MEMBER_TYPES:
         return wire.size, False
     if kind == "bit":
@@ -149,10 +159,10 @@ def _size(column: Column, wire: WireColumn) -> tuple[int, bool]:
         return (wire.size if is_blob else 1 if wire.size < 256 else 2), True
     if kind == "json" or kind == "vector" or kind in GEOMETRY_TYPES:
         return 4, True
-    raise unknown_type(column)
+    raise unknown_type_error(column)
 
 
-def each(convert: Callable[[bytes], Any], to: pa.DataType | None = None) -> Callable[[pa.Array], pa.Array]:
+def convert_each(convert: Callable[[bytes], Any], to: pa.DataType | None = None) -> Callable[[pa.Array], pa.Array]:
     """Convert every value, those that are equal once."""
 
     def finish(values: pa.Array) -> pa.Array:
@@ -163,26 +173,26 @@ def each(convert: Callable[[bytes], Any], to: pa.DataType | None = None) -> Call
     return finish
 
 
-def _ascii(values: pa.Array) -> pa.Array:
+def _check_ascii(values: pa.Array) -> pa.Array:
     """Text of the charset ascii, into which MariaDB takes bytes that are none."""
     if not pc.all(pc.string_is_ascii(values)).as_py() and len(values) > values.null_count:
         raise UnicodeDecodeError("ascii", b"", 0, 0, "not ascii")
     return values
 
 
-def _member(members: Sequence[str], in_key: bool) -> Callable[[pa.Array], pa.Array]:
+def _enum_members(members: Sequence[str], in_key: bool) -> Callable[[pa.Array], pa.Array]:
     """The member of an ENUM by its index; 0 is a value that was not valid when it was stored, and shown as ''."""
     texts = pa.array(["", *members], pa.string())
 
     def finish(values: pa.Array) -> pa.Array:
         if in_key and "" in members and pc.any(pc.equal(values, 0)).as_py():
-            raise OneWayError("")
+            raise NoRoundTripError("")
         return texts.take(values)
 
     return finish
 
 
-def _members(members: Sequence[str]) -> Callable[[pa.Array], pa.Array]:
+def _set_members(members: Sequence[str]) -> Callable[[pa.Array], pa.Array]:
     """The members of a SET by the bits of a number."""
 
     def finish(values: pa.Array) -> pa.Array:
@@ -193,10 +203,10 @@ def _members(members: Sequence[str]) -> Callable[[pa.Array], pa.Array]:
     return finish
 
 
-def _vectors(values: pa.Array) -> pa.Array:
+def _to_vectors(values: pa.Array) -> pa.Array:
     offsets = np.frombuffer(values.buffers()[1], np.int32)[: len(values) + 1]
     if (offsets % 4).any():
         raise ValueError("a vector with a part of a number")
     floats = pa.Array.from_buffers(pa.float32(), int(offsets[-1]) // 4, [None, values.buffers()[2]])
-    numbers = copied(offsets // 4)
+    numbers = copy_to_arrow(offsets // 4)
     return pa.Array.from_buffers(pa.list_(pa.float32()), len(values), [values.buffers()[0], numbers], children=[floats])

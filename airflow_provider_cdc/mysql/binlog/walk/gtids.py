@@ -13,7 +13,7 @@ from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 _RUNS = 4096
 
 
-class Gtids:
+class GtidCollector:
     """GTIDs as they come, runs of one source in one text, and the names of transactions with rows.
 
     :param state: what the machine code that walks shares; ``runs`` is what it writes.
@@ -33,7 +33,7 @@ class Gtids:
         self._drain_runs()
         if gtid:
             self._texts.append(gtid)
-            if self._state[walk_state.NAMED]:
+            if self._state[walk_state.WITH_GTIDS]:
                 self._by_seq[seq] = gtid
 
     def take_texts(self) -> tuple[str, ...]:
@@ -50,25 +50,25 @@ class Gtids:
 
     def open_gtid(self) -> str:
         """The GTID of the transaction that the machine code has open."""
-        source = self._state[walk_state.KIND : walk_state.KIND + walk_state.SOURCE_FIELDS].tolist()
-        number = int(self._state[walk_state.GNO])
-        return _text(*source, number, number)
+        source = self._state[walk_state.GTID_KIND : walk_state.GTID_KIND + walk_state.SOURCE_FIELDS].tolist()
+        number = int(self._state[walk_state.GTID_NUMBER])
+        return _format_run(*source, number, number)
 
     def _drain_runs(self) -> None:
         """Turn the machine code's GTIDs into text."""
-        for line in self.runs[: self._state[walk_state.RUNS]].tolist():
+        for line in self.runs[: self._state[walk_state.GTID_RUNS]].tolist():
             *run, seq = line
-            self._texts.append(_text(*run))
+            self._texts.append(_format_run(*run))
             if seq:
                 self._by_seq[seq] = self._texts[-1]
-        self._state[walk_state.RUNS] = 0
+        self._state[walk_state.GTID_RUNS] = 0
 
 
-def _text(kind: int, high: int, low: int, *more: int) -> str:
+def _format_run(kind: int, high: int, low: int, *more: int) -> str:
     *tag, first, last = more
-    if kind == walk_state.OF_MARIADB:
+    if kind == walk_state.MARIADB_GTID_KIND:
         return f"{high}-{low}-{last}"
-    if kind == walk_state.OF_MYSQL:
+    if kind == walk_state.MYSQL_GTID_KIND:
         numbers = f"{first}-{last}" if first < last else f"{last}"
         uuid = UUID(int=(high & (1 << 64) - 1) << 64 | low & (1 << 64) - 1)
         name = struct.pack("<4q", *tag).rstrip(b"\0").decode()

@@ -9,36 +9,38 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.model.unsupported_values import UnfitValue
+from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
 from airflow_provider_cdc.mysql.binlog.events.table_map import (
     TableMap,
 )
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
-from airflow_provider_cdc.mysql.binlog.plain.values import unpack_moment, unpack_old_moment
-from airflow_provider_cdc.mysql.binlog.walk.column_plan import NOTHING, ColumnPlan, each, plan_column
-from airflow_provider_cdc.mysql.client.charsets import Decoders, OneWayError
+from airflow_provider_cdc.mysql.binlog.plain.values import unpack_datetime, unpack_old_datetime
+from airflow_provider_cdc.mysql.binlog.walk.column_plan import SKIPPED_TYPE, ColumnPlan, convert_each, plan_column
+from airflow_provider_cdc.mysql.client.charsets import CharsetDecoders, NoRoundTripError
 from airflow_provider_cdc.native import buffers
-from airflow_provider_cdc.native.buffers import copied, enlarged, is_utf8
-from airflow_provider_cdc.native.primitives import SLACK
+from airflow_provider_cdc.native.buffers import copy_to_arrow, enlarge, is_utf8
+from airflow_provider_cdc.native.primitives import PADDING
 
 _WIDTHS = {
     **dict.fromkeys((kernel.COPY_1,), 1),
-    **dict.fromkeys((kernel.COPY_2, kernel.WIDEN_1, kernel.YEAR, kernel.SHORT_YEAR, kernel.INDEX), 2),
+    **dict.fromkeys((kernel.COPY_2, kernel.WIDEN_1, kernel.YEAR, kernel.SHORT_YEAR, kernel.ENUM_INDEX), 2),
     **dict.fromkeys((kernel.COPY_4, kernel.SIGNED_3, kernel.WIDEN_2, kernel.WIDEN_3, kernel.DATE), 4),
-    **dict.fromkeys((kernel.COPY_8, kernel.WIDEN_4, kernel.DATETIME, kernel.TIMESTAMP, kernel.TIME, kernel.BITS), 8),
+    **dict.fromkeys(
+        (kernel.COPY_8, kernel.WIDEN_4, kernel.DATETIME, kernel.TIMESTAMP, kernel.TIME, kernel.SET_BITS), 8
+    ),
     **dict.fromkeys((kernel.OLD_DATETIME, kernel.OLD_TIMESTAMP, kernel.OLD_TIME), 8),
     **dict.fromkeys((kernel.WIDEN_8, kernel.DECIMAL), 16),
 }
 _NOT_TEXT = "bytes that are not valid text"
 _FIRST_ROWS, _FIRST_BYTES = 64, 256
 #: Space that is kept for the next changes; a large transaction must not hold memory for ever.
-_KEPT_BYTES = 128 << 20
+_MAX_KEPT_BYTES = 128 << 20
 
 #: Name of a column, and a mask of its values.
-Only = tuple[str, Callable[[pa.Array], pa.Array]]
+KeyFilter = tuple[str, Callable[[pa.Array], pa.Array]]
 
 
-class Space:
+class ChangeBuffer:
     """Space for changes of a table that grows as they come; it is used again after they have been taken.
 
     :param table_map: the table and its layout.
@@ -46,7 +48,7 @@ class Space:
     :param count_only: whether rows are only counted.
     """
 
-    def __init__(self, table: TableMap, decoders: Decoders, *, count_only: bool = False) -> None:
+    def __init__(self, table: TableMap, decoders: CharsetDecoders, *, count_only: bool = False) -> None:
         self.table_map, columns = table, table.schema.columns
         self._plans = [
             plan_column(c, wire, table, decoders, count_only or c.name in table.schema.excluded)
@@ -55,26 +57,26 @@ class Space:
         count = len(columns)
         #: What the machine code is told: this table's line, and the lines of its columns.
         self.table_line: Any = np.zeros(kernel.TABLE_FIELDS, np.int64)
-        self.column_lines: Any = np.zeros((count, kernel.FIELDS), np.int64)
+        self.column_lines: Any = np.zeros((count, kernel.COLUMN_FIELDS), np.int64)
         nulls = table.schema.null_date_columns
         for line, plan, column in zip(self.column_lines, self._plans, columns, strict=True):
-            line[kernel.KIND], line[kernel.SIZE] = plan.kind, plan.size
+            line[kernel.KIND], line[kernel.WIRE_SIZE] = plan.kind, plan.size
             line[kernel.LIMIT], line[kernel.SCALE] = plan.limit, plan.scale
-            line[kernel.RULES] = (
+            line[kernel.COLUMN_FLAGS] = (
                 kernel.NULLABLE * column.nullable
                 + kernel.NULL_DATES * (column.name in nulls)
                 + kernel.ZEROFILL * ("zerofill" in column.column_type)
-                + kernel.LEFT_OUT * (plan.raw_type == NOTHING)
+                + kernel.EXCLUDED * (plan.raw_type == SKIPPED_TYPE)
             )
-            line[kernel.KEY] = column.name in table.schema.key
-        self.table_line[kernel.COUNT] = count
-        self.table_line[kernel.KEYS] = 1 + max(
+            line[kernel.IN_KEY] = column.name in table.schema.key
+        self.table_line[kernel.COLUMN_COUNT] = count
+        self.table_line[kernel.KEY_PREFIX_COLUMNS] = 1 + max(
             (i for i, c in enumerate(columns) if c.name in table.schema.key), default=-1
         )
-        self.table_line[kernel.OPEN] = -1
+        self.table_line[kernel.CHANGED_BY] = -1
         self._allocate()
         if count_only:
-            self.table_line[kernel.SPACE] = -1
+            self.table_line[kernel.ROW_CAPACITY] = -1
 
     def _allocate(self) -> None:
         """Make little space, for no rows."""
@@ -85,7 +87,7 @@ class Space:
         self._ops, self._seqs, self._timestamps = np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.column_lines[:, kernel.CAPACITY] = 0
         for i, plan in enumerate(self._plans):
-            if plan.kind not in _WIDTHS and plan.raw_type != NOTHING:
+            if plan.kind not in _WIDTHS and plan.raw_type != SKIPPED_TYPE:
                 self.grow_column(i, _FIRST_BYTES)
         self.grow_rows(_FIRST_ROWS)
 
@@ -108,9 +110,9 @@ class Space:
             packed = int.from_bytes(raw, "little")
             year, month, day = packed >> 9, packed >> 5 & 15, packed & 31
         elif plan.kind == kernel.OLD_DATETIME:
-            year, month, day, *_ = unpack_old_moment(raw, plan.scale)
+            year, month, day, *_ = unpack_old_datetime(raw, plan.scale)
         else:
-            year, month, day, *_ = unpack_moment(int.from_bytes(raw[:5], "big") - (1 << 39))
+            year, month, day, *_ = unpack_datetime(int.from_bytes(raw[:5], "big") - (1 << 39))
         return f"zero, partial or impossible date {year:04d}-{month:02d}-{day:02d}"
 
     def move_lines(self, line: Any, lines: Any, first: int) -> None:
@@ -120,12 +122,12 @@ class Space:
         """
         line[:], lines[:] = self.table_line, self.column_lines
         self.table_line, self.column_lines = line, lines
-        line[kernel.FIRST] = first
+        line[kernel.FIRST_COLUMN] = first
 
     @property
     def row_count(self) -> int:
         """Rows that have been read."""
-        return int(self.table_line[kernel.ROW])
+        return int(self.table_line[kernel.ROW_COUNT])
 
     @property
     def allocated_bytes(self) -> int:
@@ -135,25 +137,25 @@ class Space:
 
     def grow_rows(self, rows: int | None = None) -> None:
         """Make space for so many rows, or for twice as many as there is space for."""
-        rows = rows or 2 * int(self.table_line[kernel.SPACE])
+        rows = rows or 2 * int(self.table_line[kernel.ROW_CAPACITY])
         for i, plan in enumerate(self._plans):
-            if plan.raw_type == NOTHING:
+            if plan.raw_type == SKIPPED_TYPE:
                 continue
-            self._validity[i] = enlarged(self._validity[i], rows // 8 + 1, 0xFF)
+            self._validity[i] = enlarge(self._validity[i], rows // 8 + 1, 0xFF)
             if plan.kind in _WIDTHS:
-                self._values[i] = enlarged(self._values[i], rows * _WIDTHS[plan.kind])
+                self._values[i] = enlarge(self._values[i], rows * _WIDTHS[plan.kind])
             else:
-                self._offsets[i] = enlarged(self._offsets[i], rows + 1)
+                self._offsets[i] = enlarge(self._offsets[i], rows + 1)
             self._update_addresses(i)
-        self._ops, self._seqs, self._timestamps = (enlarged(a, rows) for a in (self._ops, self._seqs, self._timestamps))
-        for field, array in ((kernel.OPS, self._ops), (kernel.SEQS, self._seqs), (kernel.STAMPS, self._timestamps)):
+        self._ops, self._seqs, self._timestamps = (enlarge(a, rows) for a in (self._ops, self._seqs, self._timestamps))
+        for field, array in ((kernel.OPS, self._ops), (kernel.SEQS, self._seqs), (kernel.TIMESTAMPS, self._timestamps)):
             self.table_line[field] = array.ctypes.data
-        self.table_line[kernel.SPACE] = rows
+        self.table_line[kernel.ROW_CAPACITY] = rows
 
     def grow_column(self, column: int, size: int) -> None:
         """Make space for so many bytes in a column, or for twice as many as there is space for."""
-        size = max(size, min(2 * int(self.column_lines[column, kernel.CAPACITY]), buffers.LARGEST))
-        self._values[column] = enlarged(self._values[column], size + SLACK)
+        size = max(size, min(2 * int(self.column_lines[column, kernel.CAPACITY]), buffers.MAX_STRING_BYTES))
+        self._values[column] = enlarge(self._values[column], size + PADDING)
         self.column_lines[column, kernel.CAPACITY] = size
         self._update_addresses(column)
 
@@ -166,7 +168,7 @@ class Space:
         for validity in (v for v in self._validity if len(v)):
             validity[rows // 8] |= 0xFF << rows % 8 & 0xFF
             validity[rows // 8 + 1 : self.row_count // 8 + 1] = 0xFF
-        self.table_line[kernel.ROW] = rows
+        self.table_line[kernel.ROW_COUNT] = rows
 
     def take_batch(self) -> pa.RecordBatch:
         """The rows, copied out of the space, with the sink's schema; the space is empty afterwards.
@@ -174,14 +176,14 @@ class Space:
         :raises UnfitValue: for bytes that are not text, and damaged documents.
         """
         rows, schema = self.row_count, self.table_map.schema.sink_schema
-        arrays = [self._to_arrow(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw_type != NOTHING]
+        arrays = [self._to_arrow(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw_type != SKIPPED_TYPE]
         arrays += self.table_map.schema.retained_nulls(rows)
         added: tuple[Any, ...] = (self._seqs, self._ops, self._timestamps)
         for array, field in zip(added, list(schema)[-3:], strict=True):
-            content = copied(array[:rows])
+            content = copy_to_arrow(array[:rows])
             buffers = [None, content]
             if field.type == pa.string():
-                buffers = [None, copied(np.arange(rows + 1, dtype=np.int32)), content]
+                buffers = [None, copy_to_arrow(np.arange(rows + 1, dtype=np.int32)), content]
             arrays.append(pa.Array.from_buffers(field.type, rows, buffers))
         self.clear()
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -194,37 +196,37 @@ class Space:
     def clear(self) -> None:
         """Empty the space."""
         self.truncate(0)
-        self.table_line[kernel.OPEN_ROW] = 0
-        self.table_line[kernel.TAKEN] = 1
-        if self.allocated_bytes > _KEPT_BYTES:
+        self.table_line[kernel.OPEN_FIRST_ROW] = 0
+        self.table_line[kernel.OPEN_ROWS_TAKEN] = 1
+        if self.allocated_bytes > _MAX_KEPT_BYTES:
             self._allocate()
 
     def _to_arrow(self, i: int, plan: ColumnPlan, rows: int) -> pa.Array:
         validity = None
-        if self.column_lines[i, kernel.NULLS]:
-            validity = copied(self._validity[i][: (rows + 7) // 8])
-            self.column_lines[i, kernel.NULLS] = 0
+        if self.column_lines[i, kernel.HAS_NULLS]:
+            validity = copy_to_arrow(self._validity[i][: (rows + 7) // 8])
+            self.column_lines[i, kernel.HAS_NULLS] = 0
         if plan.kind in _WIDTHS:
-            values = copied(self._values[i][: rows * _WIDTHS[plan.kind]])
+            values = copy_to_arrow(self._values[i][: rows * _WIDTHS[plan.kind]])
             array = pa.Array.from_buffers(plan.raw_type, rows, [validity, values])
         else:
             offsets = self._offsets[i][: rows + 1]
-            content = copied(self._values[i][: offsets[-1]])
-            array = pa.Array.from_buffers(plan.raw_type, rows, [validity, copied(offsets), content])
+            content = copy_to_arrow(self._values[i][: offsets[-1]])
+            array = pa.Array.from_buffers(plan.raw_type, rows, [validity, copy_to_arrow(offsets), content])
             if plan.raw_type == pa.string() and not is_utf8(content, offsets):
-                bad = _bad(array.cast(pa.binary()), each(bytes.decode))
-                raise UnfitValue(i, "text", _NOT_TEXT, int(self._seqs[bad]))
+                bad = _first_bad_row(array.cast(pa.binary()), convert_each(bytes.decode))
+                raise UnsupportedValue(i, "text", _NOT_TEXT, int(self._seqs[bad]))
         if plan.finish is None:
             return array
         try:
             return plan.finish(array)
         except (UnicodeDecodeError, ValueError) as error:
-            seq = int(self._seqs[_bad(array, plan.finish)])
-            if isinstance(error, OneWayError):
-                raise UnfitValue(i, "key", str(error), seq) from None
+            seq = int(self._seqs[_first_bad_row(array, plan.finish)])
+            if isinstance(error, NoRoundTripError):
+                raise UnsupportedValue(i, "key", str(error), seq) from None
             if isinstance(error, UnicodeDecodeError):
-                raise UnfitValue(i, "text", _NOT_TEXT, seq) from None
-            raise UnfitValue(i, "damaged", "damaged value", seq) from None
+                raise UnsupportedValue(i, "text", _NOT_TEXT, seq) from None
+            raise UnsupportedValue(i, "damaged", "damaged value", seq) from None
 
     def _update_addresses(self, i: int) -> None:
         self.column_lines[i, kernel.VALUES] = self._values[i].ctypes.data
@@ -232,7 +234,7 @@ class Space:
         self.column_lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data
 
 
-def _bad(values: pa.Array, finish: Callable[[pa.Array], pa.Array]) -> int:
+def _first_bad_row(values: pa.Array, finish: Callable[[pa.Array], pa.Array]) -> int:
     """Number of the first row that cannot be understood."""
     for row in range(len(values)):
         try:

@@ -14,34 +14,34 @@ import numpy as np
 from zstandard import ZstdDecompressor, ZstdError
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.event import Event
-from airflow_provider_cdc.mysql.binlog.events.payload import HEADER, damaged, unpack
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
+from airflow_provider_cdc.mysql.binlog.events.payload import EVENT_HEADER, damaged_payload_error, open_payload
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.payloads import find_payloads
-from airflow_provider_cdc.mysql.binlog.walk.blocks import Blocks
-from airflow_provider_cdc.native.primitives import SLACK
+from airflow_provider_cdc.mysql.binlog.walk.blocks import BlockBuffer
+from airflow_provider_cdc.native.primitives import PADDING
 
 #: Bytes to begin with when a transaction is unpacked bit by bit.
 _BLOCK, _LARGE_BLOCK = 4 << 10, 1 << 20
 #: Bytes and transactions that are unpacked ahead at most: what they claim to be is never believed beyond that.
-_AHEAD, _MOST_AHEAD = 1 << 20, 4096
+_MAX_AHEAD_BYTES, _MAX_AHEAD_PAYLOADS = 1 << 20, 4096
 
 
-class Unpacked:
+class PayloadUnpacker:
     """Compressed transactions, unpacked. ``data`` and ``ahead`` are what the machine code takes.
 
     :param blocks: where the packets stand.
     :param state: of the machine code; it says how far that has walked.
     """
 
-    def __init__(self, blocks: Blocks, state: Any) -> None:
+    def __init__(self, blocks: BlockBuffer, state: Any) -> None:
         self._blocks, self._state = blocks, state
         self._decompressor = ZstdDecompressor()
         self._source: IO[bytes] = io.BytesIO()
         self._expected: int | None = None
         self._total = 0
-        self.data: Any = np.zeros(SLACK, np.uint8)
-        self.ahead_lines: Any = np.zeros((_MOST_AHEAD, walk_state.AHEAD_FIELDS), np.int64)
+        self.data: Any = np.zeros(PADDING, np.uint8)
+        self.ahead_lines: Any = np.zeros((_MAX_AHEAD_PAYLOADS, walk_state.AHEAD_FIELDS), np.int64)
 
     def unpack_ahead(self) -> bool:
         """Unpack the next transactions of the block; ``False`` if the first one is not for this way.
@@ -49,7 +49,7 @@ class Unpacked:
         One that is damaged ends the list, and says so when the walk comes to it.
         """
         state, blocks = self._state, self._blocks
-        count = find_payloads(blocks.data, blocks.end, state, _AHEAD, self.ahead_lines)
+        count = find_payloads(blocks.data, blocks.end, state, _MAX_AHEAD_BYTES, self.ahead_lines)
         block, decompress, contents = memoryview(blocks.data), self._decompressor.decompress, list[bytes]()
         with contextlib.suppress(ZstdError):
             for _, frame, frame_end, first, end in self.ahead_lines[:count].tolist():
@@ -58,28 +58,28 @@ class Unpacked:
                     break
                 contents.append(data)
         if contents:
-            self.data = np.frombuffer(bytearray().join((*contents, bytes(SLACK))), np.uint8)
-        state[walk_state.UNPACKED], state[walk_state.USED] = len(contents), 0
+            self.data = np.frombuffer(bytearray().join((*contents, bytes(PADDING))), np.uint8)
+        state[walk_state.UNPACKED_COUNT], state[walk_state.UNPACKED_USED] = len(contents), 0
         return bool(contents)
 
-    def begin_streaming(self, event: Event) -> None:
+    def begin_streaming(self, event: BinlogEvent) -> None:
         """Unpack one transaction bit by bit from now on.
 
         :param event: the outer event.
         :raises TerminalError: if the payload is damaged or its compression unknown.
         """
-        self._source, self._expected = unpack(event, self._decompressor)
+        self._source, self._expected = open_payload(event, self._decompressor)
         self._total = 0
-        self.data = np.empty(min(self._expected or 0, _LARGE_BLOCK) + _BLOCK + SLACK, np.uint8)
+        self.data = np.empty(min(self._expected or 0, _LARGE_BLOCK) + _BLOCK + PADDING, np.uint8)
         state = self._state
-        state[walk_state.UNPACKED] = state[walk_state.INNER] = state[walk_state.INNER_END] = 0
-        state[walk_state.PACKED], state[walk_state.OUTER] = walk_state.STREAMED, event.start
+        state[walk_state.UNPACKED_COUNT] = state[walk_state.PAYLOAD_AT] = state[walk_state.PAYLOAD_END] = 0
+        state[walk_state.PAYLOAD_MODE], state[walk_state.PAYLOAD_POSITION] = walk_state.STREAMED, event.start
         self.fill()
 
     def end_streaming(self) -> None:
         """Go on behind the transaction."""
-        self._source, self._state[walk_state.PACKED] = io.BytesIO(), 0
-        self.data = np.zeros(SLACK, np.uint8)  # it may have been a large one
+        self._source, self._state[walk_state.PAYLOAD_MODE] = io.BytesIO(), 0
+        self.data = np.zeros(PADDING, np.uint8)  # it may have been a large one
 
     def fill(self) -> bool:
         """Unpack more of the transaction; ``False`` at its end.
@@ -87,44 +87,44 @@ class Unpacked:
         :raises TerminalError: if it is damaged.
         """
         state = self._state
-        at, end = int(state[walk_state.INNER]), int(state[walk_state.INNER_END])
-        left, room = end - at, len(self.data) - SLACK
-        if state[walk_state.PACKED] == walk_state.WHOLE:
+        at, end = int(state[walk_state.PAYLOAD_AT]), int(state[walk_state.PAYLOAD_END])
+        left, room = end - at, len(self.data) - PADDING
+        if state[walk_state.PAYLOAD_MODE] == walk_state.WHOLE:
             if left:
                 raise self._damaged_error()
             return False
-        data: Any = self.data if left < room // 2 else np.empty(2 * room + SLACK, np.uint8)
+        data: Any = self.data if left < room // 2 else np.empty(2 * room + PADDING, np.uint8)
         data[:left] = self.data[at:end].copy()
         try:
-            got = self._source.readinto(memoryview(data)[left : len(data) - SLACK])  # type: ignore[attr-defined]
+            got = self._source.readinto(memoryview(data)[left : len(data) - PADDING])  # type: ignore[attr-defined]
         except ZstdError:
             raise self._damaged_error() from None
-        self.data, state[walk_state.INNER], state[walk_state.INNER_END] = data, 0, left + got
+        self.data, state[walk_state.PAYLOAD_AT], state[walk_state.PAYLOAD_END] = data, 0, left + got
         self._total += got
         if not got and (left or self._expected not in (None, self._total)):
             raise self._damaged_error()
         return bool(got)
 
-    def next_event(self) -> Event:
+    def next_event(self) -> BinlogEvent:
         """The next event, for the plain code.
 
         :raises TerminalError: if it is damaged.
         """
-        timestamp, kind, server_id, size, _, flags = HEADER.unpack(self._read_bytes(HEADER.size))
-        if size < HEADER.size:
+        timestamp, kind, server_id, size, _, flags = EVENT_HEADER.unpack(self._read_bytes(EVENT_HEADER.size))
+        if size < EVENT_HEADER.size:
             raise self._damaged_error()
-        body, state = memoryview(self._read_bytes(size))[HEADER.size :], self._state
-        state[walk_state.INNER] += size
-        position, start = int(state[walk_state.POSITION]), int(state[walk_state.OUTER])
-        return Event(kind, timestamp, body, self._blocks.file, position, start, server_id, flags)
+        body, state = memoryview(self._read_bytes(size))[EVENT_HEADER.size :], self._state
+        state[walk_state.PAYLOAD_AT] += size
+        position, start = int(state[walk_state.POSITION]), int(state[walk_state.PAYLOAD_POSITION])
+        return BinlogEvent(kind, timestamp, body, self._blocks.file, position, start, server_id, flags)
 
     def _read_bytes(self, size: int) -> bytes:
         state = self._state
-        while state[walk_state.INNER_END] - state[walk_state.INNER] < size:
+        while state[walk_state.PAYLOAD_END] - state[walk_state.PAYLOAD_AT] < size:
             if not self.fill():
                 raise self._damaged_error()
-        at = int(state[walk_state.INNER])
+        at = int(state[walk_state.PAYLOAD_AT])
         return bytes(self.data[at : at + size])
 
     def _damaged_error(self) -> TerminalError:
-        return damaged(f"{self._blocks.file}:{int(self._state[walk_state.OUTER])}")
+        return damaged_payload_error(f"{self._blocks.file}:{int(self._state[walk_state.PAYLOAD_POSITION])}")

@@ -14,87 +14,92 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.model.definitions import Captured
-from airflow_provider_cdc.model.errors import REPORT, TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.model.definitions import CapturedTables
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRANSACTION_PAYLOAD
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.statement_guard import LookUp
-from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, table_of
-from airflow_provider_cdc.mysql.binlog.events.transactions import Assembler, OpenTransaction, Reached, Transaction
+from airflow_provider_cdc.mysql.binlog.events.statement_guard import IndirectWritesLookup
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, parse_table_map_head
+from airflow_provider_cdc.mysql.binlog.events.transactions import (
+    OpenTransaction,
+    ReachedPosition,
+    Transaction,
+    TransactionAssembler,
+)
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk as walk_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc_tables
-from airflow_provider_cdc.mysql.binlog.walk.blocks import Blocks
-from airflow_provider_cdc.mysql.binlog.walk.gtids import Gtids
-from airflow_provider_cdc.mysql.binlog.walk.space import Only
-from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, Step
-from airflow_provider_cdc.mysql.binlog.walk.tables import Tables
-from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
-from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
-from airflow_provider_cdc.native.primitives import SLACK
+from airflow_provider_cdc.mysql.binlog.walk.blocks import BlockBuffer
+from airflow_provider_cdc.mysql.binlog.walk.gtids import GtidCollector
+from airflow_provider_cdc.mysql.binlog.walk.space import KeyFilter
+from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, WalkStep
+from airflow_provider_cdc.mysql.binlog.walk.tables import ChangeBuffers
+from airflow_provider_cdc.mysql.binlog.walk.unpacked import PayloadUnpacker
+from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
+from airflow_provider_cdc.native.primitives import PADDING
 
 _CRC = crc_tables()
 _PAYLOAD = bytes([TRANSACTION_PAYLOAD])
 
 
-class Walker:
+class BinlogWalker:
     """Walks a binlog stream; the changes are kept until they are taken.
 
     :param stream: an open stream, from the start of a transaction on; nothing else may read from it.
     :param captured: the definitions of captured tables.
     :param seq_of: ``_cdc_seq`` of position 0 of a binlog file.
-    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
+    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.ChangeBuffer`.
     :param byte_budget: bytes of rows after which a step is made, also inside of a transaction.
     :param with_before_images: whether updates give their old image, too, as ``b``.
     :param count_only: whether rows are only counted, not decoded.
     :param with_gtids: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param yield_ddl: see :func:`~airflow_provider_cdc.mysql.binlog.events.transactions.read_transactions`.
-    :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
+    :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.StatementGuard`.
     """
 
     def __init__(
         self,
         stream: BinlogStream,
-        captured: Captured,
+        captured: CapturedTables,
         seq_of: Callable[[str], int],
-        decoders: Decoders = UNICODE,
+        decoders: CharsetDecoders = UNICODE_DECODERS,
         *,
         byte_budget: int = 16 << 20,
         with_before_images: bool = False,
         count_only: bool = False,
         with_gtids: bool = False,
         yield_ddl: bool = False,
-        indirect_writes: LookUp | None = None,
+        indirect_writes: IndirectWritesLookup | None = None,
     ) -> None:
         self._stream, self._seq_of = stream, seq_of
-        self._assembler = Assembler(captured, stream.collations, yield_ddl, indirect_writes)
-        self._state: Any = np.zeros(walk_state.STATE, np.int64)
-        self._blocks, self._gtids = Blocks(stream, self._state), Gtids(self._state)
-        self._buffers = Tables(self._state, decoders, count_only)
+        self._assembler = TransactionAssembler(captured, stream.collations, yield_ddl, indirect_writes)
+        self._state: Any = np.zeros(walk_state.STATE_SIZE, np.int64)
+        self._blocks, self._gtids = BlockBuffer(stream, self._state), GtidCollector(self._state)
+        self._buffers = ChangeBuffers(self._state, decoders, count_only)
         self._transaction: OpenTransaction | None = None
         self._transaction_number, self._held_bytes = -1, 0
-        self._unpacker = Unpacked(self._blocks, self._state)
+        self._unpacker = PayloadUnpacker(self._blocks, self._state)
         # Tables that are for the plain code by their table ids, and the statement of each.
         self._python_tables: dict[int, tuple[int, TableMap | None]] = {}
         self._failure: TransientError | TornFileError | None = None
         state = self._state
-        state[walk_state.BOTH], state[walk_state.COUNT_ONLY], state[walk_state.NAMED] = (
+        state[walk_state.WITH_BEFORE_IMAGES], state[walk_state.COUNT_ONLY], state[walk_state.WITH_GTIDS] = (
             with_before_images,
             count_only,
             with_gtids,
         )
-        state[walk_state.BUDGET] = byte_budget
+        state[walk_state.BYTE_BUDGET] = byte_budget
         state[walk_state.MARIADB] = stream.is_mariadb
-        state[walk_state.SAFE] = stream.position
+        state[walk_state.LAST_END] = stream.position
         self._safe_file = stream.file
         self._to_kernel()
 
-    def steps(self, until: Position | None = None, rows: int = NEVER) -> Iterator[Step]:
+    def steps(self, until: Position | None = None, rows: int = NEVER) -> Iterator[WalkStep]:
         """Walk on; ends with the stream, and after the step that reaches ``until``.
 
         A step is made before waiting for the server, so what has come is never held back.
@@ -104,16 +109,16 @@ class Walker:
         if self._failure is not None:
             raise self._failure
         state, item, moved = self._state, None, True
-        state[walk_state.MOST] = rows
+        state[walk_state.MAX_COUNTED_ROWS] = rows
         while True:
             to = NEVER
             if until is not None and self._stream.file == until.file:
                 to = until.position
-            state[walk_state.LIMIT] = to
+            state[walk_state.PAUSE_POSITION] = to
             why = self._run_kernel()
-            if why == walk_state.UNPACK and self._unpacker.unpack_ahead():
+            if why == walk_state.NEED_UNPACKED and self._unpacker.unpack_ahead():
                 continue
-            if why in (walk_state.EVENT, walk_state.UNPACK):
+            if why in (walk_state.FOR_PYTHON, walk_state.NEED_UNPACKED):
                 try:
                     going, item = self._handle_event()
                 except (TransientError, TornFileError) as error:
@@ -123,15 +128,15 @@ class Walker:
                 if not going:
                     yield self._make_step(None)
                     return
-            elif why == walk_state.MORE and state[walk_state.PACKED]:
+            elif why == walk_state.NEED_DATA and state[walk_state.PAYLOAD_MODE]:
                 if not self._unpacker.fill():
                     self._leave_payload()
                 continue
-            elif why == walk_state.MORE:
-                if moved or state[walk_state.ENDED]:
+            elif why == walk_state.NEED_DATA:
+                if moved or state[walk_state.ENDED_TRANSACTIONS]:
                     yield self._make_step(None)
                     moved = False
-                if not self._blocks.fill(int(state[walk_state.WANTED])):
+                if not self._blocks.fill(int(state[walk_state.WANTED_BYTES])):
                     yield self._make_step(None)
                     return
                 continue
@@ -139,9 +144,11 @@ class Walker:
                 self._handle_stop(why)
                 continue
             moved = True
-            here = Position(self._safe_file, int(state[walk_state.SAFE]))
+            here = Position(self._safe_file, int(state[walk_state.LAST_END]))
             far = until is not None and until <= here
-            over = (far or state[walk_state.COUNTED] >= state[walk_state.MOST]) and not state[walk_state.OPEN]
+            over = (far or state[walk_state.COUNTED_ROWS] >= state[walk_state.MAX_COUNTED_ROWS]) and not state[
+                walk_state.IS_OPEN
+            ]
             if item is not None or why == walk_state.PAUSE or over:
                 yield self._make_step(item)
                 item = None
@@ -151,9 +158,9 @@ class Walker:
     @property
     def held_bytes(self) -> int:
         """Bytes of rows that have been decoded since changes were last taken."""
-        return self._held_bytes + int(self._state[walk_state.BYTES])
+        return self._held_bytes + int(self._state[walk_state.DECODED_BYTES])
 
-    def take_changes(self, key_filter: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+    def take_changes(self, key_filter: KeyFilter | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time, a batch a table, in binlog order.
 
         Inside of a transaction they may be taken if the server told how long it is (``can_take``).
@@ -161,7 +168,7 @@ class Walker:
         :param key_filter: changes may be left out if there are none for which this is true.
         :raises TerminalError: for bytes that are not text, and damaged documents.
         """
-        self._held_bytes = self._state[walk_state.BYTES] = 0
+        self._held_bytes = self._state[walk_state.DECODED_BYTES] = 0
         if self._state[walk_state.COUNT_ONLY]:
             return []
         return self._buffers.take_changes(key_filter)
@@ -169,10 +176,10 @@ class Walker:
     def take_gtids(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time, that of the open one included."""
         state, names = self._state, self._gtids.take_by_seq()
-        if state[walk_state.OPEN] and state[walk_state.EXPECTED]:
-            known = self._transaction is not None and self._transaction_number == state[walk_state.TRANSACTION]
+        if state[walk_state.IS_OPEN] and state[walk_state.EXPECTED_END]:
+            known = self._transaction is not None and self._transaction_number == state[walk_state.TRANSACTION_NUMBER]
             gtid = self._transaction.gtid if known and self._transaction is not None else self._gtids.open_gtid()
-            names[int(state[walk_state.BASE] + state[walk_state.EXPECTED])] = gtid
+            names[int(state[walk_state.FILE_SEQ] + state[walk_state.EXPECTED_END])] = gtid
         return names
 
     def decode_rows(self, rows: RowsEvent, seq: int, commit_us: int) -> None:
@@ -182,28 +189,28 @@ class Walker:
     @property
     def can_take(self) -> bool:
         """Whether the numbers of all changes are known: not inside of a transaction of a server that does not tell."""
-        return not self._state[walk_state.OPEN] or bool(self._state[walk_state.EXPECTED])
+        return not self._state[walk_state.IS_OPEN] or bool(self._state[walk_state.EXPECTED_END])
 
     def expect_end(self, end: Position) -> None:
         """Number the changes of the open transaction as one that ends there; that is checked when it does."""
         state = self._state
-        if state[walk_state.OPEN] and not state[walk_state.EXPECTED]:
-            state[walk_state.EXPECTED] = end.position
+        if state[walk_state.IS_OPEN] and not state[walk_state.EXPECTED_END]:
+            state[walk_state.EXPECTED_END] = end.position
             for space in self._buffers.changed_buffers():
-                space.renumber(int(space.table_line[row_kernel.OPEN_ROW]), self._seq_of(end.file) + end.position)
+                space.renumber(int(space.table_line[row_kernel.OPEN_FIRST_ROW]), self._seq_of(end.file) + end.position)
 
     @property
     def is_split(self) -> bool:
         """Whether a transaction is open of which changes have been taken."""
-        if not self._state[walk_state.OPEN]:
+        if not self._state[walk_state.IS_OPEN]:
             return False
-        return any(space.table_line[row_kernel.TAKEN] for space in self._buffers.changed_buffers())
+        return any(space.table_line[row_kernel.OPEN_ROWS_TAKEN] for space in self._buffers.changed_buffers())
 
     def take_complete(self) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes of whole transactions, when the stream has broken."""
-        if self._state[walk_state.OPEN]:
+        if self._state[walk_state.IS_OPEN]:
             for space in self._buffers.changed_buffers():
-                space.truncate(int(space.table_line[row_kernel.OPEN_ROW]))
+                space.truncate(int(space.table_line[row_kernel.OPEN_FIRST_ROW]))
         return self.take_changes()
 
     # ------------------------------------------------------------ with the machine code
@@ -211,7 +218,7 @@ class Walker:
     def _run_kernel(self) -> int:
         blocks, unpacked, tables = self._blocks, self._unpacker, self._buffers
         return int(
-            walk_kernel.walk(
+            walk_kernel.walk_packets(
                 blocks.data,
                 blocks.end,
                 unpacked.data,
@@ -230,21 +237,21 @@ class Walker:
     def _handle_stop(self, why: int) -> None:
         """Do what has to be done before the machine code can go on."""
         state = self._state
-        if why == walk_state.SPLIT:
+        if why == walk_state.WRONG_END:
             raise TerminalError(
-                f"the transaction at {self._stream.file}:{state[walk_state.START]} does not end where it said",
+                f"the transaction at {self._stream.file}:{state[walk_state.START_POSITION]} does not end where it said",
                 "run again; if it stays, start with a fresh sink.path",
             )
-        data = (self._unpacker if state[walk_state.PACKED] else self._blocks).data
-        self._buffers.handle_stop(int(state[walk_state.TABLE]), why, data, self._location())
+        data = (self._unpacker if state[walk_state.PAYLOAD_MODE] else self._blocks).data
+        self._buffers.handle_stop(int(state[walk_state.FAILED_TABLE]), why, data, self._location())
 
     # ------------------------------------------------------------ with the plain code
 
     def _handle_event(self) -> tuple[bool, Transaction | None]:
         """Take one event the plain way; (whether there is more, a transaction that ended)."""
-        if self._state[walk_state.PACKED]:
+        if self._state[walk_state.PAYLOAD_MODE]:
             self._from_kernel()
-            event: Event | None = self._unpacker.next_event()
+            event: BinlogEvent | None = self._unpacker.next_event()
         else:
             packet = self._blocks.next_packet()
             if packet is None:
@@ -271,11 +278,11 @@ class Walker:
 
     def _leave_payload(self) -> None:
         """Go on behind it."""
-        if self._state[walk_state.OPEN]:
-            raise TerminalError(f"a compressed transaction without its end, before {self._location()}", REPORT)
+        if self._state[walk_state.IS_OPEN]:
+            raise TerminalError(f"a compressed transaction without its end, before {self._location()}", REPORT_REMEDY)
         self._unpacker.end_streaming()
 
-    def _assemble_event(self, event: Event) -> Transaction | None:
+    def _assemble_event(self, event: BinlogEvent) -> Transaction | None:
         assembler, state = self._assembler, self._state
         open_before, known = (
             assembler.open_transaction,
@@ -283,20 +290,20 @@ class Walker:
         )
         transaction = None
         for result in assembler.feed(event):
-            if isinstance(result, Reached):
-                state[walk_state.SAFE], self._safe_file = result.position, result.file
+            if isinstance(result, ReachedPosition):
+                state[walk_state.LAST_END], self._safe_file = result.position, result.file
             else:
                 transaction = result
         open_now = assembler.open_transaction
         if open_now is not None:
             if open_now is not open_before:
-                state[walk_state.STATEMENT] += 1
-                state[walk_state.TRANSACTION] += 1
-                state[walk_state.TOUCHED], state[walk_state.EXPECTED] = 0, 0
+                state[walk_state.STATEMENT_NUMBER] += 1
+                state[walk_state.TRANSACTION_NUMBER] += 1
+                state[walk_state.CHANGED_TABLES], state[walk_state.EXPECTED_END] = 0, 0
                 known = 0
             # Rows of XA transactions that are to be decoded are kept as they are: they may never become visible.
             if not open_now.is_xa or state[walk_state.COUNT_ONLY]:
-                seq = int(state[walk_state.BASE] + state[walk_state.EXPECTED])
+                seq = int(state[walk_state.FILE_SEQ] + state[walk_state.EXPECTED_END])
                 for rows in open_now.rows[known:]:
                     self._buffers.mark_changed(self._buffers.slot_of(rows.table))
                     self._buffers.decode_rows(rows, seq, open_now.commit_us, self._location())
@@ -304,7 +311,7 @@ class Walker:
             if event.type == TABLE_MAP:
                 self._announce_table_map(event, open_now)
             elif not open_now.table_maps:
-                state[walk_state.STATEMENT] += 1  # its end: what was announced counts no more
+                state[walk_state.STATEMENT_NUMBER] += 1  # its end: what was announced counts no more
         if transaction is None:
             return None
         self._finish_transaction(transaction)
@@ -319,17 +326,17 @@ class Walker:
             else None
         )
 
-    def _announce_table_map(self, event: Event, now: OpenTransaction) -> None:
+    def _announce_table_map(self, event: BinlogEvent, now: OpenTransaction) -> None:
         """Let the machine code know a table map."""
         table_id = int.from_bytes(event.body[:6], "little")
         table = now.table_maps[table_id]
-        body: Any = np.zeros(len(event.body) - 8 + SLACK, np.uint8)
-        body[:-SLACK] = np.frombuffer(event.body[8:], np.uint8)
-        definitions = self._assembler.captured.get(table_of(event.body)[1])
+        body: Any = np.zeros(len(event.body) - 8 + PADDING, np.uint8)
+        body[:-PADDING] = np.frombuffer(event.body[8:], np.uint8)
+        definitions = self._assembler.captured.get(parse_table_map_head(event.body)[1])
         if definitions is not None and (table is None or definitions.at(Position(event.file, event.start)) is None):
             # Whether its rows count depends on the place, or on the end of an XA transaction. The machine code would
             # take them for rows of a captured table wherever it meets these bytes again.
-            self._python_tables[table_id] = int(self._state[walk_state.STATEMENT]), table
+            self._python_tables[table_id] = int(self._state[walk_state.STATEMENT_NUMBER]), table
             return
         self._buffers.announce_table_map(table_id, body, table)
 
@@ -340,45 +347,53 @@ class Walker:
         """A transaction has ended by the plain code: number its rows, or forget them if they were taken back."""
         state = self._state
         seq = self._seq_of(transaction.file) + transaction.position
-        if transaction.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.COUNT_ONLY]:
+        if (
+            transaction.xa_prepared is not None
+            and state[walk_state.CHANGED_TABLES]
+            and not state[walk_state.COUNT_ONLY]
+        ):
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
             raise TerminalError(
-                f"an XA PREPARE of what did not begin as XA, at {transaction.file}:{transaction.position}", REPORT
+                f"an XA PREPARE of what did not begin as XA, at {transaction.file}:{transaction.position}",
+                REPORT_REMEDY,
             )
         for space in self._buffers.changed_buffers():
-            first, is_gone = int(space.table_line[row_kernel.OPEN_ROW]), bool(space.table_line[row_kernel.TAKEN])
-            wrong = state[walk_state.EXPECTED] != transaction.position or not transaction.rows
+            first, is_gone = (
+                int(space.table_line[row_kernel.OPEN_FIRST_ROW]),
+                bool(space.table_line[row_kernel.OPEN_ROWS_TAKEN]),
+            )
+            wrong = state[walk_state.EXPECTED_END] != transaction.position or not transaction.rows
             if is_gone and wrong:
-                self._handle_stop(walk_state.SPLIT)
+                self._handle_stop(walk_state.WRONG_END)
             if not transaction.rows:
                 space.truncate(first)
             elif state[walk_state.COUNT_ONLY]:
-                state[walk_state.COUNTED] += space.row_count - first
+                state[walk_state.COUNTED_ROWS] += space.row_count - first
             else:
                 space.renumber(first, seq)
-        state[walk_state.TOUCHED] = 0
-        state[walk_state.ENDED] += 1
-        state[walk_state.SAFE], self._safe_file = transaction.position, transaction.file
+        state[walk_state.CHANGED_TABLES] = 0
+        state[walk_state.ENDED_TRANSACTIONS] += 1
+        state[walk_state.LAST_END], self._safe_file = transaction.position, transaction.file
         self._gtids.add(transaction.gtid, seq)
 
     def _from_kernel(self) -> None:
         """Give the plain code what the machine code knows."""
         state, stream, assembler = self._state, self._stream, self._assembler
         stream.position = int(state[walk_state.POSITION])
-        if not state[walk_state.OPEN]:
+        if not state[walk_state.IS_OPEN]:
             assembler.open_transaction = None
             return
-        number = int(state[walk_state.TRANSACTION])
+        number = int(state[walk_state.TRANSACTION_NUMBER])
         if self._transaction is None or self._transaction_number != number:
-            start, commit_us = int(state[walk_state.START]), int(state[walk_state.COMMIT])
+            start, commit_us = int(state[walk_state.START_POSITION]), int(state[walk_state.COMMIT_US])
             self._transaction, self._transaction_number = (
                 OpenTransaction(self._gtids.open_gtid(), commit_us, stream.file, start),
                 number,
             )
         tx = assembler.open_transaction = self._transaction
-        tx.has_begun = bool(state[walk_state.BEGUN])
+        tx.has_begun = bool(state[walk_state.HAS_BEGUN])
         tx.table_maps = self._buffers.announced_table_maps()
-        number = int(state[walk_state.STATEMENT])
+        number = int(state[walk_state.STATEMENT_NUMBER])
         tx.table_maps |= {
             table_id: table for table_id, (said_in, table) in self._python_tables.items() if said_in == number
         }
@@ -391,24 +406,24 @@ class Walker:
         """Give the machine code what the plain code knows."""
         state, stream, tx = self._state, self._stream, self._assembler.open_transaction
         state[walk_state.POSITION] = stream.position
-        state[walk_state.CHECKED] = stream.has_checksums
-        state[walk_state.BASE] = self._seq_of(stream.file)
-        state[walk_state.OPEN] = tx is not None
+        state[walk_state.HAS_CHECKSUMS] = stream.has_checksums
+        state[walk_state.FILE_SEQ] = self._seq_of(stream.file)
+        state[walk_state.IS_OPEN] = tx is not None
         if tx is not None:
-            state[walk_state.BEGUN] = walk_state.XA if tx.is_xa else int(tx.has_begun)
+            state[walk_state.HAS_BEGUN] = walk_state.BEGUN_XA if tx.is_xa else int(tx.has_begun)
             if tx is not self._transaction:
-                self._transaction, self._transaction_number = tx, int(state[walk_state.TRANSACTION])
-                state[walk_state.START], state[walk_state.COMMIT] = tx.start, tx.commit_us
-                state[walk_state.KIND] = walk_state.IN_WORDS if tx.gtid else walk_state.ANONYMOUS
+                self._transaction, self._transaction_number = tx, int(state[walk_state.TRANSACTION_NUMBER])
+                state[walk_state.START_POSITION], state[walk_state.COMMIT_US] = tx.start, tx.commit_us
+                state[walk_state.GTID_KIND] = walk_state.GTID_IN_PYTHON if tx.gtid else walk_state.ANONYMOUS_KIND
             if tx.altered_tables:  # rows of another layout: its end is left to the plain code, which tells of them
-                state[walk_state.KIND] = walk_state.IN_WORDS
+                state[walk_state.GTID_KIND] = walk_state.GTID_IN_PYTHON
 
-    def _make_step(self, item: Transaction | None) -> Step:
+    def _make_step(self, item: Transaction | None) -> WalkStep:
         state = self._state
         gtids = self._gtids.take_texts()
-        ended, rows = int(state[walk_state.ENDED]), int(state[walk_state.COUNTED])
-        self._held_bytes += int(state[walk_state.BYTES])
-        state[walk_state.MOST] -= rows
-        state[walk_state.ENDED] = state[walk_state.COUNTED] = state[walk_state.BYTES] = 0
-        safe, reached, is_open = (int(state[i]) for i in (walk_state.SAFE, walk_state.POSITION, walk_state.OPEN))
-        return Step(self._safe_file, safe, ended, rows, gtids, item, bool(is_open), reached)
+        ended, rows = int(state[walk_state.ENDED_TRANSACTIONS]), int(state[walk_state.COUNTED_ROWS])
+        self._held_bytes += int(state[walk_state.DECODED_BYTES])
+        state[walk_state.MAX_COUNTED_ROWS] -= rows
+        state[walk_state.ENDED_TRANSACTIONS] = state[walk_state.COUNTED_ROWS] = state[walk_state.DECODED_BYTES] = 0
+        safe, reached, is_open = (int(state[i]) for i in (walk_state.LAST_END, walk_state.POSITION, walk_state.IS_OPEN))
+        return WalkStep(self._safe_file, safe, ended, rows, gtids, item, bool(is_open), reached)

@@ -20,18 +20,18 @@ from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Folder of the files of vectors in that of the table.
-FOLDER = "_dv"
+VECTOR_FOLDER = "_dv"
 _MAGIC = 1681511377
 # Python's base 85 and that of the protocol (Z85) differ in their letters alone.
-_PYTHON = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_PYTHON_BASE85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_TO_Z85, _FROM_Z85 = str.maketrans(_PYTHON, _Z85), str.maketrans(_Z85, _PYTHON)
+_TO_Z85, _FROM_Z85 = str.maketrans(_PYTHON_BASE85, _Z85), str.maketrans(_Z85, _PYTHON_BASE85)
 #: Length of a UUID in base 85.
-_UUID = 20
+_UUID_LENGTH = 20
 
 
 @dataclass(frozen=True)
-class Vector:
+class DeletionVector:
     """Where a deletion vector is, as the log says it.
 
     :param storage_type: ``u`` in a file of the table, ``i`` in the log itself, ``p`` in a file anywhere.
@@ -48,7 +48,7 @@ class Vector:
     offset: int | None = None
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Vector:
+    def from_json(cls, value: Mapping[str, Any]) -> DeletionVector:
         """As it stands in an action of the log."""
         return cls(
             value["storageType"],
@@ -73,16 +73,19 @@ class Vector:
         """Name of its file in the table's folder, ``None`` if it has none there."""
         if self.storage_type != "u":
             return None
-        folder, number = self.path_or_inline[:-_UUID], uuid.UUID(bytes=_from_z85(self.path_or_inline[-_UUID:]))
+        folder, number = (
+            self.path_or_inline[:-_UUID_LENGTH],
+            uuid.UUID(bytes=_from_z85(self.path_or_inline[-_UUID_LENGTH:])),
+        )
         return f"{folder}/deletion_vector_{number}.bin" if folder else f"deletion_vector_{number}.bin"
 
 
-def encode(dead: BitMap) -> bytes:
+def encode_vector(dead: BitMap) -> bytes:
     """Bytes of a vector."""
     return struct.pack("<iqi", _MAGIC, 1, 0) + bytes(dead.serialize())
 
 
-def decode(data: bytes) -> BitMap:
+def decode_vector(data: bytes) -> BitMap:
     """The dead rows of a vector.
 
     :raises ValueError: if it is damaged.
@@ -97,24 +100,24 @@ def decode(data: bytes) -> BitMap:
     return BitMap(BitMap64.deserialize(data[4:]))
 
 
-def write_vectors(storage: Storage, dead: Mapping[str, BitMap]) -> dict[str, Vector]:
+def write_vectors(storage: Storage, dead: Mapping[str, BitMap]) -> dict[str, DeletionVector]:
     """Write the vectors of one commit as one file.
 
     :param dead: rows by data file.
     """
     if not dead:
         return {}
-    content, number, vectors = bytearray(b"\x01"), uuid.uuid4(), dict[str, Vector]()
-    path_or_inline = FOLDER + base64.b85encode(number.bytes).decode().translate(_TO_Z85)
+    content, number, vectors = bytearray(b"\x01"), uuid.uuid4(), dict[str, DeletionVector]()
+    path_or_inline = VECTOR_FOLDER + base64.b85encode(number.bytes).decode().translate(_TO_Z85)
     for path, rows in dead.items():
-        body = encode(rows)
-        vectors[path] = Vector("u", path_or_inline, len(body), len(rows), len(content))
+        body = encode_vector(rows)
+        vectors[path] = DeletionVector("u", path_or_inline, len(body), len(rows), len(content))
         content += struct.pack(">i", len(body)) + body + struct.pack(">I", zlib.crc32(body))
-    storage.write(f"{FOLDER}/deletion_vector_{number}.bin", bytes(content))
+    storage.write(f"{VECTOR_FOLDER}/deletion_vector_{number}.bin", bytes(content))
     return vectors
 
 
-def read_vector(storage: Storage, vector: Vector) -> BitMap:
+def read_vector(storage: Storage, vector: DeletionVector) -> BitMap:
     """The dead rows of a vector.
 
     :raises TerminalError: if it is missing or damaged, or lies elsewhere.
@@ -123,14 +126,14 @@ def read_vector(storage: Storage, vector: Vector) -> BitMap:
     location = "in the log"
     try:
         if vector.storage_type == "i":
-            dead = decode(_from_z85(vector.path_or_inline)[: vector.size_bytes])
+            dead = decode_vector(_from_z85(vector.path_or_inline)[: vector.size_bytes])
         elif vector.file_name is None:
             raise TerminalError(
                 f"a deletion vector lies outside of {storage.location()}: {vector.path_or_inline}", remedy
             )
         else:
             location = f"at {vector.offset or 0} of {storage.location(vector.file_name)}"
-            dead = decode(_content(storage, vector.file_name, vector.offset or 0, vector.size_bytes))
+            dead = decode_vector(_read_vector_bytes(storage, vector.file_name, vector.offset or 0, vector.size_bytes))
         if len(dead) != vector.cardinality:
             raise ValueError(f"it has {len(dead)} rows, the log says {vector.cardinality}")
         return dead
@@ -138,7 +141,7 @@ def read_vector(storage: Storage, vector: Vector) -> BitMap:
         raise TerminalError(f"the deletion vector {location} is missing or damaged: {error}", remedy) from None
 
 
-def _content(storage: Storage, file: str, offset: int, size: int) -> bytes:
+def _read_vector_bytes(storage: Storage, file: str, offset: int, size: int) -> bytes:
     with storage.open(file, "rb") as opened:
         opened.seek(offset)
         data: bytes = opened.read(size + 8)

@@ -8,40 +8,44 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.config.table_properties import FEED as FEED_ENABLED
+from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED as FEED_ENABLED
 from airflow_provider_cdc.model.errors import TerminalError
 
-VECTORS = "deletionVectors"
+DELETION_VECTORS = "deletionVectors"
 #: Property of a table whose rows may die by them.
-ENABLED = "delta.enableDeletionVectors"
-FEED = "changeDataFeed"
+VECTORS_PROPERTY = "delta.enableDeletionVectors"
+CHANGE_DATA_FEED = "changeDataFeed"
 #: Columns that only its readers see.
 _FEED_COLUMNS = {"_change_type", "_commit_version", "_commit_timestamp"}
-_NTZ = "timestampNtz"
-_GENERATED = "generatedColumns"
+_TIMESTAMP_NTZ = "timestampNtz"
+_GENERATED_COLUMNS = "generatedColumns"
 #: What says of a column how its values follow from others: readers that know it need no condition on it.
-EXPRESSION = "delta.generationExpression"
-_READER, _WRITER = 3, 7
+GENERATION_EXPRESSION = "delta.generationExpression"
+_READER_VERSION, _WRITER_VERSION = 3, 7
 #: What all writers know.
-_BASIC = ("appendOnly", "invariants")
+_BASIC_FEATURES = ("appendOnly", "invariants")
 #: Features of tables whose protocol names none, by the version from which on readers or writers know them.
 _READER_SINCE = {"columnMapping": 2}
 _WRITER_SINCE = {
-    **dict.fromkeys(_BASIC, 2),
+    **dict.fromkeys(_BASIC_FEATURES, 2),
     "checkConstraints": 3,
-    FEED: 4,
-    _GENERATED: 4,
+    CHANGE_DATA_FEED: 4,
+    _GENERATED_COLUMNS: 4,
     "columnMapping": 5,
     "identityColumns": 6,
 }
 ROW_TRACKING = "rowTracking"
 #: Features that ask for nothing, or only for what is done here (:mod:`~.commit_actions`, :mod:`~.upkeep`).
-_HARMLESS = {"v2Checkpoint", "vacuumProtocolCheck", "domainMetadata", "clustering", "checkpointProtection"}
+_HARMLESS_FEATURES = {"v2Checkpoint", "vacuumProtocolCheck", "domainMetadata", "clustering", "checkpointProtection"}
 #: Features that count only where a property of the table, of which :func:`check_protocol` knows more, uses them.
-_IF_USED = {"appendOnly", "invariants", "checkConstraints", "columnMapping"}
-_KNOWN = {VECTORS, FEED, _NTZ, "timestampNtz-preview"} | _HARMLESS | _IF_USED
+_FEATURES_IF_USED = {"appendOnly", "invariants", "checkConstraints", "columnMapping"}
+_KNOWN_FEATURES = (
+    {DELETION_VECTORS, CHANGE_DATA_FEED, _TIMESTAMP_NTZ, "timestampNtz-preview"}
+    | _HARMLESS_FEATURES
+    | _FEATURES_IF_USED
+)
 #: Features that count only where a property of the table says so.
-_BY_PROPERTY = {
+_FEATURES_BY_PROPERTY = {
     ROW_TRACKING: "delta.enableRowTracking",
     "inCommitTimestamp": "delta.enableInCommitTimestamps",
     "inCommitTimestamp-preview": "delta.enableInCommitTimestamps",
@@ -56,19 +60,23 @@ _BY_PROPERTY = {
     "typeWidening-preview": "delta.enableTypeWidening",
 }
 #: Markers that were written longer ago are left out of checkpoints: among them those that say what was published.
-_FORGETFUL = "delta.setTransactionRetentionDuration"
+_TXN_RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
 #: Features that count only where a column uses them.
-_BY_COLUMN = {
-    _GENERATED: EXPRESSION,
+_FEATURES_BY_COLUMN = {
+    _GENERATED_COLUMNS: GENERATION_EXPRESSION,
     "identityColumns": "delta.identity",
     "allowColumnDefaults": "CURRENT_DEFAULT",
     "typeWidening": "delta.typeChanges",
 }
 #: Features that some readers refuse as long as they are supported: they are taken out as a whole.
-_DROPPED = {"typeWidening", "typeWidening-preview"}
+_FEATURES_TO_DROP = {"typeWidening", "typeWidening-preview"}
 #: Features that count only where a column has such a type.
-_BY_TYPE = {"variantType": "variant", "variantType-preview": "variant"}
-_CONSTRAINT, _MAPPING, _APPEND_ONLY = "delta.constraints.", "delta.columnMapping.mode", "delta.appendOnly"
+_FEATURES_BY_TYPE = {"variantType": "variant", "variantType-preview": "variant"}
+_CONSTRAINT_PREFIX, _COLUMN_MAPPING_PROPERTY, _APPEND_ONLY_PROPERTY = (
+    "delta.constraints.",
+    "delta.columnMapping.mode",
+    "delta.appendOnly",
+)
 
 
 def protocol_for(schema: pa.Schema, *, vectors: bool) -> dict[str, Any]:
@@ -77,76 +85,94 @@ def protocol_for(schema: pa.Schema, *, vectors: bool) -> dict[str, Any]:
     :param schema: of the table.
     :param vectors: whether rows die by deletion vectors.
     """
-    generated = any(EXPRESSION.encode() in (f.metadata or {}) for f in schema)
+    generated = any(GENERATION_EXPRESSION.encode() in (f.metadata or {}) for f in schema)
     zoneless = any(pa.types.is_timestamp(f.type) and f.type.tz is None for f in schema)
-    features = [name for name, used in ((VECTORS, vectors), (_NTZ, zoneless)) if used]
-    writers = [*features, "appendOnly", "invariants", *([_GENERATED] if generated else [])]
-    return _naming(features, writers)
+    features = [name for name, used in ((DELETION_VECTORS, vectors), (_TIMESTAMP_NTZ, zoneless)) if used]
+    writers = [*features, "appendOnly", "invariants", *([_GENERATED_COLUMNS] if generated else [])]
+    return _protocol_naming(features, writers)
 
 
 def features_of(protocol: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
     """The features that readers and writers of a table have to know, also where its protocol names none."""
     reader, writer = int(protocol.get("minReaderVersion") or 1), int(protocol.get("minWriterVersion") or 1)
-    readers = protocol.get("readerFeatures") or () if reader >= _READER else _since(_READER_SINCE, reader)
-    writers = protocol.get("writerFeatures") or () if writer >= _WRITER else _since(_WRITER_SINCE, writer)
-    one_sided = {*_READER_SINCE} if reader < _READER and "columnMapping" not in {*readers} & {*writers} else set[str]()
+    readers = (
+        protocol.get("readerFeatures") or () if reader >= _READER_VERSION else _features_since(_READER_SINCE, reader)
+    )
+    writers = (
+        protocol.get("writerFeatures") or () if writer >= _WRITER_VERSION else _features_since(_WRITER_SINCE, writer)
+    )
+    one_sided = (
+        {*_READER_SINCE} if reader < _READER_VERSION and "columnMapping" not in {*readers} & {*writers} else set[str]()
+    )
     return frozenset(readers) - one_sided, frozenset(writers) - one_sided
 
 
-def _since(features: Mapping[str, int], version: int) -> list[str]:
+def _features_since(features: Mapping[str, int], version: int) -> list[str]:
     return [name for name, since in features.items() if since <= version]
 
 
-def _naming(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:
+def _protocol_naming(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:
     """The protocol that has these features, by name unless all writers know them."""
-    if not readers and {*writers} <= {*_BASIC}:
+    if not readers and {*writers} <= {*_BASIC_FEATURES}:
         return {"minReaderVersion": 1, "minWriterVersion": 2}
     return {
-        "minReaderVersion": _READER if readers else 1,
-        "minWriterVersion": _WRITER,
+        "minReaderVersion": _READER_VERSION if readers else 1,
+        "minWriterVersion": _WRITER_VERSION,
         **({"readerFeatures": sorted(readers)} if readers else {}),
         "writerFeatures": sorted(writers),
     }
 
 
-def both(current: Mapping[str, Any], needed: Mapping[str, Any]) -> Mapping[str, Any]:
+def merge_protocols(current: Mapping[str, Any], needed: Mapping[str, Any]) -> Mapping[str, Any]:
     """A protocol that has what a table has, and what it needs: it is only ever extended, as others count on the rest.
 
     The very same if it has all of that.
     """
     (readers, writers), (more_readers, more_writers) = features_of(current), features_of(needed)
-    if more_readers <= readers and more_writers - {*_BASIC} <= writers:
+    if more_readers <= readers and more_writers - {*_BASIC_FEATURES} <= writers:
         return current
-    return _naming(readers | more_readers, writers | more_writers)
+    return _protocol_naming(readers | more_readers, writers | more_writers)
 
 
-def with_vectors(protocol: Mapping[str, Any], *, vectors: bool) -> Mapping[str, Any]:
+def protocol_with_vectors(protocol: Mapping[str, Any], *, vectors: bool) -> Mapping[str, Any]:
     """A table's protocol with or without deletion vectors, and all else that it has."""
     if vectors:
-        return both(protocol, _naming([VECTORS], [VECTORS, *_BASIC]))
+        return merge_protocols(protocol, _protocol_naming([DELETION_VECTORS], [DELETION_VECTORS, *_BASIC_FEATURES]))
     readers, writers = features_of(protocol)
-    return _naming(readers - {VECTORS}, writers - {VECTORS}) if VECTORS in readers | writers else protocol
+    return (
+        _protocol_naming(readers - {DELETION_VECTORS}, writers - {DELETION_VECTORS})
+        if DELETION_VECTORS in readers | writers
+        else protocol
+    )
 
 
-def with_feed(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> Mapping[str, Any]:
+def protocol_with_feed(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> Mapping[str, Any]:
     """A table's protocol with all that its change data feed needs; the very same if it has that, or there is no feed.
 
     :param configuration: properties that the table is to have.
     """
-    return both(protocol, _naming([], [FEED, *_BASIC])) if has_feed(configuration) else protocol
+    return (
+        merge_protocols(protocol, _protocol_naming([], [CHANGE_DATA_FEED, *_BASIC_FEATURES]))
+        if has_feed(configuration)
+        else protocol
+    )
 
 
-def switched(protocol: Mapping[str, Any], metadata: Mapping[str, Any], *, vectors: bool) -> list[dict[str, Any]]:
+def switch_vectors_actions(
+    protocol: Mapping[str, Any], metadata: Mapping[str, Any], *, vectors: bool
+) -> list[dict[str, Any]]:
     """Actions that begin the use of deletion vectors, or end it when no file has one."""
     before = metadata.get("configuration") or {}
-    configuration = {k: v for k, v in before.items() if k != ENABLED} | ({ENABLED: "true"} if vectors else {})
+    configuration = {k: v for k, v in before.items() if k != VECTORS_PROPERTY} | (
+        {VECTORS_PROPERTY: "true"} if vectors else {}
+    )
     return [
-        {"protocol": with_feed(with_vectors(protocol, vectors=vectors), configuration)},
+        {"protocol": protocol_with_feed(protocol_with_vectors(protocol, vectors=vectors), configuration)},
         {"metaData": {**metadata, "configuration": configuration}},
     ]
 
 
-def reconfigured(
+def reconfigure_actions(
     protocol: Mapping[str, Any], metadata: Mapping[str, Any], new_metadata: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Actions that give a table other properties; none if it has them.
@@ -154,7 +180,7 @@ def reconfigured(
     :param metadata: of the table; the very same as the next if nothing is to change.
     :param new_metadata: what it is to be.
     """
-    new_protocol = with_feed(protocol, new_metadata.get("configuration") or {})
+    new_protocol = protocol_with_feed(protocol, new_metadata.get("configuration") or {})
     protocol_actions = [{"protocol": new_protocol}] if new_protocol is not protocol else []
     return [*protocol_actions, *([{"metaData": new_metadata}] if new_metadata is not metadata else [])]
 
@@ -164,14 +190,14 @@ def has_feed(configuration: Mapping[str, str]) -> bool:
     return str(configuration.get(FEED_ENABLED, "")).lower() == "true"
 
 
-def hidden_by_feed(columns: Iterable[str]) -> list[str]:
+def reserved_by_feed(columns: Iterable[str]) -> list[str]:
     """Those of some columns that a table with a change data feed must not have."""
     return [name for name in columns if name.lower() in _FEED_COLUMNS]
 
 
 def uses_vectors(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> bool:
     """Whether rows may die by deletion vectors."""
-    return VECTORS in (protocol.get("readerFeatures") or ()) and configuration.get(ENABLED) == "true"
+    return DELETION_VECTORS in (protocol.get("readerFeatures") or ()) and configuration.get(VECTORS_PROPERTY) == "true"
 
 
 def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
@@ -180,7 +206,7 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
     :param name: what messages call the table.
     :raises TerminalError: naming the features.
     """
-    used = _used(protocol, metadata)
+    used = _unsupported_features(protocol, metadata)
     if used:
         statements = "; ".join(dict.fromkeys(filter(None, used.values())))
         raise TerminalError(
@@ -194,7 +220,7 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
         )
 
 
-def _used(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, str]:
+def _unsupported_features(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, str]:
     """What a table uses that is not understood, each with the statement that takes it out, if there is one.
 
     A feature that is only supported changes nothing yet: delta-rs adds some that nobody has asked for.
@@ -203,47 +229,61 @@ def _used(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
     fields = json.loads(metadata.get("schemaString") or '{"fields":[]}')["fields"]
     readers, writers = features_of(protocol)
     unsupported = {
-        feature: _drop(feature)
-        for feature in (readers | writers) - _KNOWN - _BY_PROPERTY.keys() - _BY_COLUMN.keys() - _BY_TYPE.keys()
+        feature: _drop_feature_sql(feature)
+        for feature in (readers | writers)
+        - _KNOWN_FEATURES
+        - _FEATURES_BY_PROPERTY.keys()
+        - _FEATURES_BY_COLUMN.keys()
+        - _FEATURES_BY_TYPE.keys()
     }
     # Also of tables whose protocol is old and names no features: the properties are the same.
-    for feature, key in {**_BY_PROPERTY, "appendOnly": _APPEND_ONLY}.items():
+    for feature, key in {**_FEATURES_BY_PROPERTY, "appendOnly": _APPEND_ONLY_PROPERTY}.items():
         if str(configuration.get(key, "")).lower() == "true" and (feature in writers or "-preview" not in feature):
-            unsupported[feature] = _drop(feature) if feature in _DROPPED else _set(key, "false")
-    if str(configuration.get(_MAPPING, "none")) != "none":
-        unsupported["columnMapping"] = _set(_MAPPING, "none")
-    if _FORGETFUL in configuration:
-        unsupported[_FORGETFUL] = f"ALTER TABLE t UNSET TBLPROPERTIES ('{_FORGETFUL}')"
-    if constraints := [key for key in configuration if key.startswith(_CONSTRAINT)]:
-        dropped = (f"ALTER TABLE t DROP CONSTRAINT {key.removeprefix(_CONSTRAINT)}" for key in constraints)
+            unsupported[feature] = (
+                _drop_feature_sql(feature) if feature in _FEATURES_TO_DROP else _set_property_sql(key, "false")
+            )
+    if str(configuration.get(_COLUMN_MAPPING_PROPERTY, "none")) != "none":
+        unsupported["columnMapping"] = _set_property_sql(_COLUMN_MAPPING_PROPERTY, "none")
+    if _TXN_RETENTION_PROPERTY in configuration:
+        unsupported[_TXN_RETENTION_PROPERTY] = f"ALTER TABLE t UNSET TBLPROPERTIES ('{_TXN_RETENTION_PROPERTY}')"
+    if constraints := [key for key in configuration if key.startswith(_CONSTRAINT_PREFIX)]:
+        dropped = (f"ALTER TABLE t DROP CONSTRAINT {key.removeprefix(_CONSTRAINT_PREFIX)}" for key in constraints)
         unsupported["checkConstraints"] = "; ".join(dropped)
     reader, writer = protocol.get("minReaderVersion"), protocol.get("minWriterVersion")
-    if int(reader or 1) > _READER or int(writer or 1) > _WRITER:
+    if int(reader or 1) > _READER_VERSION or int(writer or 1) > _WRITER_VERSION:
         unsupported[f"protocol {reader}, {writer}"] = ""
-    if has_feed(configuration) and (hidden_columns := hidden_by_feed(column["name"] for column in fields)):
-        unsupported[f"{FEED}, which hides its columns {', '.join(hidden_columns)}"] = _set(FEED_ENABLED, "false")
-    by_columns = _used_by_columns(fields, metadata.get("partitionColumns") or ())
-    return unsupported | {feature: _drop(feature) if feature in _DROPPED else "" for feature in by_columns}
+    if has_feed(configuration) and (hidden_columns := reserved_by_feed(column["name"] for column in fields)):
+        unsupported[f"{CHANGE_DATA_FEED}, which hides its columns {', '.join(hidden_columns)}"] = _set_property_sql(
+            FEED_ENABLED, "false"
+        )
+    by_columns = _features_used_by_columns(fields, metadata.get("partitionColumns") or ())
+    return unsupported | {
+        feature: _drop_feature_sql(feature) if feature in _FEATURES_TO_DROP else "" for feature in by_columns
+    }
 
 
-def _used_by_columns(fields: Iterable[Mapping[str, Any]], partition_columns: Collection[str]) -> set[str]:
+def _features_used_by_columns(fields: Iterable[Mapping[str, Any]], partition_columns: Collection[str]) -> set[str]:
     """Likewise, by the definitions of its columns.
 
     :param partition_columns: columns that it is partitioned by: this project generates them.
     """
     used = set[str]()
     for column in fields:
-        column_features = {f for f, key in _BY_COLUMN.items() if any(m.startswith(key) for m in column["metadata"])}
-        used |= column_features - ({_GENERATED} if column["name"] in partition_columns else set())
-        used |= {f for f, kind in _BY_TYPE.items() if "-" not in f and f'"{kind}"' in json.dumps(column["type"])}
+        column_features = {
+            f for f, key in _FEATURES_BY_COLUMN.items() if any(m.startswith(key) for m in column["metadata"])
+        }
+        used |= column_features - ({_GENERATED_COLUMNS} if column["name"] in partition_columns else set())
+        used |= {
+            f for f, kind in _FEATURES_BY_TYPE.items() if "-" not in f and f'"{kind}"' in json.dumps(column["type"])
+        }
         if "delta.invariants" in column["metadata"]:
             used.add("invariants")
     return used
 
 
-def _drop(feature: str) -> str:
+def _drop_feature_sql(feature: str) -> str:
     return f"ALTER TABLE t DROP FEATURE {feature}"
 
 
-def _set(key: str, value: str) -> str:
+def _set_property_sql(key: str, value: str) -> str:
     return f"ALTER TABLE t SET TBLPROPERTIES ('{key}' = '{value}')"

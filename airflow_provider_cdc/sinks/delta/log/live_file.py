@@ -11,14 +11,14 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote, unquote
 
-from airflow_provider_cdc.sinks.delta.log.deletion_vectors import Vector
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 
 #: Data files that this project has written: the statistics of others are not exact where numbers are large.
-_OWN = re.compile(r"(snapshot|changes)/.*|([^/]+=[^/]*/)*part-[0-9a-f]{32}(-\d+)?\.parquet")
-_EXACT = 1 << 53
+_OWN_FILE_PATH = re.compile(r"(snapshot|changes)/.*|([^/]+=[^/]*/)*part-[0-9a-f]{32}(-\d+)?\.parquet")
+_MAX_EXACT_INTEGER = 1 << 53
 #: What row tracking notes of a file.
-_ROW_IDS = ("baseRowId", "defaultRowCommitVersion")
+_ROW_TRACKING_FIELDS = ("baseRowId", "defaultRowCommitVersion")
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class LiveFile:
         return {name: value or None for name, value in (self.action.get("partitionValues") or {}).items()}
 
     @cached_property
-    def deletion_vector(self) -> Vector | None:
+    def deletion_vector(self) -> DeletionVector | None:
         """Its deletion vector."""
         value = self.action.get("deletionVector")
-        return Vector.from_json(value) if value else None
+        return DeletionVector.from_json(value) if value else None
 
     @property
     def dead_row_count(self) -> int:
@@ -66,7 +66,7 @@ class LiveFile:
         low, high = ((self.stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
         if not isinstance(low, int) or not isinstance(high, int) or isinstance(low, bool):
             return None
-        exact = _OWN.fullmatch(self.path) or max(abs(low), abs(high)) < _EXACT
+        exact = _OWN_FILE_PATH.fullmatch(self.path) or max(abs(low), abs(high)) < _MAX_EXACT_INTEGER
         return (low, high) if exact else None
 
     def excludes_span(self, column: str | None, key_span: tuple[int, int] | None) -> bool:
@@ -74,7 +74,7 @@ class LiveFile:
         bounds = self.bounds(column) if column and key_span else None
         return bounds is not None and key_span is not None and (bounds[0] > key_span[1] or bounds[1] < key_span[0])
 
-    def vector_action(self, vector: Vector, row_count: int, *, data_change: bool) -> dict[str, Any]:
+    def vector_action(self, vector: DeletionVector, row_count: int, *, data_change: bool) -> dict[str, Any]:
         """Action that adds it again with other dead rows.
 
         :param row_count: how many it has, dead ones as well: a file with a vector must say so.
@@ -84,9 +84,9 @@ class LiveFile:
 
     def remove_action(self, *, data_change: bool) -> dict[str, Any]:
         """Action that removes it."""
-        fields = {name: self.action[name] for name in _ROW_IDS if self.action.get(name) is not None} | {
+        fields = {name: self.action[name] for name in _ROW_TRACKING_FIELDS if self.action.get(name) is not None} | {
             "path": self.action["path"],
-            "deletionTimestamp": now(),
+            "deletionTimestamp": now_milliseconds(),
             "dataChange": data_change,
             "extendedFileMetadata": True,
             "partitionValues": self.action.get("partitionValues") or {},
@@ -97,8 +97,8 @@ class LiveFile:
         return {"remove": fields}
 
 
-def added(
-    file: DataFile, stats_column: str | None, vector: Vector | None, *, data_change: bool = True
+def add_action(
+    file: DataFile, stats_column: str | None, vector: DeletionVector | None, *, data_change: bool = True
 ) -> dict[str, Any]:
     """Action that adds a new file.
 
@@ -118,13 +118,13 @@ def added(
         "path": quote(file.path, safe="/="),
         "partitionValues": dict(file.partition),
         "size": file.size,
-        "modificationTime": now(),
+        "modificationTime": now_milliseconds(),
         "dataChange": data_change,
         "stats": json.dumps(stats),
     }
     return {"add": fields | ({"deletionVector": vector.to_json()} if vector else {})}
 
 
-def now() -> int:
+def now_milliseconds() -> int:
     """The time in milliseconds, as the log has it."""
     return int(time.time() * 1000)

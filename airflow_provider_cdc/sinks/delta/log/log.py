@@ -22,28 +22,28 @@ from pyroaring import BitMap
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.model.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.log import checkpoint as checkpoints
-from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint, actions_of, newest_checkpoint
-from airflow_provider_cdc.sinks.delta.log.commit_actions import completed
-from airflow_provider_cdc.sinks.delta.log.deletion_vectors import Vector, read_vector
+from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint, find_newest_checkpoint, read_actions
+from airflow_provider_cdc.sinks.delta.log.commit_actions import complete_actions
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector, read_vector
 from airflow_provider_cdc.sinks.delta.log.features import check_protocol
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, now
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, now_milliseconds
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-FOLDER = checkpoints.FOLDER
-_COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
+LOG_FOLDER = checkpoints.LOG_FOLDER
+_COMMIT_NAME = re.compile(rf"{LOG_FOLDER}/(\d{{20}})\.json")
 #: Whatever says something of a version, also in a form that is not known.
-_OF_VERSION = re.compile(rf"{FOLDER}/\d{{20}}\.")
+_VERSION_FILE_NAME = re.compile(rf"{LOG_FOLDER}/\d{{20}}\.")
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
-NEWEST = 60
+FRESH_SECONDS = 60
 #: Seconds for which a log that is followed knows what was removed, beyond the retention of the table's files.
-_REMEMBER = 86400
+_REMEMBER_SECONDS = 86400
 #: Commits after which it forgets the rest: a stream runs for months.
 _FORGET_EVERY = 1000
 
 
 @dataclass
-class Log:
+class DeltaLog:
     """The log of one table. Not for several threads at once.
 
     :param storage: that of the table's folder.
@@ -63,7 +63,7 @@ class Log:
     revived_files: set[str] = field(default_factory=set)
     #: Version of the newest checkpoint that was seen.
     checkpoint_version: int | None = None
-    _dead_rows: dict[str, tuple[Vector, BitMap]] = field(default_factory=dict)
+    _dead_rows: dict[str, tuple[DeletionVector, BitMap]] = field(default_factory=dict)
     _refreshed_at: float = 0.0
     _forgot_at_version: int = 0
     #: The checkpoint that this log was read from, if its tombstones have no version yet; else -1.
@@ -88,7 +88,7 @@ class Log:
 
     def exists(self) -> bool:
         """Whether there is a table."""
-        return self.version >= 0 or any(map(_OF_VERSION.match, self._list_log()))
+        return self.version >= 0 or any(map(_VERSION_FILE_NAME.match, self._list_log()))
 
     def refresh(self) -> None:
         """Read what was committed since.
@@ -124,7 +124,7 @@ class Log:
             self.cache_dead_rows(file.path, file.deletion_vector, rows)
         return rows
 
-    def cache_dead_rows(self, path: str, vector: Vector, rows: BitMap) -> None:
+    def cache_dead_rows(self, path: str, vector: DeletionVector, rows: BitMap) -> None:
         """Take note of what a vector holds."""
         self._dead_rows[path] = (vector, rows)
 
@@ -138,14 +138,16 @@ class Log:
             return False
         transaction_id = uuid.uuid4().hex
         info = {
-            "timestamp": now(),
+            "timestamp": now_milliseconds(),
             "operation": operation,
             "operationParameters": {},
             "engineInfo": f"airflow-provider-cdc/{__version__}",
             "txnId": transaction_id,
         }
         version = self.version + 1
-        all_actions = completed(self.storage, actions, version, self.protocol, self.metadata, self.domain_metadata)
+        all_actions = complete_actions(
+            self.storage, actions, version, self.protocol, self.metadata, self.domain_metadata
+        )
         lines = [{"commitInfo": info}, *all_actions]
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         name = self._commit_name(version)
@@ -171,7 +173,7 @@ class Log:
             if self.version - self._forgot_at_version >= _FORGET_EVERY:
                 self._forgot_at_version, retention = self.version, file_retention(self.configuration)
                 self.forget_tombstones(
-                    -1 if retention is None else self.newest_version_older_than(retention + _REMEMBER)
+                    -1 if retention is None else self.newest_version_older_than(retention + _REMEMBER_SECONDS)
                 )
         return is_committed
 
@@ -213,7 +215,7 @@ class Log:
             if (data := self.storage.read(self._commit_name(number))) is None:
                 return  # cleaned up right now: the next time
             removes = (action.get("remove") for action in self._parse_commit(number, data))
-            later |= {path: number for remove in removes if remove for path in _removed_by(remove)}
+            later |= {path: number for remove in removes if remove for path in _removed_paths(remove)}
         dated_tombstones = {
             path: later.get(path, version)
             for path, removed_at in self.tombstones.items()
@@ -230,7 +232,7 @@ class Log:
 
     @staticmethod
     def _commit_name(version: int) -> str:
-        return f"{FOLDER}/{version:020d}.json"
+        return f"{LOG_FOLDER}/{version:020d}.json"
 
     def _parse_commit(self, version: int, data: bytes) -> list[dict[str, Any]]:
         """What a commit says.
@@ -262,7 +264,7 @@ class Log:
         """Whether the log was cleaned up to a version behind this one, into which nobody must commit, or the table is
         gone. Not looked for shortly after a look at the log: nothing as young as that is cleaned up.
         """
-        if self.version < 0 or self.seconds_since_refresh <= min(NEWEST, log_retention(self.configuration) or 0):
+        if self.version < 0 or self.seconds_since_refresh <= min(FRESH_SECONDS, log_retention(self.configuration) or 0):
             return False
         if self.storage.size(self._commit_name(self.version)) is not None:
             return False
@@ -275,11 +277,11 @@ class Log:
         self.files, self.tombstones, self.domain_metadata, self._undated_checkpoint = {}, {}, {}, -1
 
     def _list_log(self) -> list[str]:
-        return [name for name, _ in self.storage.list(FOLDER)]
+        return [name for name, _ in self.storage.list(LOG_FOLDER)]
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """The newest whole checkpoint."""
-        return newest_checkpoint(self._list_log())
+        return find_newest_checkpoint(self._list_log())
 
     def _load(self) -> None:
         checkpoint = self._find_checkpoint()
@@ -299,11 +301,11 @@ class Log:
 
     def _load_from(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
-            self._replay(actions_of(self.storage, checkpoint, self.name), checkpoint.version)
+            self._replay(read_actions(self.storage, checkpoint, self.name), checkpoint.version)
             self.version = self.checkpoint_version = self._undated_checkpoint = checkpoint.version
         self._read_new_commits()
         later_versions = [
-            int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._list_log())) if int(m[1]) > self.version
+            int(m[1]) for m in filter(None, map(_COMMIT_NAME.fullmatch, self._list_log())) if int(m[1]) > self.version
         ]
         if later_versions:  # unless somebody has committed right now
             self._read_new_commits()
@@ -352,25 +354,25 @@ class Log:
         self.revived_files |= removed_files.keys()  # gone, but may be added again
 
     def _remove_file(self, remove: Mapping[str, Any], version: int) -> LiveFile | None:
-        path, *vectors = _removed_by(remove)
+        path, *vectors = _removed_paths(remove)
         self.tombstones |= dict.fromkeys((path, *vectors), version)
         self._dead_rows.pop(path, None)
         return self.files.pop(path, None)
 
 
-def commits_of(names: Iterable[str], newest: int) -> list[int]:
+def commit_versions(names: Iterable[str], newest: int) -> list[int]:
     """Versions whose commits are among some files, up to one, in ascending order."""
-    versions = (int(match[1]) for match in filter(None, map(_COMMIT.fullmatch, names)))
+    versions = (int(match[1]) for match in filter(None, map(_COMMIT_NAME.fullmatch, names)))
     return sorted(version for version in versions if version <= newest)
 
 
-def _removed_by(remove: Mapping[str, Any]) -> list[str]:
+def _removed_paths(remove: Mapping[str, Any]) -> list[str]:
     """The data file that an action removes, and the file of its vector."""
-    vector_file = Vector.from_json(remove["deletionVector"]).file_name if remove.get("deletionVector") else None
+    vector_file = DeletionVector.from_json(remove["deletionVector"]).file_name if remove.get("deletionVector") else None
     return [unquote(str(remove["path"])), *([vector_file] if vector_file else [])]
 
 
-def wait(failed_tries: int) -> None:
+def back_off(failed_tries: int) -> None:
     """Leave others room before the next try of a commit.
 
     :param failed_tries: number of the one that has failed, from 0 on.

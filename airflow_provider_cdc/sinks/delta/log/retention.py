@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from airflow_provider_cdc.config.table_properties import LOG_RETENTION, RETENTION
+from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION, LOG_RETENTION
 
 _DAY = 24 * 3600.0
 #: Of tables that say nothing, as Delta has it.
-_DEFAULTS = {RETENTION: 7 * _DAY, LOG_RETENTION: 30 * _DAY}
+_DEFAULTS = {DELETED_FILE_RETENTION: 7 * _DAY, LOG_RETENTION: 30 * _DAY}
 _UNITS = {
     "week": 7 * _DAY,
     "day": _DAY,
@@ -24,28 +24,28 @@ _AMOUNT = re.compile(rf"(\d+)\s+({'|'.join(_UNITS)})s?\b\s*")
 
 def file_retention(configuration: Mapping[str, str]) -> float | None:
     """For how many seconds a file stays after a version has removed it; ``None`` if the property is not understood."""
-    return _seconds(configuration, RETENTION)
+    return _parse_seconds(configuration, DELETED_FILE_RETENTION)
 
 
 def log_retention(configuration: Mapping[str, str]) -> float | None:
     """For how many seconds commits stay in the log, at least; ``None`` if the property is not understood."""
-    return _seconds(configuration, LOG_RETENTION)
+    return _parse_seconds(configuration, LOG_RETENTION)
 
 
-def without_shorter(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+def drop_shorter_retentions(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Properties that a table is to get, without retentions that are shorter than its own: those are its owner's word.
 
     :param current: properties of the table.
     """
-    return {name: value for name, value in wanted.items() if name not in _DEFAULTS or _grows(current, wanted, name)}
+    return {name: value for name, value in wanted.items() if name not in _DEFAULTS or _is_longer(current, wanted, name)}
 
 
-def _grows(current: Mapping[str, str], wanted: Mapping[str, str], name: str) -> bool:
-    before, after = _seconds(current, name), _seconds(wanted, name)
+def _is_longer(current: Mapping[str, str], wanted: Mapping[str, str], name: str) -> bool:
+    before, after = _parse_seconds(current, name), _parse_seconds(wanted, name)
     return before is not None and after is not None and after > before
 
 
-def _seconds(configuration: Mapping[str, str], name: str) -> float | None:
+def _parse_seconds(configuration: Mapping[str, str], name: str) -> float | None:
     text = configuration.get(name)
     if text is None:
         return _DEFAULTS[name]

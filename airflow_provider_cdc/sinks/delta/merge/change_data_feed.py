@@ -24,32 +24,32 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.merge.edit import Edit, rows_of
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import Worder, Words
-from airflow_provider_cdc.sinks.delta.merge.key_index import Facts, KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedFiles, Partitioning
-from airflow_provider_cdc.sinks.files.parquet import DataFile, Partition, picked, row_groups
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.edit import TableEdit, count_rows
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
+from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning
+from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, read_row_groups, read_row_numbers
 
 #: Folder of its files in that of the table, as the Delta protocol has it.
-FOLDER = "_change_data"
+FEED_FOLDER = "_change_data"
 #: Column that says what became of a row.
-TYPE = "_change_type"
-INSERT, DELETE, BEFORE, AFTER = "insert", "delete", "update_preimage", "update_postimage"
-_NAME = re.compile(rf"{FOLDER}/(?:[^/]+=[^/]*/)*cdc-(\d+)-[0-9a-f]{{32}}-\d+\.parquet")
+CHANGE_TYPE_COLUMN = "_change_type"
+INSERT, DELETE, UPDATE_PREIMAGE, UPDATE_POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
+_FEED_FILE_NAME = re.compile(rf"{FEED_FOLDER}/(?:[^/]+=[^/]*/)*cdc-(\d+)-[0-9a-f]{{32}}-\d+\.parquet")
 #: Files that are read at the same time, and the rows of one above which it is read alone.
-_READERS, _FEW = 4, 100_000
+_READER_THREADS, _FEW_ROWS = 4, 100_000
 #: A file, its rows that are meant, and its partition.
-_Source = tuple[str, BitMap, Partition]
+_SelectedRows = tuple[str, BitMap, PartitionValues]
 
 
-def written_at(name: str) -> float:
+def feed_file_time(name: str) -> float:
     """When a file of a feed was begun, by the clock of its writer, as its name says it; 0 for those of others."""
-    match = _NAME.fullmatch(name)
+    match = _FEED_FILE_NAME.fullmatch(name)
     return float(match[1]) if match else 0.0
 
 
-class Feed:
+class ChangeFeedWriter:
     """Says of one commit which rows it changes.
 
     :param log: the table as it stands.
@@ -58,13 +58,13 @@ class Feed:
     :param keyed: whether that is a key; if not, rows are inserted and deleted, and never updated.
     """
 
-    def __init__(self, log: Log, partitioning: Partitioning, key_hasher: Worder, *, keyed: bool) -> None:
+    def __init__(self, log: DeltaLog, partitioning: Partitioning, key_hasher: KeyHasher, *, keyed: bool) -> None:
         self._log, self._storage, self._key_hasher, self._keyed = log, log.storage, key_hasher, keyed
         self._schema = partitioning.schema
-        typed = self._schema.append(pa.field(TYPE, pa.string()))
+        typed = self._schema.append(pa.field(CHANGE_TYPE_COLUMN, pa.string()))
         self._partitioning = replace(partitioning, schema=typed, row_group_size=None)
 
-    def write_feed(self, edit: Edit, actions: Iterable[Mapping[str, Any]]) -> list[DataFile]:
+    def write_feed(self, edit: TableEdit, actions: Iterable[Mapping[str, Any]]) -> list[DataFile]:
         """Write what a commit says; nothing if its actions say it.
 
         :param edit: what it does to rows.
@@ -74,55 +74,59 @@ class Feed:
         if len({kind for action in actions for kind in ("add", "remove") if kind in action}) < 2:
             return []
         name = f"cdc-{int(time.time())}-{uuid.uuid4().hex}"
-        files = PartitionedFiles(self._storage, FOLDER, name, self._partitioning, None)
+        files = PartitionedWriter(self._storage, FEED_FOLDER, name, self._partitioning, None)
         try:
             for rows, kind, update_kind, matched in self._changed_rows(edit):
                 kinds = np.where(matched, update_kind, kind)
-                files.add(rows.append_column(TYPE, pa.array(kinds, pa.string())))
+                files.add(rows.append_column(CHANGE_TYPE_COLUMN, pa.array(kinds, pa.string())))
             return files.close()
         except BaseException:
             files.discard()
             raise
 
-    def _changed_rows(self, edit: Edit) -> Iterator[tuple[pa.Table, str, str, Any]]:
+    def _changed_rows(self, edit: TableEdit) -> Iterator[tuple[pa.Table, str, str, Any]]:
         """Changed rows; what they are, what they are instead where they are one side of an update, and where."""
         removed = [*self._removed_rows(edit)]
         added = [(file, BitMap(range(file.rows)) - dead) for file, dead in edit.added_files]
         new_keys = self._index_new_keys(edit, added) if removed else None
-        matched_hashes = list[Words]()
+        matched_hashes = list[KeyHashes]()
         for rows in self._read_all(removed):
             matched, hashes = self._match_keys(rows, new_keys)
             if hashes is not None:
                 matched_hashes.append(hashes.select(matched))
-            yield rows, DELETE, BEFORE, matched
-        removed_keys = _index(Facts.from_parts(matched_hashes, 0)) if matched_hashes else None
+            yield rows, DELETE, UPDATE_PREIMAGE, matched
+        removed_keys = _index_hashes(FileKeyHashes.from_parts(matched_hashes, 0)) if matched_hashes else None
         for rows in self._read_all(
             (file.path, row_numbers, file.partition) for file, row_numbers in added if row_numbers
         ):
-            yield rows, INSERT, AFTER, self._match_keys(rows, removed_keys)[0]
+            yield rows, INSERT, UPDATE_POSTIMAGE, self._match_keys(rows, removed_keys)[0]
 
-    def _removed_rows(self, edit: Edit) -> Iterator[_Source]:
+    def _removed_rows(self, edit: TableEdit) -> Iterator[_SelectedRows]:
         for path in sorted({*edit.dead_rows, *edit.removed_files}):
             file = self._log.files[path]
-            rows = BitMap(range(rows_of(self._storage, file))) if path in edit.removed_files else edit.dead_rows[path]
+            rows = (
+                BitMap(range(count_rows(self._storage, file))) if path in edit.removed_files else edit.dead_rows[path]
+            )
             if living := rows - self._log.dead_rows(file):
                 yield path, living, file.partition
 
-    def _index_new_keys(self, edit: Edit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
+    def _index_new_keys(self, edit: TableEdit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
         """Where the keys of new rows are, as far as that is of use."""
         if not self._keyed:
             return None
-        key_hashes = list[Words]()
+        key_hashes = list[KeyHashes]()
         for file, living in added:
             if (facts := edit.key_hashes.get(file.path)) is not None:
                 key_hashes.append(facts.hashes)
             elif living:
-                parts = row_groups(self._storage, file.path, self._schema, self._key_hasher.columns, file.partition)
-                hashes = Facts.from_parts([self._key_hasher(rows) for rows in parts], 0).hashes
+                parts = read_row_groups(
+                    self._storage, file.path, self._schema, self._key_hasher.columns, file.partition
+                )
+                hashes = FileKeyHashes.from_parts([self._key_hasher(rows) for rows in parts], 0).hashes
                 key_hashes.append(hashes.select(np.asarray(living.to_array(), np.int64)))
-        return _index(Facts.from_parts(key_hashes, 0)) if key_hashes else None
+        return _index_hashes(FileKeyHashes.from_parts(key_hashes, 0)) if key_hashes else None
 
-    def _match_keys(self, rows: pa.Table, key_index: KeyIndex | None) -> tuple[Any, Words | None]:
+    def _match_keys(self, rows: pa.Table, key_index: KeyIndex | None) -> tuple[Any, KeyHashes | None]:
         """Which rows have the key of one of the others."""
         matched = np.zeros(rows.num_rows, bool)
         if key_index is None:
@@ -131,22 +135,22 @@ class Feed:
         matched[key_index.find_keys(hashes).query_index] = True
         return matched, hashes
 
-    def _read_all(self, sources: Iterable[_Source]) -> Iterator[pa.Table]:
+    def _read_all(self, sources: Iterable[_SelectedRows]) -> Iterator[pa.Table]:
         """Rows of files. Of those with few of them, several are read at the same time."""
-        small_sources = list[_Source]()
+        small_sources = list[_SelectedRows]()
         for source in sources:
-            if len(source[1]) <= _FEW:
+            if len(source[1]) <= _FEW_ROWS:
                 small_sources.append(source)
             else:
                 yield from self._read_selected(source)
-        with ThreadPoolExecutor(_READERS) as pool:
-            for start in range(0, len(small_sources), 2 * _READERS):
-                batch = small_sources[start : start + 2 * _READERS]
+        with ThreadPoolExecutor(_READER_THREADS) as pool:
+            for start in range(0, len(small_sources), 2 * _READER_THREADS):
+                batch = small_sources[start : start + 2 * _READER_THREADS]
                 yield from chain.from_iterable(pool.map(lambda source: [*self._read_selected(source)], batch))
 
-    def _read_selected(self, source: _Source) -> Iterator[pa.Table]:
+    def _read_selected(self, source: _SelectedRows) -> Iterator[pa.Table]:
         path, row_numbers, partition = source
-        return picked(
+        return read_row_numbers(
             self._storage,
             path,
             self._schema,
@@ -156,7 +160,7 @@ class Feed:
         )
 
 
-def said(files: Iterable[DataFile]) -> list[dict[str, Any]]:
+def feed_actions(files: Iterable[DataFile]) -> list[dict[str, Any]]:
     """Actions that say so."""
     return [
         {
@@ -171,7 +175,7 @@ def said(files: Iterable[DataFile]) -> list[dict[str, Any]]:
     ]
 
 
-def _index(facts: Facts) -> KeyIndex:
+def _index_hashes(facts: FileKeyHashes) -> KeyIndex:
     index = KeyIndex(1 << 62)
     index.add_file("", facts)
     return index

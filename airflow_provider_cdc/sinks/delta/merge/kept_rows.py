@@ -17,20 +17,20 @@ import pyarrow as pa
 
 from airflow_provider_cdc.config.deletes import SOFT
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.kept_rows import Loss, cannot_keep, holds_all
-from airflow_provider_cdc.model.schema import DELETED, SEQ, TableSchema
+from airflow_provider_cdc.model.kept_rows import RetainedRowsLoss, can_hold_all_values, why_not_retainable
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.merge.edit import LARGE_FILE, rows_of, write_parts
-from airflow_provider_cdc.sinks.delta.merge.key_files import KeyFiles, Keys
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import Worder
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.edit import LARGE_FILE_BYTES, count_rows, write_data_files
+from airflow_provider_cdc.sinks.delta.merge.key_files import KeyLookup, RowIdentity
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
 from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import buried, with_mark
-from airflow_provider_cdc.sinks.files.parquet import DataFile, has_only, portions, row_groups
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import mark_deleted, with_deleted_column
+from airflow_provider_cdc.sinks.files.parquet import DataFile, has_only_columns, read_row_groups, split_by_size
 
 
 @dataclass
-class Kept:
+class RetainedFiles:
     """Rows that stay.
 
     :param unchanged: paths of the files of the table that stay as they are.
@@ -41,7 +41,7 @@ class Kept:
     written: list[DataFile] = field(default_factory=list)
 
 
-class KeptRows:
+class RetainedRowFinder:
     """Finds the rows of a version that stay.
 
     :param log: the table as it stands.
@@ -49,30 +49,36 @@ class KeptRows:
     :param deletes: ``sink.deletes`` of the table.
     """
 
-    def __init__(self, log: Log, key_lookup: KeyFiles, deletes: str) -> None:
+    def __init__(self, log: DeltaLog, key_lookup: KeyLookup, deletes: str) -> None:
         self._log, self._key_lookup, self._row_identity = log, key_lookup, key_lookup.row_identity
         self._soft_deletes = deletes == SOFT
 
-    def write_retained_rows(self, slices: Sequence[DataFile], seq: int) -> Kept:
+    def write_retained_rows(self, slices: Sequence[DataFile], seq: int) -> RetainedFiles:
         """Write the rows that stay where slices take the place of all others.
 
         :param slices: rows of the new reading.
         :param seq: its ``_cdc_seq``: rows of the table that are newer come again, and go.
         """
-        retained_files, index, marked_at = Kept(), self._key_lookup.index_slices(slices), int(time.time() * 1_000_000)
+        retained_files, index, marked_at = (
+            RetainedFiles(),
+            self._key_lookup.index_slices(slices),
+            int(time.time() * 1_000_000),
+        )
 
         def rows() -> Iterator[pa.Table]:
             for file in self._log.files.values():
                 row_numbers, unmarked = self._find_retained_rows(file, index, seq)
                 all_stay = len(row_numbers) == self._living_row_count(file) and not unmarked.any()
-                if all_stay and has_only(self._log.storage, file.path, self._row_identity.partitioning.file_schema):
+                if all_stay and has_only_columns(
+                    self._log.storage, file.path, self._row_identity.partitioning.file_schema
+                ):
                     retained_files.unchanged.add(file.path)
                 elif len(row_numbers):
                     yield from self._read_retained_rows(file, row_numbers, unmarked, marked_at)
 
         try:
-            for part in portions(rows(), LARGE_FILE):
-                retained_files.written += write_parts(
+            for part in split_by_size(rows(), LARGE_FILE_BYTES):
+                retained_files.written += write_data_files(
                     self._log.storage, self._row_identity.partitioning, part, self._row_identity.stats_column
                 )[0]
         except pa.ArrowInvalid as error:
@@ -101,7 +107,7 @@ class KeptRows:
         return sum(self._living_row_count(file) for file in self._log.files.values())
 
     def _living_row_count(self, file: LiveFile) -> int:
-        return rows_of(self._log.storage, file) - len(self._log.dead_rows(file))
+        return count_rows(self._log.storage, file) - len(self._log.dead_rows(file))
 
     def _find_retained_rows(self, file: LiveFile, index: KeyIndex | None, seq: int | None) -> tuple[Any, Any]:
         """The living rows of a file that stay, and for each whether it is still to be marked as deleted.
@@ -110,19 +116,23 @@ class KeptRows:
         :param seq: rows with a higher ``_cdc_seq`` go as well.
         """
         columns, start = (
-            list(dict.fromkeys([*self._row_identity.key_columns, SEQ, *([DELETED] if self._soft_deletes else [])])),
+            list(
+                dict.fromkeys(
+                    [*self._row_identity.key_columns, SEQ_COLUMN, *([DELETED_COLUMN] if self._soft_deletes else [])]
+                )
+            ),
             0,
         )
         dead = np.asarray(self._log.dead_rows(file).to_array(), np.int64)
         retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
-        for rows in row_groups(
+        for rows in read_row_groups(
             self._log.storage, file.path, self._row_identity.schema, columns, file.partition, may_lack_columns=True
         ):
             stays = np.ones(rows.num_rows, bool)
             low, high = np.searchsorted(dead, [start, start + rows.num_rows])
             stays[dead[low:high] - start] = False
             if seq is not None:
-                stays &= rows[SEQ].to_numpy() <= seq
+                stays &= rows[SEQ_COLUMN].to_numpy() <= seq
             if index is not None:
                 candidates = np.flatnonzero(stays)
                 stays[
@@ -132,7 +142,9 @@ class KeptRows:
                 ] = False
             retained_numbers.append(np.flatnonzero(stays) + start)
             unmarked.append(
-                ~rows[DELETED].to_numpy()[stays] if self._soft_deletes else np.zeros(len(retained_numbers[-1]), bool)
+                ~rows[DELETED_COLUMN].to_numpy()[stays]
+                if self._soft_deletes
+                else np.zeros(len(retained_numbers[-1]), bool)
             )
             start += rows.num_rows
         return np.concatenate(retained_numbers), np.concatenate(unmarked)
@@ -140,44 +152,45 @@ class KeptRows:
     def _read_retained_rows(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
         """Rows of a file, all of them marked as deleted if that is marked."""
         start = 0
-        for group in row_groups(
+        for group in read_row_groups(
             self._log.storage, file.path, self._row_identity.schema, None, file.partition, may_lack_columns=True
         ):
             low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
             group_numbers, newly_marked = row_numbers[low:high] - start, to_mark[low:high]
             yield group.take(pa.array(group_numbers[~newly_marked]))
             if newly_marked.any():
-                yield buried(group.take(pa.array(group_numbers[newly_marked])), marked_at)
+                yield mark_deleted(group.take(pa.array(group_numbers[newly_marked])), marked_at)
             start += group.num_rows
 
 
-def loss_of(
-    log: Log, key_lookup: KeyFiles, deletes: str, old_table: TableSchema, slices: Sequence[DataFile] | None
-) -> Loss | None:
+def find_overwrite_loss(
+    log: DeltaLog, key_lookup: KeyLookup, deletes: str, old_table: TableSchema, slices: Sequence[DataFile] | None
+) -> RetainedRowsLoss | None:
     """What an exchange would lose of the rows that stay.
 
-    See :meth:`~airflow_provider_cdc.sinks.protocol.SinkTable.loss`.
+    See :meth:`~airflow_provider_cdc.sinks.protocol.SinkTable.overwrite_loss`.
 
     :param log: the table as it stands.
     :param key_lookup: with the columns and the key that it is to have.
     :param deletes: ``sink.deletes`` of the table; not ``hard``.
     """
     new_schema = key_lookup.row_identity.schema
-    old_schema = with_mark(old_table.sink_schema) if deletes == SOFT else old_table.sink_schema
-    reason = cannot_keep(old_schema, old_table.key, new_schema, key_lookup.row_identity.key_columns)
+    old_schema = with_deleted_column(old_table.sink_schema) if deletes == SOFT else old_table.sink_schema
+    reason = why_not_retainable(old_schema, old_table.key, new_schema, key_lookup.row_identity.key_columns)
     if reason is None:
         return None
     comparable = all(
-        n in new_schema.names and holds_all(new_schema.field(n).type, old_schema.field(n).type) for n in old_table.key
+        n in new_schema.names and can_hold_all_values(new_schema.field(n).type, old_schema.field(n).type)
+        for n in old_table.key
     )
     # By the key that the rows have: no two have the same. Under the new definition it may be NULL.
-    old_identity = Keys(key_lookup.row_identity.partitioning, old_table.key if comparable else ())
-    finder = KeptRows(
+    old_identity = RowIdentity(key_lookup.row_identity.partitioning, old_table.key if comparable else ())
+    finder = RetainedRowFinder(
         log,
         replace(
             key_lookup,
             row_identity=old_identity,
-            key_hasher=Worder(old_identity.identity_columns, new_schema, is_key=False),
+            key_hasher=KeyHasher(old_identity.identity_columns, new_schema, is_key=False),
         ),
         deletes,
     )
@@ -188,4 +201,4 @@ def loss_of(
         rows = finder.count_marked()
     else:
         rows = finder.count_unmatched(slices)
-    return Loss(reason, rows, exact) if rows else None
+    return RetainedRowsLoss(reason, rows, exact) if rows else None

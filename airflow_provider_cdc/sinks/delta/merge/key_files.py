@@ -14,26 +14,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from airflow_provider_cdc.model.schema import META_COLUMNS, SEQ
+from airflow_provider_cdc.model.schema import META_COLUMNS, SEQ_COLUMN
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.log.log import Log
-from airflow_provider_cdc.sinks.delta.merge.edit import SLICES
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import Worder, Words
-from airflow_provider_cdc.sinks.delta.merge.key_index import Facts, Found, KeyIndex
+from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.edit import SLICES_FOLDER
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
+from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex, KeyMatches
 from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
-from airflow_provider_cdc.sinks.files.parquet import DataFile, row_groups
-from airflow_provider_cdc.sinks.protocol import ReadAhead
-from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.sinks.files.parquet import DataFile, read_row_groups
+from airflow_provider_cdc.sinks.protocol import Prefetcher
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Files that are read at the same time, and where reading is mostly waiting for a server.
-_READERS, _REMOTE_READERS = 4, 16
+_READER_THREADS, _REMOTE_READER_THREADS = 4, 16
 #: Files after which the index is put in order.
-_PORTION = 16
+_FILES_PER_PORTION = 16
 
 
 @dataclass(frozen=True)
-class Keys:
+class RowIdentity:
     """What tells the rows of a table apart.
 
     :param partitioning: how it is partitioned.
@@ -57,7 +57,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class KeyFiles:
+class KeyLookup:
     """Keys of a table's files, on their way into its index.
 
     :param storage: that of the table's folder.
@@ -66,11 +66,11 @@ class KeyFiles:
     """
 
     storage: Storage
-    row_identity: Keys
-    key_hasher: Worder
+    row_identity: RowIdentity
+    key_hasher: KeyHasher
     index: KeyIndex
 
-    def find_rows(self, log: Log, hashes: Words) -> Found:
+    def find_rows(self, log: DeltaLog, hashes: KeyHashes) -> KeyMatches:
         """Where the rows of a version with such words are, after the files that may have them were indexed.
 
         :param hashes: of which no two are the same.
@@ -89,12 +89,12 @@ class KeyFiles:
         """An index of the rows of slices alone. It takes no more memory than that of the table may."""
         slice_index, identity = self.index.new_empty(), self.row_identity
         for file in (file for part in slices for file in part.files if file.rows):
-            parts = row_groups(self.storage, file.path, identity.schema, identity.key_columns, file.partition)
-            slice_index.add_file(file.path, Facts.from_parts([self.key_hasher(rows) for rows in parts], 0))
+            parts = read_row_groups(self.storage, file.path, identity.schema, identity.key_columns, file.partition)
+            slice_index.add_file(file.path, FileKeyHashes.from_parts([self.key_hasher(rows) for rows in parts], 0))
             slice_index.merge_and_spill()
         return slice_index
 
-    def candidate_files(self, files: Sequence[LiveFile], hashes: Words) -> list[LiveFile]:
+    def candidate_files(self, files: Sequence[LiveFile], hashes: KeyHashes) -> list[LiveFile]:
         """Files that may have rows with such words: without those of which statistics prove that they have none."""
         stats_column = (
             self.row_identity.stats_column if self.key_hasher.is_integer_key else None
@@ -109,7 +109,7 @@ class KeyFiles:
         excluded = {known_numbers[i] for i in np.flatnonzero(without)}
         return [file for i, file in enumerate(files) if i not in excluded]
 
-    def prefetcher(self, log: Log) -> ReadAhead:
+    def prefetcher(self, log: DeltaLog) -> Prefetcher:
         """What reads ahead, in a thread of its own, where batches will likely look in a version.
 
         First the files that have dead rows: changes have hit them before. If the stream has not written to the table
@@ -118,7 +118,7 @@ class KeyFiles:
         files = [file for file in log.files.values() if file.path not in self.index]
         files_with_dead_rows = [file for file in files if file.dead_row_count]
         is_untouched = bool(self.row_identity.key_columns) and all(
-            file.path.startswith(f"{SLICES}/") for file in log.files.values()
+            file.path.startswith(f"{SLICES_FOLDER}/") for file in log.files.values()
         )
         other_files = [file for file in reversed(files) if not file.dead_row_count] if is_untouched else []
 
@@ -147,26 +147,26 @@ class KeyFiles:
             if file.path not in self.index:
                 self.index.add_file(file.path, self._read_key_hashes(file))
 
-        pool = ThreadPoolExecutor(_REMOTE_READERS if self.storage.is_remote else _READERS)
-        at_once = _PORTION if in_background else max(1, len(files))
+        pool = ThreadPoolExecutor(_REMOTE_READER_THREADS if self.storage.is_remote else _READER_THREADS)
+        at_once = _FILES_PER_PORTION if in_background else max(1, len(files))
         try:
             for start in range(0, len(files), at_once):
-                for number, _ in enumerate(pool.map(carried(read), files[start : start + at_once]), 1):
-                    if number % _PORTION == 0:
+                for number, _ in enumerate(pool.map(with_current_counts(read), files[start : start + at_once]), 1):
+                    if number % _FILES_PER_PORTION == 0:
                         self.index.merge_and_spill()
                         yield
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _read_key_hashes(self, file: LiveFile) -> Facts:
+    def _read_key_hashes(self, file: LiveFile) -> FileKeyHashes:
         identity_columns, schema = self.row_identity.identity_columns, self.row_identity.schema
-        bounds = file.bounds(SEQ)
-        columns = identity_columns if bounds else [*identity_columns, SEQ]
+        bounds = file.bounds(SEQ_COLUMN)
+        columns = identity_columns if bounds else [*identity_columns, SEQ_COLUMN]
         may_lack_columns = not self.row_identity.key_columns  # a key is never new
         # Portions: values of a table without a key may be many times what is kept of them.
         parts, newest_seq = [], bounds[1] if bounds else 0
-        for rows in row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):
+        for rows in read_row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):
             parts.append(self.key_hasher(rows))
             if bounds is None and rows.num_rows:
-                newest_seq = max(newest_seq, int(pc.max(rows[SEQ]).as_py()))
-        return Facts.from_parts(parts, newest_seq)
+                newest_seq = max(newest_seq, int(pc.max(rows[SEQ_COLUMN]).as_py()))
+        return FileKeyHashes.from_parts(parts, newest_seq)

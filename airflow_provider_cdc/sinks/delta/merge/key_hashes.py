@@ -2,7 +2,7 @@
 
 The hash is SipHash with a secret that each process draws for itself: nobody can write keys that meet in it, and that
 two of ``n`` keys meet by chance is one in 2^128 / n^2. The values themselves decide nothing: equal ones have equal
-words, bit by bit as in :func:`~airflow_provider_cdc.model.multiset.images`.
+words, bit by bit as in :func:`~airflow_provider_cdc.model.multiset.row_images`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from airflow_provider_cdc.model.errors import TerminalError
 
-_SIGN = np.uint64(1 << 63)
+_SIGN_BIT = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True)
-class Words:
+class KeyHashes:
     """The words of some rows.
 
     :param first: array of uint64, in the order of the keys if they are integers.
@@ -34,21 +34,21 @@ class Words:
     def __len__(self) -> int:
         return len(self.first)
 
-    def select(self, rows: Any) -> Words:
+    def select(self, rows: Any) -> KeyHashes:
         """Those of some rows.
 
         :param rows: indices or a mask.
         """
-        return Words(self.first[rows], None if self.second is None else self.second[rows])
+        return KeyHashes(self.first[rows], None if self.second is None else self.second[rows])
 
 
-def joined(parts: Sequence[Words]) -> Words:
+def concat_hashes(parts: Sequence[KeyHashes]) -> KeyHashes:
     """Words one behind the other."""
     second = None if parts[0].second is None else np.concatenate([p.second for p in parts])
-    return Words(np.concatenate([p.first for p in parts]), second)
+    return KeyHashes(np.concatenate([p.first for p in parts]), second)
 
 
-class Worder:
+class KeyHasher:
     """Makes the words of rows.
 
     :param columns: names of the columns that tell rows apart.
@@ -62,29 +62,31 @@ class Worder:
         self._unsigned = self.is_integer_key and pa.types.is_unsigned_integer(schema.field(columns[0]).type)
         self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
 
-    def __call__(self, rows: pa.Table) -> Words:
+    def __call__(self, rows: pa.Table) -> KeyHashes:
         """Words of rows, one each.
 
         :param rows: with at least the columns.
         """
         if self.is_integer_key:
-            return Words(_integers(rows[self.columns[0]]))
+            return KeyHashes(_order_preserving_uint64(rows[self.columns[0]]))
         return self._hash_rows(rows)
 
     def hash_integers(self, values: Sequence[int]) -> Any:
         """First words of keys that are single integers."""
-        return _integers(pa.chunked_array([pa.array(values, pa.uint64() if self._unsigned else pa.int64())]))
+        return _order_preserving_uint64(
+            pa.chunked_array([pa.array(values, pa.uint64() if self._unsigned else pa.int64())])
+        )
 
-    def _hash_rows(self, rows: pa.Table) -> Words:
-        from airflow_provider_cdc.sinks.row_hashes import hashed  # compiled: not for drivers that need none of it
+    def _hash_rows(self, rows: pa.Table) -> KeyHashes:
+        from airflow_provider_cdc.sinks.row_hashes import hash_rows  # compiled: not for drivers that need none of it
 
-        return Words(*hashed(rows, self.columns, self._secret))
+        return KeyHashes(*hash_rows(rows, self.columns, self._secret))
 
 
-def _integers(column: pa.ChunkedArray) -> Any:
+def _order_preserving_uint64(column: pa.ChunkedArray) -> Any:
     if column.null_count:  # NumPy would make floats of all of them, and several integers the same
         raise TerminalError("a key of the copy is NULL", "Copy the table again: `airflow-cdc resnapshot`")
     values = column.to_numpy()
     if values.dtype.kind == "u":
         return values.astype(np.uint64)
-    return values.astype(np.int64).view(np.uint64) ^ _SIGN
+    return values.astype(np.int64).view(np.uint64) ^ _SIGN_BIT

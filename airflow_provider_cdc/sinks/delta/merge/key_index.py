@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import Words, joined
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHashes, concat_hashes
 
 #: Segments of about one size that are put together, and the rows above which none is. At most so many times as many
 #: rows are put together at a time: that bounds the time it takes, and the memory.
-_MERGED, _LARGEST, _AT_MOST = 8, 500_000, 4
+_SEGMENTS_TO_MERGE, _MAX_SEGMENT_ROWS, _MAX_MERGE_FACTOR = 8, 500_000, 4
 
 
 @dataclass(frozen=True)
-class Facts:
+class FileKeyHashes:
     """What is known of the rows of one data file.
 
     :param hashes: words of its rows.
@@ -34,18 +34,18 @@ class Facts:
     :param row_numbers: which rows these are; ``None`` for all, in their order.
     """
 
-    hashes: Words
+    hashes: KeyHashes
     newest_seq: int
     row_numbers: Any = None
 
     @classmethod
-    def from_parts(cls, parts: Sequence[Words], newest_seq: int) -> Facts:
+    def from_parts(cls, parts: Sequence[KeyHashes], newest_seq: int) -> FileKeyHashes:
         """Facts of a file that was read in parts."""
-        return cls(joined(parts) if parts else Words(np.empty(0, np.uint64)), newest_seq)
+        return cls(concat_hashes(parts) if parts else KeyHashes(np.empty(0, np.uint64)), newest_seq)
 
 
 @dataclass(frozen=True)
-class Found:
+class KeyMatches:
     """Where rows are that were asked for; arrays of one length.
 
     :param query_index: index of the words that were asked for.
@@ -66,7 +66,7 @@ class _Segment:
     :param row_numbers: row in its file; ``None`` if it is the position.
     """
 
-    hashes: Words
+    hashes: KeyHashes
     file_numbers: Any
     row_numbers: Any
 
@@ -136,10 +136,10 @@ class KeyIndex:
         """Highest ``_cdc_seq`` in a file."""
         return self._newest_seqs[number]
 
-    def add_file(self, path: str, file_hashes: Facts) -> None:
+    def add_file(self, path: str, file_hashes: FileKeyHashes) -> None:
         """Take note of a file. Of one that is in it, more cannot be known."""
         hashes, row_numbers = file_hashes.hashes, file_hashes.row_numbers
-        if not _in_order(hashes):
+        if not _is_sorted(hashes):
             order = np.argsort(hashes.first, kind="stable")
             hashes, row_numbers = (
                 hashes.select(order),
@@ -163,7 +163,9 @@ class KeyIndex:
             removed = {path: self._file_numbers.pop(path) for path in set(paths) if path in self._file_numbers}
             if removed:
                 numbers = np.fromiter(removed.values(), np.uint32)
-                self._segments = [remaining for s in self._segments if (remaining := _without(s, numbers)) is not None]
+                self._segments = [
+                    remaining for s in self._segments if (remaining := _drop_files(s, numbers)) is not None
+                ]
                 for number in removed.values():
                     del self._file_paths[number], self._newest_seqs[number]
 
@@ -191,7 +193,7 @@ class KeyIndex:
                     self._segments = [*other_segments, merged] if len(merged.hashes) else other_segments
         self._spill_to_disk()
 
-    def find_keys(self, hashes: Words) -> Found:
+    def find_keys(self, hashes: KeyHashes) -> KeyMatches:
         """All rows that have such words, dead ones as well.
 
         :param hashes: of which no two are the same.
@@ -202,9 +204,9 @@ class KeyIndex:
         for segment in self._segments:
             segment_hashes = segment.hashes.first
             low, high = np.searchsorted(
-                sorted_queries.first, [segment_hashes[0], segment_hashes[-1] + (segment_hashes[-1] < _LAST)]
+                sorted_queries.first, [segment_hashes[0], segment_hashes[-1] + (segment_hashes[-1] < _MAX_UINT64)]
             )
-            high = len(order) if segment_hashes[-1] == _LAST else high
+            high = len(order) if segment_hashes[-1] == _MAX_UINT64 else high
             if low == high:
                 continue
             begin = np.searchsorted(segment_hashes, sorted_queries.first[low:high])
@@ -234,27 +236,27 @@ class KeyIndex:
                 is_same_hash = segment_hashes[next_positions] == sorted_queries.first[next_queries]
                 positions, query_numbers = next_positions[is_same_hash], next_queries[is_same_hash]
         if not parts:
-            return Found(*(np.empty(0, np.int64) for _ in range(3)))
-        return Found(*(np.concatenate(p).astype(np.int64) for p in zip(*parts, strict=True)))
+            return KeyMatches(*(np.empty(0, np.int64) for _ in range(3)))
+        return KeyMatches(*(np.concatenate(p).astype(np.int64) for p in zip(*parts, strict=True)))
 
     def _mergeable_segments(self) -> list[_Segment] | None:
         classes: dict[int, list[_Segment]] = {}
         for segment in self._segments:
-            if len(segment.hashes) <= _LARGEST:
+            if len(segment.hashes) <= _MAX_SEGMENT_ROWS:
                 classes.setdefault(len(segment.hashes).bit_length() // 3, []).append(segment)
-        candidates = next((found for found in classes.values() if len(found) >= _MERGED), None)
+        candidates = next((found for found in classes.values() if len(found) >= _SEGMENTS_TO_MERGE), None)
         if candidates is None:
             return None
         candidates.sort(key=lambda s: int(s.hashes.first[0]))  # those of a snapshot lie one behind the other then
         rows = np.cumsum([len(s.hashes) for s in candidates])
-        return candidates[: max(2, int(np.searchsorted(rows, _AT_MOST * _LARGEST, "right")))]
+        return candidates[: max(2, int(np.searchsorted(rows, _MAX_MERGE_FACTOR * _MAX_SEGMENT_ROWS, "right")))]
 
     def _merge_segments(self, segments: list[_Segment], dead: Callable[[str], BitMap] | None) -> _Segment:
         """One segment of several, without the rows that are dead: they stay so."""
         parts = segments if dead is None else [self._drop_dead_rows(s, dead) for s in segments]
-        hashes, files = joined([s.hashes for s in parts]), np.concatenate([s.file_array() for s in parts])
+        hashes, files = concat_hashes([s.hashes for s in parts]), np.concatenate([s.file_array() for s in parts])
         rows = np.concatenate([s.row_array() for s in parts])
-        if _in_order(hashes):
+        if _is_sorted(hashes):
             return _Segment(hashes, files, rows)
         order = np.argsort(hashes.first, kind="stable")
         return _Segment(hashes.select(order), files[order], rows[order])
@@ -283,19 +285,19 @@ class KeyIndex:
                     return
                 excess_bytes -= segment.nbytes
                 arrays = (segment.hashes.first, segment.hashes.second, segment.file_numbers, segment.row_numbers)
-                first, second, file, row = (_on_disk(a) if isinstance(a, np.ndarray) else a for a in arrays)
-                stored = _Segment(Words(first, second), file, row)
+                first, second, file, row = (_map_to_disk(a) if isinstance(a, np.ndarray) else a for a in arrays)
+                stored = _Segment(KeyHashes(first, second), file, row)
                 self._segments = [stored if s is segment else s for s in self._segments]
 
 
-def _in_order(words: Words) -> bool:
+def _is_sorted(words: KeyHashes) -> bool:
     return bool(np.all(words.first[1:] >= words.first[:-1]))
 
 
-_LAST = np.uint64(2**64 - 1)
+_MAX_UINT64 = np.uint64(2**64 - 1)
 
 
-def _without(segment: _Segment, removed_numbers: Any) -> _Segment | None:
+def _drop_files(segment: _Segment, removed_numbers: Any) -> _Segment | None:
     """A segment without the rows of files; ``None`` if nothing is left."""
     if np.isscalar(segment.file_numbers):
         return None if np.isin(segment.file_numbers, removed_numbers) else segment
@@ -309,7 +311,7 @@ def _without(segment: _Segment, removed_numbers: Any) -> _Segment | None:
     )
 
 
-def _on_disk(array: Any) -> Any:
+def _map_to_disk(array: Any) -> Any:
     with tempfile.TemporaryFile() as file:
         array.tofile(file)
         file.flush()

@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.schema import KEY_TYPES, META_COLUMNS, Column, TableSchema
-from airflow_provider_cdc.sinks.delta.log.features import EXPRESSION
-from airflow_provider_cdc.sinks.files.parquet import DataFile, Partition, write_file
+from airflow_provider_cdc.sinks.delta.log.features import GENERATION_EXPRESSION
+from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, write_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Parts of a date: the type of the column in the table, and how many characters of YYYY-MM-DD HH tell it.
-UNITS: Mapping[str, tuple[pa.DataType, int]] = {
+DATE_UNITS: Mapping[str, tuple[pa.DataType, int]] = {
     "year": (pa.int32(), 4),
     "month": (pa.string(), 7),
     "day": (pa.date32(), 10),
@@ -31,27 +31,27 @@ UNITS: Mapping[str, tuple[pa.DataType, int]] = {
 }
 #: How Spark says it.
 _EXPRESSIONS = {"year": "YEAR({})", "month": "DATE_FORMAT({}, 'yyyy-MM')", "day": "CAST({} AS DATE)"}
-_TIMES = ("datetime", "timestamp")
+_TIME_TYPES = ("datetime", "timestamp")
 #: Types of columns whose values may make partitions: those of keys that are text and whole in a path.
-_TYPES = KEY_TYPES - {"binary", "varbinary", "time", *_TIMES}
+_PARTITION_TYPES = KEY_TYPES - {"binary", "varbinary", "time", *_TIME_TYPES}
 #: Of the folder of a value that is NULL; and what a name in a path must not have, nor a folder's be longer than.
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-_IN_NAMES = re.compile(r"[^/\\=%#?*:\"\x00-\x1f\x7f]+")
-_LONGEST = 240
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_ALLOWED_NAME = re.compile(r"[^/\\=%#?*:\"\x00-\x1f\x7f]+")
+_MAX_FOLDER_BYTES = 240
 #: Paths that are the same as the address of a file.
-_PLAIN = re.compile(r"[A-Za-z0-9/_.=~-]*")
+_UNESCAPED_PATH = re.compile(r"[A-Za-z0-9/_.=~-]*")
 #: Bytes of rows that wait for more of their partitions.
-HELD_BYTES = 64 << 20
-_KEY = "sink.partition_by"
-_ANOTHER = "Give the row another value in the source"
-_OTHER_VALUE = (
-    f"{_ANOTHER}, then read the table again (airflow-cdc resnapshot); or leave the column out of {_KEY} and start with "
+BUFFER_BYTES = 64 << 20
+_SETTING = "sink.partition_by"
+_CHANGE_VALUE_REMEDY = "Give the row another value in the source"
+_PARTITION_VALUE_REMEDY = (
+    f"{_CHANGE_VALUE_REMEDY}, then read the table again (airflow-cdc resnapshot); or leave the column out of {_SETTING} and start with "
     "a fresh sink.path"
 )
 
 
 @dataclass(frozen=True)
-class Part:
+class PartitionField:
     """What a table is partitioned by: a column, or a part of a date.
 
     :param column: name of a column of the source.
@@ -80,27 +80,27 @@ class Partitioning:
     """
 
     schema: pa.Schema
-    fields: tuple[Part, ...] = ()
+    fields: tuple[PartitionField, ...] = ()
     row_group_size: int | None = None
 
     @classmethod
-    def for_table(cls, table: TableSchema, fields: Sequence[Part]) -> Partitioning:
+    def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> Partitioning:
         """That of a captured table.
 
         :raises NotReadyError: if it cannot be partitioned so.
         """
         columns = {c.name: c for c in table.copied_columns}
         for part in fields:
-            if problem := _unfit(part, columns):
+            if problem := _why_not_partitionable(part, columns):
                 raise NotReadyError(
-                    f"{_KEY}: table {table.label} cannot be partitioned by {part}: {problem[0]}", problem[1]
+                    f"{_SETTING}: table {table.label} cannot be partitioned by {part}: {problem[0]}", problem[1]
                 )
         if fields and columns.keys() <= {part.column_name for part in fields}:
             raise NotReadyError(
-                f"{_KEY}: table {table.label} would be partitioned by all of its columns", "Leave one of them out"
+                f"{_SETTING}: table {table.label} would be partitioned by all of its columns", "Leave one of them out"
             )
         if len({part.column_name for part in fields}) < len(fields):
-            raise NotReadyError(f"{_KEY}: table {table.label} is partitioned by a column twice", "Leave one out")
+            raise NotReadyError(f"{_SETTING}: table {table.label} is partitioned by a column twice", "Leave one out")
         return cls(table.sink_schema, tuple(fields))
 
     def __bool__(self) -> bool:
@@ -119,7 +119,7 @@ class Partitioning:
         current_columns = list(metadata.get("partitionColumns") or ())
         if current_columns != self.columns:
             raise TerminalError(
-                f"the {name} is partitioned by {', '.join(current_columns) or 'nothing'}, and {_KEY} says "
+                f"the {name} is partitioned by {', '.join(current_columns) or 'nothing'}, and {_SETTING} says "
                 f"{', '.join(self.columns) or 'nothing'}",
                 "Undo the change, or start with a fresh sink.path: a table is partitioned when it is made",
             )
@@ -134,15 +134,15 @@ class Partitioning:
         """Schema of the table as readers see it."""
         return pa.schema([*self.schema, *(self._generated_field(part) for part in self.fields if part.unit)])
 
-    def _generated_field(self, part: Part) -> pa.Field:
+    def _generated_field(self, part: PartitionField) -> pa.Field:
         """The column of a part of a date. How it follows from a DATE, Spark says alike in every time zone."""
         assert part.unit is not None
         name, expression = part.column.replace("`", "``"), _EXPRESSIONS.get(part.unit)
         exact = expression is not None and pa.types.is_date(self.schema.field(part.column).type)
-        metadata = {EXPRESSION: str(expression).format(f"`{name}`")} if exact else None
-        return pa.field(part.column_name, UNITS[part.unit][0], metadata=metadata)
+        metadata = {GENERATION_EXPRESSION: str(expression).format(f"`{name}`")} if exact else None
+        return pa.field(part.column_name, DATE_UNITS[part.unit][0], metadata=metadata)
 
-    def split_rows(self, rows: pa.Table) -> list[tuple[Partition, Any]]:
+    def split_rows(self, rows: pa.Table) -> list[tuple[PartitionValues, Any]]:
         """The partitions of rows: the values of each, and which rows are in it, in their order.
 
         :raises TerminalError: if a value cannot be told from others where partitions are concerned.
@@ -156,49 +156,49 @@ class Partitioning:
         groups = listed.group_by(texts.column_names, use_threads=False).aggregate([("row", "list")])
         partitions = []
         for group, row_indices in zip(groups.select(texts.column_names).to_pylist(), groups["row_list"], strict=True):
-            values: Partition = dict(zip(self.columns, group.values(), strict=True))
+            values: PartitionValues = dict(zip(self.columns, group.values(), strict=True))
             self._check_values(values)
             partitions.append((values, row_indices.values.to_numpy()))
         return partitions
 
-    def _value_texts(self, part: Part, rows: pa.Table) -> pa.ChunkedArray:
+    def _value_texts(self, part: PartitionField, rows: pa.Table) -> pa.ChunkedArray:
         """Values as the log has them."""
         column = rows[part.column]
         if part.unit is None:
             return column.cast(pa.string())
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp(column.type.unit))  # in UTC
-        text = pc.utf8_slice_codeunits(column.cast(pa.string()), 0, UNITS[part.unit][1])
+        text = pc.utf8_slice_codeunits(column.cast(pa.string()), 0, DATE_UNITS[part.unit][1])
         if part.unit == "year":
             return text.cast(pa.int32()).cast(pa.string())
         return pc.replace_substring(text, " ", "-")
 
-    def _check_values(self, values: Partition) -> None:
+    def _check_values(self, values: PartitionValues) -> None:
         for name, value in values.items():
-            if value == "" or value == _NULL:
+            if value == "" or value == _NULL_FOLDER:
                 raise TerminalError(
-                    f"a row has {'an empty text' if value == '' else _NULL} in column {name}, by which its table is "
+                    f"a row has {'an empty text' if value == '' else _NULL_FOLDER} in column {name}, by which its table is "
                     "partitioned: Delta readers would take it for NULL",
-                    _OTHER_VALUE,
-                    first=_ANOTHER,
+                    _PARTITION_VALUE_REMEDY,
+                    first=_CHANGE_VALUE_REMEDY,
                 )
-            if len(_folder(name, value).encode()) > _LONGEST:
+            if len(_partition_folder(name, value).encode()) > _MAX_FOLDER_BYTES:
                 raise TerminalError(
                     f"a row has a text in column {name} that is too long for the name of a folder, and its table is "
                     "partitioned by it",
-                    _OTHER_VALUE,
-                    first=_ANOTHER,
+                    _PARTITION_VALUE_REMEDY,
+                    first=_CHANGE_VALUE_REMEDY,
                 )
 
-    def file_path(self, folder: str, values: Partition, name: str) -> str:
+    def file_path(self, folder: str, values: PartitionValues, name: str) -> str:
         """Path of a file of a partition.
 
         :param folder: that of the file if there were no partitions; ``""`` for that of the table.
         """
-        return "/".join([*([folder] if folder else []), *(_folder(n, values[n]) for n in self.columns), name])
+        return "/".join([*([folder] if folder else []), *(_partition_folder(n, values[n]) for n in self.columns), name])
 
 
-class PartitionedFiles:
+class PartitionedWriter:
     """Writes rows into files of their partitions, one at a time: few rows wait, and no more than one file is open.
 
     :param storage: that of the table's folder.
@@ -220,7 +220,7 @@ class PartitionedFiles:
         self._partitioning, self._stats_column, self._ordered_by = partitioning, stats_column, ordered_by
         self._waiting: dict[int, list[pa.Table]] = {}
         self._open: dict[tuple[str | None, ...], int] = {}
-        self._values: list[Partition] = []
+        self._values: list[PartitionValues] = []
         self._rows: list[int] = []
         self._written: dict[int, DataFile] = {}
 
@@ -241,7 +241,7 @@ class PartitionedFiles:
             row[row_indices] = np.arange(len(row_indices)) + self._rows[number]
             self._rows[number] += len(row_indices)
             self._waiting[number].append(stored.take(pa.array(row_indices)))
-        self._write_largest(HELD_BYTES)
+        self._write_largest(BUFFER_BYTES)
         return file, row
 
     def close(self) -> list[DataFile]:
@@ -287,16 +287,16 @@ class PartitionedFiles:
         return self._partitioning.file_path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
 
 
-def takes_vectors(path: str) -> bool:
+def supports_vectors(path: str) -> bool:
     """Whether rows of a file may die by a deletion vector.
 
     Not where something is escaped in its path: Polars looks the vector up by the file's address, in which it is escaped
     once more, and takes the rows for alive. Such files are written anew.
     """
-    return _PLAIN.fullmatch(path) is not None
+    return _UNESCAPED_PATH.fullmatch(path) is not None
 
 
-def together(path: str, files: Iterable[DataFile]) -> DataFile:
+def combine_files(path: str, files: Iterable[DataFile]) -> DataFile:
     """Several files as one."""
     file_tuple = tuple(files)
     sums: dict[str, Any] = {name: sum(getattr(f, name) for f in file_tuple) for name in ("size", "rows")}
@@ -307,23 +307,23 @@ def together(path: str, files: Iterable[DataFile]) -> DataFile:
     return DataFile(path, parts=file_tuple, **sums)
 
 
-def _folder(name: str, value: str | None) -> str:
-    return f"{name}={_NULL if value is None else quote(value, safe='')}"
+def _partition_folder(name: str, value: str | None) -> str:
+    return f"{name}={_NULL_FOLDER if value is None else quote(value, safe='')}"
 
 
-def _unfit(field: Part, columns: Mapping[str, Column]) -> tuple[str, str] | None:
+def _why_not_partitionable(field: PartitionField, columns: Mapping[str, Column]) -> tuple[str, str] | None:
     """Why a table cannot be partitioned by something, and what to do about it."""
     column = columns.get(field.column)
     if column is None:
         return f"it has no column {field.column} that is copied", f"Its columns are {', '.join(columns)}"
     kind = column.data_type
-    if not _IN_NAMES.fullmatch(field.column):
-        return "the column's name cannot be that of a folder", f"Leave it out of {_KEY}"
-    if field.unit is None and kind in _TIMES:
+    if not _ALLOWED_NAME.fullmatch(field.column):
+        return "the column's name cannot be that of a folder", f"Leave it out of {_SETTING}"
+    if field.unit is None and kind in _TIME_TYPES:
         return f"of {column.column_type} only a part is of use", f"Write {{day: {field.column}}}, or year, month, hour"
-    if field.unit is None and kind not in _TYPES:
+    if field.unit is None and kind not in _PARTITION_TYPES:
         return f"values of type {column.column_type} make no partitions", "Take a column of integers, text, or dates"
-    if field.unit is not None and kind not in (*_TIMES, "date"):
+    if field.unit is not None and kind not in (*_TIME_TYPES, "date"):
         return f"the column is {column.column_type}", "Take the part of a DATE, DATETIME, or TIMESTAMP"
     if field.unit == "hour" and kind == "date":
         return "a DATE has no hour", f"Write {{day: {field.column}}}"

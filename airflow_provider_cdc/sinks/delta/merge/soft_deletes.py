@@ -7,46 +7,50 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.model.schema import DELETED, OP, SEQ, TS
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
-def with_mark(schema: pa.Schema) -> pa.Schema:
+def with_deleted_column(schema: pa.Schema) -> pa.Schema:
     """The columns of a table whose deleted rows stay: one more says which these are.
 
     :param schema: the sink's schema.
     """
-    return schema.append(pa.field(DELETED, pa.bool_()))
+    return schema.append(pa.field(DELETED_COLUMN, pa.bool_()))
 
 
-def marked(rows: Rows, schema: pa.Schema) -> Rows:
+def add_deleted_column(rows: Rows, schema: pa.Schema) -> Rows:
     """Rows or changes with that column, if the table has it.
 
     :param schema: of the table.
     """
-    if DELETED not in schema.names or DELETED in rows.schema.names:
+    if DELETED_COLUMN not in schema.names or DELETED_COLUMN in rows.schema.names:
         return rows
-    return rows.append_column(schema.field(DELETED), pc.equal(rows[OP], "d"))
+    return rows.append_column(schema.field(DELETED_COLUMN), pc.equal(rows[OP_COLUMN], "d"))
 
 
-def buried(rows: pa.Table, deleted_at: int, seq: int | None = None) -> pa.Table:
+def mark_deleted(rows: pa.Table, deleted_at: int, seq: int | None = None) -> pa.Table:
     """Rows as they are after something other than a change of their own has deleted them.
 
     :param deleted_at: when, in microseconds since 1970.
     :param seq: ``_cdc_seq`` of what deleted them; ``None`` if that is not known: the row keeps that of its last change.
     """
-    values = {OP: pa.scalar("d"), TS: pa.scalar(deleted_at, pa.timestamp("us", tz="UTC")), DELETED: pa.scalar(True)}
+    values = {
+        OP_COLUMN: pa.scalar("d"),
+        TS_COLUMN: pa.scalar(deleted_at, pa.timestamp("us", tz="UTC")),
+        DELETED_COLUMN: pa.scalar(True),
+    }
     if seq is not None:
-        values[SEQ] = pa.scalar(seq, pa.int64())
+        values[SEQ_COLUMN] = pa.scalar(seq, pa.int64())
     for name, value in values.items():
         index = rows.schema.get_field_index(name)
         rows = rows.set_column(index, rows.schema.field(index), pa.repeat(value, rows.num_rows))
     return rows
 
 
-def living(rows: pa.Table) -> pa.Table:
+def drop_deleted_rows(rows: pa.Table) -> pa.Table:
     """The rows that are not deleted in the source, in the sink's schema."""
-    if DELETED not in rows.schema.names:
+    if DELETED_COLUMN not in rows.schema.names:
         return rows
-    return rows.filter(pc.invert(rows[DELETED])).drop_columns([DELETED])
+    return rows.filter(pc.invert(rows[DELETED_COLUMN])).drop_columns([DELETED_COLUMN])

@@ -12,10 +12,10 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_cdc.model.errors import DamageError, NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.event import Event
-from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
+from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, read_transactions
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from tests.support.binlog.reading import (
     capture,
@@ -87,7 +87,7 @@ def test_a_start_that_the_protocol_cannot_say(
     monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.events.binlog_stream._FARTHEST_START", start[1] - 1)
     assert [(t.gtid, t.position) for t in transactions(mysql_server, start, captured)] == expected
     at = [Position(*start), Position(*end)]
-    lineage = Lineage("here", at[0].file)
+    lineage = Timeline("here", at[0].file)
     with closing(
         BinlogReader(lambda at: open_stream(mysql_server, (at.file, at.position)), lasting(captured), lineage)
     ) as binlog:
@@ -141,14 +141,14 @@ def test_idle_server_shows_its_position(mysql_server: MySQLServer) -> None:
     end = here(mysql_server)
     with open_stream(mysql_server, end, blocking=True, heartbeat_seconds=0.2) as stream:
         reached = list(islice(read_transactions(stream, {}), 5))
-    assert reached == [Reached(*end)] * 5
+    assert reached == [ReachedPosition(*end)] * 5
 
 
 def test_events_come_as_they_are_written(mysql_server: MySQLServer, database: str) -> None:
     mysql_server.execute(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
     captured = capture(mysql_server, database, "t")
     with open_stream(mysql_server, here(mysql_server), blocking=True) as stream:
-        items = (item for item in read_transactions(stream, lasting(captured)) if not isinstance(item, Reached))
+        items = (item for item in read_transactions(stream, lasting(captured)) if not isinstance(item, ReachedPosition))
         for i in range(3):
             mysql_server.execute(f"INSERT INTO {database}.t VALUES ({i})")
             assert changes([next(items)]) == [(None, (i,))]
@@ -156,7 +156,7 @@ def test_events_come_as_they_are_written(mysql_server: MySQLServer, database: st
 
 def test_closing_wakes_a_waiting_reader(mysql_server: MySQLServer) -> None:
     stream = open_stream(mysql_server, here(mysql_server), blocking=True, heartbeat_seconds=20)
-    seen: list[Event] = []
+    seen: list[BinlogEvent] = []
     reader = threading.Thread(target=lambda: seen.extend(stream))
     reader.start()
     time.sleep(0.3)

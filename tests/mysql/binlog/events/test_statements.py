@@ -9,16 +9,16 @@ from typing import Any
 import pymysql
 import pytest
 
-from airflow_provider_cdc.ddl.affected_tables import classify
+from airflow_provider_cdc.ddl.affected_tables import classify_statement
 from airflow_provider_cdc.model.errors import DdlError, TerminalError
-from airflow_provider_cdc.model.offset import Lineage
-from airflow_provider_cdc.model.table_names import fold, may_name
-from airflow_provider_cdc.mysql.binlog.events.event import Event
-from airflow_provider_cdc.mysql.binlog.events.query import read_query
+from airflow_provider_cdc.model.offset import Timeline
+from airflow_provider_cdc.model.table_names import fold_name, may_match
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
+from airflow_provider_cdc.mysql.binlog.events.query import parse_query_event
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.client.identity import binlog_end
-from airflow_provider_cdc.mysql.client.indirect_writes import look_up
+from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.reading import capture, events_since, lasting, open_stream, read
 from tests.support.mariadb import MariaDBServer
@@ -57,10 +57,10 @@ class Log:
             binlog = BinlogReader(
                 open_at,
                 lasting(self.captured),
-                Lineage("", self.start.file),
+                Timeline("", self.start.file),
                 count_only=True,
                 yield_ddl=tell,
-                indirect_writes=lambda: look_up(connection, self.captured),
+                indirect_writes=lambda: query_indirect_writes(connection, self.captured),
             )
             with contextlib.closing(binlog):
                 for step in binlog.steps(self.start, binlog_end(connection)):
@@ -250,7 +250,7 @@ def test_what_is_equal_to_the_server_is_equal_here(server: MySQLServer) -> None:
         )
         for one, lower in server.execute(f"SELECT HEX(n), HEX(LOWER(n)) FROM (SELECT {listed}) AS q"):
             name, lowered = bytes.fromhex(one).decode(), bytes.fromhex(lower).decode()
-            assert fold(name) == fold(lowered), (name, lowered)
+            assert fold_name(name) == fold_name(lowered), (name, lowered)
             seen += name != lowered
     assert seen > 500
 
@@ -297,10 +297,10 @@ def test_a_way_that_is_made_while_the_log_is_read(log: Log) -> None:
 
         def look() -> Any:
             looked.append(1)
-            return look_up(connection, log.captured)
+            return query_indirect_writes(connection, log.captured)
 
         with contextlib.closing(
-            BinlogReader(open_at, lasting(log.captured), Lineage("", log.start.file), indirect_writes=look)
+            BinlogReader(open_at, lasting(log.captured), Timeline("", log.start.file), indirect_writes=look)
         ) as binlog:
             at = binlog_end(connection)
             list(binlog.steps(log.start, at))
@@ -405,6 +405,8 @@ def test_an_unknown_character_set_is_not_taken_for_utf8() -> None:
     status_of = bytes([4, dec8, 0, dec8, 0, dec8, 0])
     text = b"TRUNCATE `\xc3\xa9`"
     head = bytes(8) + bytes([1]) + bytes(2) + len(status_of).to_bytes(2, "little")
-    query = read_query(Event(2, 0, memoryview(head + status_of + b"d\0" + text), "binlog.000001", 200, 100))
-    assert not may_name(classify(query.sql, query.database).changed_tables, ("d", "e"))
-    assert may_name(classify(query.sql, query.database).changed_tables, ("d", fold("Ã©")))
+    query = parse_query_event(
+        BinlogEvent(2, 0, memoryview(head + status_of + b"d\0" + text), "binlog.000001", 200, 100)
+    )
+    assert not may_match(classify_statement(query.sql, query.database).changed_tables, ("d", "e"))
+    assert may_match(classify_statement(query.sql, query.database).changed_tables, ("d", fold_name("Ã©")))

@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
-from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.collations import Collations
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
@@ -58,7 +58,7 @@ class World:
         self.run(*statements)
         found = [rows for one in reading.transactions(self.server, start, {table.id: table}) for rows in one.rows]
         with contextlib.closing(connect(self.server.connect_args())) as connection:
-            texts = decoders(lambda: contextlib.nullcontext(connection), [table])
+            texts = load_decoders(lambda: contextlib.nullcontext(connection), [table])
         return [change for rows in found for change in decode_rows(rows, texts)]
 
 

@@ -12,15 +12,15 @@ import pymysql
 import pytest
 import zstandard
 
-from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.definitions import DefinitionHistory
 from airflow_provider_cdc.model.errors import DdlError, TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import QUERY, TABLE_MAP, TRANSACTION_PAYLOAD, WRITE_ROWS, XID
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction, read_transactions
-from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
+from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from tests.support.binlog.reading import (
     Captured,
@@ -52,7 +52,7 @@ class Table:
         for statement in statements:
             self.cursor.execute(statement)
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[BinlogEvent]:
         return events_since(self.server, self.start)
 
     def read(self) -> list[Transaction]:
@@ -84,10 +84,10 @@ def test_a_transaction_is_whole(table: Table) -> None:
     assert now - 60_000_000 < one.commit_us <= two.commit_us <= now
 
 
-def text_instead(event: Event, old: bytes, new: bytes) -> Event:
+def text_instead(event: BinlogEvent, old: bytes, new: bytes) -> BinlogEvent:
     """A QUERY event with another statement."""
     body = memoryview(bytes(event.body).replace(old, new))
-    return Event(2, event.timestamp, body, event.file, event.position, event.start)
+    return BinlogEvent(2, event.timestamp, body, event.file, event.position, event.start)
 
 
 def test_rolled_back_rows_are_dropped(table: Table) -> None:
@@ -129,7 +129,7 @@ def test_compressed_transactions(table: Table, compression: str) -> None:
         plain = zstandard.ZstdDecompressor().decompressobj().decompress(body[at:])
         # compression type 255 (a packed number of three bytes), then the end of the list
         body = b"\x02\x03\xfc\xff\x00" + b"\x00" + plain
-        new = Event(40, outer.timestamp, memoryview(body), outer.file, outer.position, outer.start)
+        new = BinlogEvent(40, outer.timestamp, memoryview(body), outer.file, outer.position, outer.start)
         events = [new if e is outer else e for e in events]
     (found,) = read(events, table.captured)
     assert len(changes([found])) == 300
@@ -143,7 +143,7 @@ def test_damaged_compression_stops(table: Table) -> None:
     events = table.events()
     (outer,) = (e for e in events if e.type == TRANSACTION_PAYLOAD)
     for size in range(1, len(outer.body), 7):
-        bad = Event(40, outer.timestamp, outer.body[:size], outer.file, outer.position, outer.start)
+        bad = BinlogEvent(40, outer.timestamp, outer.body[:size], outer.file, outer.position, outer.start)
         with pytest.raises(TerminalError):
             read([bad if e is outer else e for e in events], table.captured)
 
@@ -154,7 +154,7 @@ def test_places_between_transactions(table: Table) -> None:
     empty = here(table.server)
     table.run("INSERT INTO t (a) VALUES (2)")
     items = everything(table.events(), table.captured)
-    reached = [(item.file, item.position) for item in items if isinstance(item, Reached)]
+    reached = [(item.file, item.position) for item in items if isinstance(item, ReachedPosition)]
     assert reached[0] == table.start
     assert empty in reached
     assert [after[0] for _, after in changes(t for t in items if isinstance(t, Transaction)) if after] == [1, 2]
@@ -312,11 +312,11 @@ def test_xa_on_a_captured_table(table: Table) -> None:
         unknown.append(end)
         return found[0].prepared_rows
 
-    prepared = Prepared({}, look_back, lasting(table.captured))
+    prepared = PreparedXaRows({}, look_back, lasting(table.captured))
     visible = [prepared.visible_rows(t) for t in found]
     assert [decode_rows(event) for events in visible for event in events] == [[(None, (1, None, None))]]
     assert unknown == []
-    prepared = Prepared({}, look_back, lasting(table.captured))
+    prepared = PreparedXaRows({}, look_back, lasting(table.captured))
     assert [len(prepared.visible_rows(t)) for t in (found[1], found[3])] == [1, 0] and unknown == [found[1]]
 
 
@@ -376,7 +376,7 @@ def test_tagged_gtids(table: Table) -> None:
 )
 def test_a_tagged_gtid_event_that_makes_no_sense(table: Table, body: str, reason: str) -> None:
     """Its parts: version, size, what must be known; then pairs of a field and its value, here the flags."""
-    event = Event(42, 0, memoryview(bytes.fromhex(body)), "binlog.000001", 200, 100)
+    event = BinlogEvent(42, 0, memoryview(bytes.fromhex(body)), "binlog.000001", 200, 100)
     with pytest.raises(TerminalError, match=rf"a GTID event that cannot be read \({reason}\)"):
         read([event], table.captured)
 
@@ -417,7 +417,7 @@ def test_one_table_map_under_two_definitions(table: Table) -> None:
     table.run("INSERT INTO e VALUES (2, 'x')")
     column = replace(before.columns[1], nullable=False)  # what no table map of these rows contradicts
     after = replace(before, columns=(before.columns[0], column))
-    over_time = Definitions.from_single(before).with_change(middle, after)
+    over_time = DefinitionHistory.from_single(before).with_change(middle, after)
     found = read_transactions(events_since(table.server, start), {before.id: over_time}, collations())
     rows = [row for t in found if isinstance(t, Transaction) for row in t.rows]
     assert [row.table.schema for row in rows] == [before, after]
@@ -471,7 +471,7 @@ def test_one_transaction_inside_another_is_cut_off(table: Table) -> None:
 
 @pytest.mark.parametrize("kind", [26, 99])
 def test_events_that_are_not_understood_stop(table: Table, kind: int) -> None:
-    strange = Event(kind, 0, memoryview(bytes(40)), "binlog.000001", 200, 100)
+    strange = BinlogEvent(kind, 0, memoryview(bytes(40)), "binlog.000001", 200, 100)
     with pytest.raises(TerminalError, match=rf"binlog.000001:100 \(event type {kind}\)"):
         read([strange], table.captured)
 

@@ -45,5 +45,5 @@ def test_checksums_are_those_of_zlib() -> None:
     tables, pick = crc_tables(), random.Random(1)
     for size in [*range(70), 1000, 4096, 65_537]:
         content, at = pick.randbytes(size + 7), pick.randrange(8)
-        data = np.frombuffer(bytearray(content + bytes(primitives.SLACK)), np.uint8)
+        data = np.frombuffer(bytearray(content + bytes(primitives.PADDING)), np.uint8)
         assert checksum_of(tables, data, at, len(content)) == zlib.crc32(content[at:])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.mysql.binlog.kernels import json as json_kernel
 from airflow_provider_cdc.mysql.binlog.kernels.json import json_texts
 from airflow_provider_cdc.mysql.binlog.plain import rows as rows_module
-from airflow_provider_cdc.mysql.binlog.plain.jsonb import double_text, json_text
+from airflow_provider_cdc.mysql.binlog.plain.jsonb import format_double, json_text
 from tests.support.binlog.reading import capture, changes, here, transactions
 from tests.support.servers import MySQLServer
 
@@ -83,12 +83,12 @@ def test_doubles(mysql_server: MySQLServer) -> None:
             assert said is not None
             for value, text in zip(part, said, strict=True):
                 # The sum turns -0 into 0.
-                assert f"[{double_text(value + 0.0)}]" == text
+                assert f"[{format_double(value + 0.0)}]" == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_doubles_read_back(value: float) -> None:
-    assert float(double_text(value)) == value
+    assert float(format_double(value)) == value
 
 
 @settings(max_examples=300, deadline=None)

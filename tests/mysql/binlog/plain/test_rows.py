@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import DELETE_ROWS, UPDATE_ROWS, WRITE_ROWS
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
@@ -208,7 +208,7 @@ def test_first_version_of_row_events(mysql_server: MySQLServer, database: str) -
         if event.type in (WRITE_ROWS, UPDATE_ROWS, DELETE_ROWS):
             extra = int.from_bytes(event.body[8:10], "little")
             body = memoryview(bytes(event.body[:8]) + bytes(event.body[8 + extra :]))
-            event = Event(event.type - 7, event.timestamp, body, event.file, event.position, event.start)
+            event = BinlogEvent(event.type - 7, event.timestamp, body, event.file, event.position, event.start)
         old.append(event)
     assert changes(read(old, captured)) == [(None, (1, "x")), ((1, "x"), (1, "y")), ((1, "y"), None)]
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
-from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
@@ -93,7 +93,7 @@ def read(recording: Recording, captured: Captured, end: Position, seed: int, hur
 
 def test_lost_connections(recorded: tuple[Recording, Captured, Position], monkeypatch: pytest.MonkeyPatch) -> None:
     recording, captured, end = recorded
-    monkeypatch.setattr(binlog_reader, "_PAUSES", (0.0,) * 200)
+    monkeypatch.setattr(binlog_reader, "_RECONNECT_DELAYS", (0.0,) * 200)
     expected, gtids, _ = by_plain(recording, captured)
     for seed in range(40):
         made, found = read(recording, captured, end, seed, hurry=False)
@@ -107,7 +107,7 @@ def test_lost_inside_of_a_transaction_that_was_taken_in_part(
 ) -> None:
     """Its first rows are with the caller: read again they would be there twice, so all is to be read again."""
     recording, captured, end = recorded
-    monkeypatch.setattr(binlog_reader, "_PAUSES", (0.0,) * 200)
+    monkeypatch.setattr(binlog_reader, "_RECONNECT_DELAYS", (0.0,) * 200)
     expected, _, _ = by_plain(recording, captured)
     outcomes: list[Any] = []
     for seed in range(40):
@@ -148,7 +148,7 @@ def test_stretch_after_stretch(recorded: tuple[Recording, Captured, Position]) -
 def test_so_many_rows(recorded: tuple[Recording, Captured, Position], monkeypatch: pytest.MonkeyPatch) -> None:
     """They end with the transaction that has the last of them, however often the connection breaks on the way."""
     recording, captured, end = recorded
-    monkeypatch.setattr(binlog_reader, "_PAUSES", (0.0,) * 200)
+    monkeypatch.setattr(binlog_reader, "_RECONNECT_DELAYS", (0.0,) * 200)
     changes = list(by_plain(recording, captured, both=True)[0].values())
     by_end = collections.Counter(
         seq
@@ -213,7 +213,7 @@ def test_damage_on_the_way_is_read_again(server: MySQLServer, instead: bytes) ->
 
             def walk() -> list[int]:
                 with contextlib.closing(
-                    BinlogReader(open_at, lasting(captured), Lineage("here", start.file))
+                    BinlogReader(open_at, lasting(captured), Timeline("here", start.file))
                 ) as binlog:
                     for _ in binlog.steps(start, end):
                         pass

@@ -14,9 +14,9 @@ import pytest
 import zstandard
 
 from airflow_provider_cdc.model.errors import CdcError, TerminalError
-from airflow_provider_cdc.mysql.binlog.events.event import Event
-from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
-from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
+from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
+from airflow_provider_cdc.mysql.binlog.walk.unpacked import PayloadUnpacker
+from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from tests.mysql.binlog.walk.test_walker import agree
 from tests.support.binlog.fuzz import packed, stored, unpacked, with_body
 from tests.support.binlog.plain import by_plain, by_walker, seq_of
@@ -30,19 +30,19 @@ PAYLOAD = 40
 @pytest.fixture
 def roads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """How often transactions were unpacked ahead ("ahead": calls, "together": transactions), and bit by bit."""
-    found, ahead, enter = collections.Counter[str](), Unpacked.unpack_ahead, Unpacked.begin_streaming
+    found, ahead, enter = collections.Counter[str](), PayloadUnpacker.unpack_ahead, PayloadUnpacker.begin_streaming
 
-    def counted_ahead(self: Unpacked) -> bool:
+    def counted_ahead(self: PayloadUnpacker) -> bool:
         done = ahead(self)
         found["ahead"] += done
         return done
 
-    def counted_enter(self: Unpacked, event: Event) -> None:
+    def counted_enter(self: PayloadUnpacker, event: BinlogEvent) -> None:
         found["bit by bit"] += 1
         enter(self, event)
 
-    monkeypatch.setattr(Unpacked, "unpack_ahead", counted_ahead)
-    monkeypatch.setattr(Unpacked, "enter", counted_enter)
+    monkeypatch.setattr(PayloadUnpacker, "unpack_ahead", counted_ahead)
+    monkeypatch.setattr(PayloadUnpacker, "enter", counted_enter)
     return found
 
 
@@ -98,7 +98,7 @@ def test_a_large_compressed_transaction(mysql_server: MySQLServer, database: str
         recording = record(mysql_server, start)
     rows, budget = 1 << 14, 1 << 17
     assert len(recording.data) < rows * 20, "it is compressed"
-    walker, most, found = Walker(Replay(recording), lasting(captured), seq_of, byte_budget=budget), 0, list[int]()
+    walker, most, found = BinlogWalker(Replay(recording), lasting(captured), seq_of, byte_budget=budget), 0, list[int]()
     steps = 0
     for step in walker.steps():
         assert walker.can_take
@@ -127,13 +127,13 @@ def test_small_compressed_transactions(
     assert agree(recording, captured) == 90
     agree(recording, captured, Replay(recording, lambda: 7), budget=1)
     taken = list[int]()
-    take = Unpacked.next_event
+    take = PayloadUnpacker.next_event
 
-    def counted(payload: Unpacked) -> Event:
+    def counted(payload: PayloadUnpacker) -> BinlogEvent:
         taken.append((event := take(payload)).type)
         return event
 
-    monkeypatch.setattr(Unpacked, "take", counted)
+    monkeypatch.setattr(PayloadUnpacker, "take", counted)
     assert agree(recording, captured) == 90
     assert sorted(taken) == [19, 19] * 2, taken  # a table map each, in each of the two walks
 
@@ -142,14 +142,14 @@ def test_the_machine_code_goes_from_one_to_the_next(
     run: tuple[Recording, Captured], roads: collections.Counter[str]
 ) -> None:
     recording, captured = run
-    taken, walk = list[int](), Walker._run_kernel
+    taken, walk = list[int](), BinlogWalker._run_kernel
 
-    def counted(walker: Walker) -> int:
+    def counted(walker: BinlogWalker) -> int:
         taken.append(why := walk(walker))
         return why
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Walker, "_walk", counted)
+        patch.setattr(BinlogWalker, "_walk", counted)
         assert by_walker(recording, captured)[0] == by_plain(recording, captured)[0]
     assert roads == {"ahead": 1}, "all of a block at once"
     assert len(taken) < 20, "the machine code stops for none of them"
@@ -258,7 +258,7 @@ def test_damage_in_the_middle(run: tuple[Recording, Captured]) -> None:
         (event,) = (e for e in broken.events() if e.type == PAYLOAD and e.body == body)
         message = told(by_plain, broken, captured)
         assert isinstance(message, str) and re.search(rf" at {re.escape(event.location)}\b", message), n
-        walker = Walker(Replay(broken), lasting(captured), seq_of)
+        walker = BinlogWalker(Replay(broken), lasting(captured), seq_of)
         with pytest.raises(TerminalError, match=re.escape(message) + r"\."):
             list(walker.steps())
         ((_, batch),) = walker.take_complete()
@@ -295,7 +295,7 @@ def test_flipped_bits(run: tuple[Recording, Captured], seed: int, monkeypatch: p
         broken = with_body(recording, number, bytes(body))
         made, expected = (told(road, broken, captured) for road in (by_walker, by_plain))
         with monkeypatch.context() as patch:
-            patch.setattr(Unpacked, "unpack_ahead", lambda self: False)
+            patch.setattr(PayloadUnpacker, "unpack_ahead", lambda self: False)
             assert told(by_walker, broken, captured) == made, (number, body)
         # The plain code may notice that a frame lacks its end where all that it claims to hold has been read.
         assert made == expected or isinstance(made, str) or "damaged" in expected, (number, body)

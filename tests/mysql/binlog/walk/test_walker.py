@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from airflow_provider_cdc.model.errors import DamageError, TerminalError, TransientError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
-from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
+from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from tests import ROOT
 from tests.mysql.binlog.plain.test_rows import NAMES, ROW, TYPES, insert
 from tests.support.binlog.plain import by_plain, by_walker, gtids_of, seq_of
@@ -114,7 +114,7 @@ def agree(recording: Recording, captured: Captured, replay: Replay | None = None
     for name, table in expected[0].items():
         assert repr(rows_of(made[0][name])) == repr(rows_of(table)), name
     changes = [op for table in by_plain(recording, captured, True)[0].values() for op in table["_cdc_op"].to_pylist()]
-    counting = Walker(Replay(recording), lasting(captured), seq_of, count_only=True)
+    counting = BinlogWalker(Replay(recording), lasting(captured), seq_of, count_only=True)
     assert sum(step.counted_rows for step in counting.steps()) == len(changes) - changes.count("b")
     return sum(table.num_rows for table in expected[0].values())
 
@@ -157,7 +157,7 @@ def test_layouts_that_alternate(mysql_server: MySQLServer, database: str) -> Non
 def test_rows_that_become_visible_later(mixed: tuple[Recording, Captured]) -> None:
     """Rows of a prepared XA transaction are handed out as they are; a TRUNCATE is told."""
     recording, captured = mixed
-    walker = Walker(Replay(recording), lasting(captured), seq_of)
+    walker = BinlogWalker(Replay(recording), lasting(captured), seq_of)
     items = [step.transaction for step in walker.steps() if step.transaction is not None]
     plain = [
         t
@@ -186,7 +186,7 @@ def test_the_live_stream(mixed: tuple[Recording, Captured], mysql_server: MySQLS
     ((database, _), *_) = captured
     place = recording.file, recording.position
     with open_stream(mysql_server, place, blocking=True, heartbeat_seconds=0.2) as stream:
-        walker = Walker(stream, lasting(captured), seq_of)
+        walker = BinlogWalker(stream, lasting(captured), seq_of)
         end = Position(*here(mysql_server))
         for step in walker.steps(end):
             last = step
@@ -223,17 +223,17 @@ def test_tagged_transactions_are_ordinary(
             for sql in ("BEGIN", *(f"INSERT INTO t VALUES ({10 * n + i})" for i in range(3)), "COMMIT"):
                 cursor.execute(sql)
     recording = record(mysql_server, start)
-    plain, taken = Walker._handle_event, list[int]()
+    plain, taken = BinlogWalker._handle_event, list[int]()
 
-    def event(self: Walker) -> Any:
-        at = int(self._state[walk_state.AT])
+    def event(self: BinlogWalker) -> Any:
+        at = int(self._state[walk_state.BLOCK_AT])
         taken.extend(self._blocks.data[at + 9 : at + 10].tolist())
         return plain(self)
 
-    monkeypatch.setattr(Walker, "_event", event)
+    monkeypatch.setattr(BinlogWalker, "_event", event)
     assert agree(recording, captured) == 30
     assert 19 in taken and not {2, 16, 30, 42} & set(taken), taken
-    walker = Walker(Replay(recording), lasting(captured), seq_of, byte_budget=1)
+    walker = BinlogWalker(Replay(recording), lasting(captured), seq_of, byte_budget=1)
     assert [walker.can_take for step in walker.steps() if step.has_open_transaction] == [True] * 30
 
 
