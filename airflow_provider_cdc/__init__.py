@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.airflow.assets import cdc_asset, cdc_assets
-    from airflow_provider_cdc.airflow.operators.asking import CdcStatusOperator, CdcStopOperator
     from airflow_provider_cdc.airflow.operators.cdc import (
         CdcMaintainOperator,
         CdcPlanChunksOperator,
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
         CdcStreamOperator,
         CdcVerifyOperator,
     )
+    from airflow_provider_cdc.airflow.operators.control import CdcStatusOperator, CdcStopOperator
     from airflow_provider_cdc.airflow.sensors.cdc import CdcSnapshotSensor
     from airflow_provider_cdc.airflow.task_group import cdc_pipeline
     from airflow_provider_cdc.config import Pipeline, Sink, Snapshot, Source, Spark, State, Stream

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
-from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.files.parquet import DataFile, write_file
 from airflow_provider_cdc.sinks.protocol import Fence, PublishSlices
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 
 _TEXTS = 5
 SCHEMA = pa.schema(

@@ -50,7 +50,7 @@ STEPS = {
     "examples": (*_PYTEST, "-m", "not long", "tests/in_airflow/test_examples.py"),
     "life": (*_PYTEST, "tests/in_airflow/test_life.py::test_the_life_of_a_stream"),
     "assets": (*_PYTEST, "tests/in_airflow/test_windows.py"),
-    "lineage": (*_PYTEST, "tests/in_airflow/test_lineage.py", "tests/airflow/test_lineage.py"),
+    "lineage": (*_PYTEST, "tests/in_airflow/test_lineage.py", "tests/airflow/test_openlineage.py"),
     "page": (*_PYTEST, "-m", "not long", "tests/ui", "tests/in_airflow/test_page.py"),
     "kills": (*_PYTEST, "tests/restart/test_kill_spark.py::test_killed_and_started_again[0]"),
     "tables": (*_PYTEST, "tests/restart/test_kill_spark.py::test_a_table_that_is_suspended"),

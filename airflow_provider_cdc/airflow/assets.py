@@ -41,7 +41,7 @@ def cdc_asset(pipeline: PipelineLike, table: str, *, watch: bool | None = None, 
     database, name = parse_table_label(pipeline_config, table)
     watchers = []
     if pipeline_config.stream.mode != "catch_up" if watch is None else watch:
-        from airflow_provider_cdc.airflow.triggers.windows import CdcTableTrigger
+        from airflow_provider_cdc.airflow.triggers.asset_windows import CdcTableTrigger
 
         trigger = CdcTableTrigger(
             pipeline=pipeline_config.name,

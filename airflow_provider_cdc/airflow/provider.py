@@ -40,7 +40,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": _NAME,
                 "python-modules": [
                     "airflow_provider_cdc.airflow.operators.cdc",
-                    "airflow_provider_cdc.airflow.operators.asking",
+                    "airflow_provider_cdc.airflow.operators.control",
                 ],
             }
         ],

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.chunk_groups.groups import SnapshotCoverage
+from airflow_provider_cdc.chunk_groups.chunk_group import SnapshotCoverage
 from airflow_provider_cdc.model.changes import changes_after, last_changes
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, NotFollowedError, TerminalError
 from airflow_provider_cdc.model.multiset import MissingRowsError, net_change

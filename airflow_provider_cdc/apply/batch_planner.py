@@ -11,7 +11,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import CapturedTables
+from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import OtherHistoryError, TransientError
 from airflow_provider_cdc.model.gtid import gtid_class_of
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline

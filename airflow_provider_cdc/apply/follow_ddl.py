@@ -15,8 +15,8 @@ from dataclasses import replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, stream_marker
-from airflow_provider_cdc.apply.task import retry_in_next_epoch
-from airflow_provider_cdc.chunk_groups.groups import generation_fence
+from airflow_provider_cdc.apply.stream_job import retry_in_next_epoch
+from airflow_provider_cdc.chunk_groups.chunk_group import generation_fence
 from airflow_provider_cdc.ddl.affected_tables import classify_statement
 from airflow_provider_cdc.ddl.alter_table import Alteration, DdlNotFollowed, apply_ddl
 from airflow_provider_cdc.ddl.column_names import column_name_problem
@@ -39,7 +39,7 @@ from airflow_provider_cdc.model.start_mode import LATEST, SNAPSHOT
 from airflow_provider_cdc.model.table_names import fold_table
 from airflow_provider_cdc.mysql.binlog.events.query import QueryEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import FRESH_SINK_REMEDY, Transaction, read_transactions
-from airflow_provider_cdc.mysql.client.flavour import read_server_traits
+from airflow_provider_cdc.mysql.client.server_traits import read_server_traits
 from airflow_provider_cdc.mysql.client.session import connect, query_value
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.config.load_limits import LoadLimits
-from airflow_provider_cdc.model.definitions import histories_by_table
+from airflow_provider_cdc.model.definition_history import histories_by_table
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk, Plan, cut_into_slices
 from airflow_provider_cdc.model.schema import TableSchema
@@ -27,9 +27,9 @@ from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.client.throttle import Throttle
 from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
-from airflow_provider_cdc.mysql.positions.watermark import make_watermarks
+from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
+from airflow_provider_cdc.sinks.files.attempt_signals import AttemptSignals
 from airflow_provider_cdc.sinks.files.layout import Layout
-from airflow_provider_cdc.sinks.files.notes import AttemptSignals
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Sink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in
@@ -228,7 +228,7 @@ class _SliceReader:
 
     def _window_reader_for(self, index: int) -> WindowReader:
         from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
-        from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
+        from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 
         table = self._plan.tables[index]
         if self._window_reader is None or self._window_reader.table is not table:

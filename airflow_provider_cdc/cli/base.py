@@ -35,7 +35,7 @@ def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
     """The pipeline of a file, with its connections; ``quiet``: without progress."""
     from airflow_provider_cdc.config import Pipeline
     from airflow_provider_cdc.config.connections import remove_airflow_variables, resolve_connection
-    from airflow_provider_cdc.observe.progress_bar import make_reporter
+    from airflow_provider_cdc.observe.reporters import make_reporter
     from airflow_provider_cdc.runtime.run_context import RunContext
 
     pipeline = Pipeline.load(path)

@@ -88,7 +88,7 @@ def suspend(path: str, table: str, by: str | None) -> None:
 @FILE_OPTION
 def reload(path: str) -> None:
     """Let the running stream copy the tables that the file names now."""
-    from airflow_provider_cdc.resnapshot.reload import reload_tables as take_in
+    from airflow_provider_cdc.resnapshot.reload_tables import reload_tables as take_in
 
     with open_context(path) as context:
         store = context.open_state_database()

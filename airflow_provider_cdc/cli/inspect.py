@@ -17,7 +17,7 @@ from airflow_provider_cdc.model.errors import REPORT_REMEDY, NotReadyError, Term
 if TYPE_CHECKING:
     from airflow_provider_cdc.model.plan import Plan
     from airflow_provider_cdc.runtime.run_context import RunContext
-    from airflow_provider_cdc.snapshot.binlog_guard import SnapshotForecast
+    from airflow_provider_cdc.snapshot.retention_guard import SnapshotForecast
 
 
 @cli.command()
@@ -47,7 +47,7 @@ def plan(path: str, as_json: bool) -> None:
     from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
     from airflow_provider_cdc.mysql.client.session import connect
     from airflow_provider_cdc.preflight.run import require_preflight
-    from airflow_provider_cdc.snapshot.binlog_guard import forecast_snapshot
+    from airflow_provider_cdc.snapshot.retention_guard import forecast_snapshot
 
     with open_context(path) as context:
         for result in require_preflight(context, spark=False):
@@ -163,7 +163,7 @@ def status(path: str, as_json: bool) -> None:
 @click.option("--listen", metavar="HOST:PORT", help="Answer GET /metrics there until it is ended, instead.")
 def metrics(path: str, every: bool, output: str | None, listen: str | None) -> None:
     """Print the numbers of the pipeline as Prometheus reads them; only the bookkeeping is asked."""
-    from airflow_provider_cdc.observe.metric_names import prometheus_text
+    from airflow_provider_cdc.observe.metric_definitions import prometheus_text
     from airflow_provider_cdc.observe.metrics import measure_pipeline, serve_metrics, write_atomically
 
     if output and listen:

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from airflow_provider_cdc.config.deletes import ALL_HARD
+from airflow_provider_cdc.config.delete_policy import ALL_HARD
 from airflow_provider_cdc.config.patterns import matches_any
 from airflow_provider_cdc.config.sections import (
     MAX_SERVER_ID,

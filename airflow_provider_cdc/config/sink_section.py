@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_cdc.config.deletes import ALL_HARD, DELETE_MODES, HARD, IGNORE, SOFT, DeletePolicy
+from airflow_provider_cdc.config.delete_policy import ALL_HARD, DELETE_MODES, HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.config.patterns import check_patterns, matches_any
 from airflow_provider_cdc.config.sink_kinds import SINK_CLASSES
 from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of

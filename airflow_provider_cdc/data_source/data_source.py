@@ -15,12 +15,12 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from airflow_provider_cdc.data_source.batch import RangeReader
 from airflow_provider_cdc.data_source.options import SourceOptions, reword_errors
+from airflow_provider_cdc.data_source.range_reader import RangeReader
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.data_source.streaming import TableStreamReader
+    from airflow_provider_cdc.data_source.stream_reader import TableStreamReader
 
 
 class MySQLCdcDataSource(DataSource):
@@ -59,7 +59,7 @@ class MySQLCdcDataSource(DataSource):
                 f"Spark {pyspark.__version__} does not tell a source where a batch begins",
                 "Install pyspark 4.2 or newer to read a stream. Ranges can be read with this one",
             )
-        from airflow_provider_cdc.data_source.streaming import TableStreamReader
+        from airflow_provider_cdc.data_source.stream_reader import TableStreamReader
 
         return TableStreamReader(self._table_changes, self._options, self._to_arrow(schema))
 

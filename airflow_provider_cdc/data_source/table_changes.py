@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
 from airflow_provider_cdc.model.changes import merge_in_binlog_order
-from airflow_provider_cdc.model.definitions import CapturedTables, DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import CapturedTables, DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.offset import POSITION_BITS, Offset, Position, Timeline
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
@@ -26,7 +26,7 @@ from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
-from airflow_provider_cdc.mysql.positions.lookback import XaLookback
+from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
 
 #: Columns behind the table's own.
 GTID, FILE, POS, ROW = "_cdc_gtid", "_cdc_file", "_cdc_pos", "_cdc_row"

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_cdc.ddl.alter_parser import (
-    DdlNotFollowed,
-    ParsedClause,
-    ServerTraits,
-    StatementSession,
-    TokenCursor,
-)
 from airflow_provider_cdc.ddl.column_changes import (
     check_column_drop,
     check_null_is_explicit,
@@ -24,6 +17,13 @@ from airflow_provider_cdc.ddl.index_parser import (
     parse_index_kind,
     skip_index_parts,
     skip_name_list,
+)
+from airflow_provider_cdc.ddl.token_cursor import (
+    DdlNotFollowed,
+    ParsedClause,
+    ServerTraits,
+    StatementSession,
+    TokenCursor,
 )
 from airflow_provider_cdc.model.schema import TEXT_TYPES, TableSchema
 from airflow_provider_cdc.model.table_names import fold_name

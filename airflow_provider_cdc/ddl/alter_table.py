@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_cdc.ddl.alter_clauses import AlterTableParser
-from airflow_provider_cdc.ddl.alter_parser import (
+from airflow_provider_cdc.ddl.index_parser import skip_index_options, skip_index_parts
+from airflow_provider_cdc.ddl.token_cursor import (
     DdlNotFollowed,
     ParsedClause,
     ServerTraits,
@@ -18,7 +19,6 @@ from airflow_provider_cdc.ddl.alter_parser import (
     TokenCursor,
     cross_check_with_sqlglot,
 )
-from airflow_provider_cdc.ddl.index_parser import skip_index_options, skip_index_parts
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.table_names import fold_name
 

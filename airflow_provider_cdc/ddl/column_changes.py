@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed, ServerTraits
 from airflow_provider_cdc.ddl.column_parser import ColumnDefinition
+from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed, ServerTraits
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
 #: Most bytes of a key, and of a unique index before MariaDB makes one of hashes, which adds a column to row events.

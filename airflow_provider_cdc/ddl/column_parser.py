@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed, ServerTraits, StatementSession, TokenCursor
+from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed, ServerTraits, StatementSession, TokenCursor
 from airflow_provider_cdc.model.schema import BINARY_TYPES, GEOMETRY_TYPES, TEXT_TYPES, Column
 
 #: Whole numbers: other names of each, and the digits that MariaDB shows, signed and unsigned.

@@ -7,7 +7,7 @@ there is no doubt, so this errs on the other side.
 
 from __future__ import annotations
 
-from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed, ServerTraits, StatementSession, TokenCursor
+from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed, ServerTraits, StatementSession, TokenCursor
 from airflow_provider_cdc.model.table_names import TableName, fold_table
 
 

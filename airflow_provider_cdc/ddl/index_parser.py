@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airflow_provider_cdc.ddl.alter_parser import TokenCursor
 from airflow_provider_cdc.ddl.column_parser import parse_comment
+from airflow_provider_cdc.ddl.token_cursor import TokenCursor
 
 
 def accept_algorithm_or_lock(cursor: TokenCursor) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed
-from airflow_provider_cdc.model.kept_rows import is_wider
+from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
+from airflow_provider_cdc.model.row_retention import is_wider
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.schema_modes import (
     ADD_COLUMN,

@@ -143,7 +143,7 @@ def read_outcome(result: Path, code: int) -> dict[str, Any]:
     :raises CdcError: as the driver itself raised it.
     :raises UnexpectedError: if it was killed, or failed in an unexpected way.
     """
-    from airflow_provider_cdc.sinks.storage.local import LocalStorage
+    from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
     from airflow_provider_cdc.sinks.storage.storage import read_json
 
     stored = read_json(LocalStorage(result.parent), result.name)

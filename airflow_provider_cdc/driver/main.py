@@ -31,10 +31,10 @@ from airflow_provider_cdc.config.connections import ResolvedConnection, remove_a
 from airflow_provider_cdc.config.selection import TableSelection
 from airflow_provider_cdc.config.spark_conf import is_local_master
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError
-from airflow_provider_cdc.observe.progress_bar import LineReporter
+from airflow_provider_cdc.observe.reporters import LineReporter
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from airflow_provider_cdc.system.processes import kill_session, rotate_log
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.files.parquet import DataFile
     from airflow_provider_cdc.sinks.protocol import Compaction
     from airflow_provider_cdc.state import StateDatabase
-    from airflow_provider_cdc.verify.task import RowCollector, SinkScan
+    from airflow_provider_cdc.verify.table_scan import RowCollector, SinkScan
 
 #: Bytes of a stream's log from which on its older part is put aside, and seconds between two looks.
 _LOG_BYTES, _LOG_SECONDS = 16 << 20, 10.0
@@ -73,7 +73,7 @@ class DriverRequest:
         :class:`~airflow_provider_cdc.config.selection.TableSelection`.
     :param holder: who reads the group, for people.
     :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
-        :class:`~airflow_provider_cdc.chunk_groups.groups.TaskRequest`.
+        :class:`~airflow_provider_cdc.chunk_groups.chunk_group.TaskRequest`.
     :param catch_up: whether the stream ends at the position that the source has now.
     :param log: file that a stream's driver writes to, and ``log_bytes`` from which size on a new part is begun.
     :param lease: seconds for which a stream continues without a task that supervises it; ``None``: for ever.
@@ -226,7 +226,7 @@ def _rotate_log(log: Path, limit: int) -> None:
 
 
 def _run_group(context: RunContext, request: DriverRequest) -> dict[str, Any]:
-    from airflow_provider_cdc.chunk_groups.groups import TaskRequest
+    from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest
     from airflow_provider_cdc.observe.observer import snapshot_observer
     from airflow_provider_cdc.snapshot.progress import table_totals
     from airflow_provider_cdc.snapshot.run import run_group
@@ -286,7 +286,7 @@ def _lazy_spark_runner(context: RunContext, session: list[SparkSession]) -> JobR
 
 def run_maintenance(context: RunContext, *, purge: bool = False) -> dict[str, Any]:
     """Compact and tidy the sink's tables; Spark is started only if there is something to compact."""
-    from airflow_provider_cdc.maintenance.upkeep import maintain_tables
+    from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
 
     session: list[SparkSession] = []
 
@@ -315,7 +315,7 @@ def run_verification(
     from airflow_provider_cdc.verify.repair import repair_tables
     from airflow_provider_cdc.verify.report import record_verdicts
     from airflow_provider_cdc.verify.run import verify_tables
-    from airflow_provider_cdc.verify.task import run_scans_in_threads
+    from airflow_provider_cdc.verify.table_scan import run_scans_in_threads
 
     session: list[SparkSession] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.chunk_groups.groups import ChunkGroup, entry_timeline, watermarks_of
+from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, entry_timeline, watermarks_of
 from airflow_provider_cdc.explain.explanation import (
     KEYS,
     NOTHING,

@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
 from airflow_provider_cdc.model.changes import conform_to_schema
-from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.offset import Position, Timeline, split_file
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from airflow_provider_cdc.mysql.binlog.walk.space import KeyFilter
+from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
-from airflow_provider_cdc.mysql.positions.lookback import XaLookback
+from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
 
 #: Bytes of rows in the binlog that are held before those of the row are picked out.
 _FLUSH_BYTES = 16 << 20

@@ -16,7 +16,7 @@ from airflow_provider_cdc.explain.explanation import RowSide
 from airflow_provider_cdc.explain.row_changes import position_timeline
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.changes import mask_changed_keys
-from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 from airflow_provider_cdc.model.plan import Chunk, Key
 from airflow_provider_cdc.model.schema import INTEGER_TYPES, TEXT_TYPES, TableSchema
@@ -24,9 +24,9 @@ from airflow_provider_cdc.mysql.chunks.chunk import read_chunk
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
 from airflow_provider_cdc.mysql.keys.ownership import mask_owned_rows
-from airflow_provider_cdc.mysql.positions.watermark import make_watermarks
+from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.scanning import ScanTask
+from airflow_provider_cdc.sinks.scan_tasks import ScanTask
 from airflow_provider_cdc.verify.source_scan import TableSource
 
 #: Mask of the rows that are the one that is looked for.

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.apply.applier import stream_marker
-from airflow_provider_cdc.config.deletes import IGNORE
+from airflow_provider_cdc.config.delete_policy import IGNORE
 from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate
 from airflow_provider_cdc.explain.explanation import (
@@ -37,7 +37,7 @@ from airflow_provider_cdc.explain.row_lookup import RowLookup, rows_without_meta
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.changes import apply_changes, select_upserts
 from airflow_provider_cdc.model.comparison import DIFFERENT
-from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
@@ -49,12 +49,12 @@ from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.keys.ownership import mask_owned_rows
 from airflow_provider_cdc.mysql.keys.ranges import parse_key
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
-from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
-from airflow_provider_cdc.resnapshot.table import find_table_index
+from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
+from airflow_provider_cdc.resnapshot.whole_table import find_table_index
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Readable
-from airflow_provider_cdc.sinks.scanning import plan_table_scan
+from airflow_provider_cdc.sinks.scan_tasks import plan_table_scan
 from airflow_provider_cdc.verify.last_changes import MAX_SEARCHED_BYTES, binlog_ranges_newest_first
 from airflow_provider_cdc.verify.row_diff import diff_by_key
 from airflow_provider_cdc.verify.source_scan import TableSource

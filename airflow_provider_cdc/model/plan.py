@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_cdc.model.definitions import CapturedTables, DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import CapturedTables, DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.offset import POSITION_BITS, Offset, Position, Timeline
 from airflow_provider_cdc.model.plan_history import (
     Amendment,

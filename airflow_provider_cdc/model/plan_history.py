@@ -48,7 +48,7 @@ class Suspension:
     :param at: the same place in the binlog, for people: ``file:position``.
     :param since: when it was suspended, as ISO 8601 in UTC.
     :param kind: name of the class of the error that did it, ``message`` and ``remedy`` its words; or one of
-        :mod:`~airflow_provider_cdc.model.step_kinds`.
+        :mod:`~airflow_provider_cdc.model.suspension_kinds`.
     :param schema: the definition of a table that was added with this step; the plan did not have it before.
     :param dropped: whether a statement of the binlog did it that certainly dropped the table.
     :param first: what has to be done before the table is read again, if anything.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Amendment, Rejoin, Suspension, kind_of_step
-from airflow_provider_cdc.model.step_kinds import ADDED, REMOVED, REQUESTED
+from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED, REQUESTED
 
 #: What was read: a chunk group of the plan, a table as a whole, or ranges of a table's keys.
 GROUP, TABLE, RANGES = "group", "table", "ranges"

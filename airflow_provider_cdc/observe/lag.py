@@ -19,7 +19,7 @@ from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import server_time
 from airflow_provider_cdc.mysql.positions.lag import oldest_unread_commit, unread_bytes
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.snapshot.binlog_guard import PurgeWatch
+from airflow_provider_cdc.snapshot.retention_guard import PurgeWatch
 from airflow_provider_cdc.state.models import BatchRow
 
 #: Seconds over which a rate is taken, if a batch does not take longer.

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
-from airflow_provider_cdc.model.step_kinds import REQUESTED
-from airflow_provider_cdc.observe.metric_names import Measurement
+from airflow_provider_cdc.model.suspension_kinds import REQUESTED
+from airflow_provider_cdc.observe.metric_definitions import Measurement
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.state import EpochRow, StateDatabase, TableStateRow

@@ -23,13 +23,13 @@ from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.step_kinds import ADDED
+from airflow_provider_cdc.model.suspension_kinds import ADDED
 from airflow_provider_cdc.observe.lag import measure_lag
 from airflow_provider_cdc.observe.table_state import PipelineState, table_state
 from airflow_provider_cdc.resnapshot.staged_files import tables_pending_publication
 from airflow_provider_cdc.resnapshot.suspension import suspension_remedy, tables_known_missing
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.files.size import TableSize
+from airflow_provider_cdc.sinks.files.table_size import TableSize
 from airflow_provider_cdc.sinks.protocol import Measurable, SinkTable
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.state import StateDatabase, TableProgress, TableStatus, utc_now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.observe.lag import changes_per_second, measure_lag
 from airflow_provider_cdc.observe.table_state import PipelineState, list_table_statuses

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.step_kinds import ADDED, REMOVED
+from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state.values import TableProgress
 

@@ -13,7 +13,7 @@ from airflow_provider_cdc.mysql.client.identity import DURABILITY_VARIABLES, bin
 from airflow_provider_cdc.mysql.client.product import Product, managed_service_of
 from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows, query_value
 from airflow_provider_cdc.mysql.client.verified_connection import describe_address
-from airflow_provider_cdc.mysql.positions.watermark import take_low_watermark
+from airflow_provider_cdc.mysql.positions.watermarks import take_low_watermark
 from airflow_provider_cdc.preflight.check_result import CheckResult, missing_grant, require_grant
 from airflow_provider_cdc.runtime.run_context import RunContext
 

@@ -16,15 +16,15 @@ from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalE
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.start_mode import SNAPSHOT
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema, why_no_key
-from airflow_provider_cdc.mysql.client.filters import excluding_filter, read_filters
 from airflow_provider_cdc.mysql.client.identity import is_mariadb, server_identity
 from airflow_provider_cdc.mysql.client.key_sql import table_name, text_literal
+from airflow_provider_cdc.mysql.client.replication_filters import excluding_filter, read_filters
 from airflow_provider_cdc.mysql.client.session import query_rows, query_value
 from airflow_provider_cdc.mysql.client.throttle import replica_lag
 from airflow_provider_cdc.preflight.check_result import CheckResult, require_grant, run_check
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
-from airflow_provider_cdc.snapshot.binlog_guard import forecast_snapshot
+from airflow_provider_cdc.snapshot.retention_guard import forecast_snapshot
 
 
 def check_tables(context: RunContext, connection: Connection[Any]) -> list[CheckResult]:

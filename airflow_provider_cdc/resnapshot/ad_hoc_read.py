@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_cdc.chunk_groups.groups import ChunkGroup, watermarks_of
+from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, watermarks_of
 from airflow_provider_cdc.chunk_groups.slice_jobs import make_snapshot_job
 from airflow_provider_cdc.chunk_groups.task import JobRunner
 from airflow_provider_cdc.model.errors import TransientError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.kept_rows import why_not_retainable
 from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.row_retention import why_not_retainable
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.resnapshot.dropped_tables import should_empty_copy
 from airflow_provider_cdc.runtime.run_context import RunContext

@@ -13,7 +13,7 @@ from contextlib import suppress
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier
-from airflow_provider_cdc.chunk_groups.groups import generation_fence
+from airflow_provider_cdc.chunk_groups.chunk_group import generation_fence
 from airflow_provider_cdc.model.errors import CdcError, FencedError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension

@@ -12,10 +12,10 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
+from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import JobRunner
-from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed
 from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate
+from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import (
     CdcError,
@@ -29,7 +29,7 @@ from airflow_provider_cdc.mysql.chunks.planner import plan_ranges, plan_resnapsh
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.keys.ranges import parse_key_ranges
 from airflow_provider_cdc.resnapshot.ad_hoc_read import stage_ad_hoc_read, wait_for_ad_hoc_read
-from airflow_provider_cdc.resnapshot.table import is_alteration_error, require_table_index, resnapshot_table
+from airflow_provider_cdc.resnapshot.whole_table import is_alteration_error, require_table_index, resnapshot_table
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
@@ -42,7 +42,7 @@ def run_resnapshot(context: RunContext, store: StateDatabase, label: str, where_
     """Read a table again, or the rows of it whose keys are as a condition says, and wait for the stream.
 
     :param where_key: the condition; ``None`` for the whole table.
-    :returns: what :func:`~airflow_provider_cdc.resnapshot.table.resnapshot_table` or :func:`resnapshot_where` does, which
+    :returns: what :func:`~airflow_provider_cdc.resnapshot.whole_table.resnapshot_table` or :func:`resnapshot_where` does, which
         say what it raises.
     """
     if where_key is None:

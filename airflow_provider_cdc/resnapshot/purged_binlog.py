@@ -11,9 +11,9 @@ from dataclasses import replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import epoch_fence, highest_epoch, stream_marker
-from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.mysql.client.identity import check_same_server, server_identity

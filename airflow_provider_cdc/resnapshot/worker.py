@@ -19,17 +19,17 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.staged_read import TABLE
-from airflow_provider_cdc.model.step_kinds import ADDED, REMOVED
+from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import estimate_table_sizes
 from airflow_provider_cdc.resnapshot.dropped_tables import is_copy_emptied, should_empty_copy
-from airflow_provider_cdc.resnapshot.exchange import OverwriteResult
 from airflow_provider_cdc.resnapshot.key_ranges import stage_where
 from airflow_provider_cdc.resnapshot.membership import find_new_tables
+from airflow_provider_cdc.resnapshot.overwrite import OverwriteResult
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.resnapshot.suspension import list_suspensions, tables_missing_in_source
-from airflow_provider_cdc.resnapshot.table import stage_table
-from airflow_provider_cdc.runtime.requests import RequestInbox
+from airflow_provider_cdc.resnapshot.whole_table import stage_table
+from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase

@@ -19,12 +19,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.kept_rows import RetainedRowsLoss
 from airflow_provider_cdc.model.multiset import NetChange
 from airflow_provider_cdc.model.offset import Offset, Timeline
+from airflow_provider_cdc.model.row_retention import RetainedRowsLoss
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.size import TableSize
+from airflow_provider_cdc.sinks.files.table_size import TableSize
 
 
 class Feature(StrEnum):

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_provider_cdc.chunk_groups.groups import ChunkGroup, TaskRequest, chunk_entries, to_chunk_results
+from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, TaskRequest, chunk_entries, to_chunk_results
 from airflow_provider_cdc.model.errors import CdcError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress

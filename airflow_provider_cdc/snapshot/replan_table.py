@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from airflow_provider_cdc.chunk_groups.groups import group_marker, open_sink_tables, read_coverage
+from airflow_provider_cdc.chunk_groups.chunk_group import group_marker, open_sink_tables, read_coverage
 from airflow_provider_cdc.model.errors import TableAlteredError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.mysql.chunks.planner import make_replan_amendment

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_cdc.apply.follow_ddl import copies_with_old_definition
-from airflow_provider_cdc.chunk_groups.groups import (
+from airflow_provider_cdc.chunk_groups.chunk_group import (
     ChunkGroup,
     GroupTotals,
     TaskRequest,
@@ -50,10 +50,10 @@ from airflow_provider_cdc.sinks.storage.request_counts import (
     format_counts,
 )
 from airflow_provider_cdc.sinks.storage.storage import write_json
-from airflow_provider_cdc.snapshot.binlog_guard import RetentionGuard
 from airflow_provider_cdc.snapshot.claims import GroupClaim, claim_group
-from airflow_provider_cdc.snapshot.observation import NullObserver, SnapshotObserver
 from airflow_provider_cdc.snapshot.replan_table import replan_table
+from airflow_provider_cdc.snapshot.retention_guard import RetentionGuard
+from airflow_provider_cdc.snapshot.snapshot_observer import NullObserver, SnapshotObserver
 from airflow_provider_cdc.state import TAKEN_OVER, StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 

@@ -9,8 +9,8 @@ from airflow_provider_cdc.state.models import (
     TableStateRow,
     utc_now,
 )
-from airflow_provider_cdc.state.repository import StateDatabase
 from airflow_provider_cdc.state.snapshots import ChunkResult
+from airflow_provider_cdc.state.state_database import StateDatabase
 from airflow_provider_cdc.state.values import (
     BatchTotals,
     EpochTotals,

@@ -7,10 +7,10 @@ import os
 import time
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.resnapshot.table import find_table_index
+from airflow_provider_cdc.resnapshot.whole_table import find_table_index
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
-from airflow_provider_cdc.state.requests import RESNAPSHOT
+from airflow_provider_cdc.state.control_requests import RESNAPSHOT
 
 _POLL_SECONDS = 0.5
 #: Seconds after which somebody who waits is told that the stream has not even taken it up.

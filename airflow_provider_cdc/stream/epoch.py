@@ -14,9 +14,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import AppliedBatch, Applier
 from airflow_provider_cdc.apply.follow_ddl import follow_ddl
-from airflow_provider_cdc.apply.task import StreamJob
-from airflow_provider_cdc.chunk_groups.groups import read_coverage
-from airflow_provider_cdc.maintenance.upkeep import MaintenanceWorker
+from airflow_provider_cdc.apply.stream_job import StreamJob
+from airflow_provider_cdc.chunk_groups.chunk_group import read_coverage
+from airflow_provider_cdc.maintenance.table_maintenance import MaintenanceWorker
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.model.plan import Plan
@@ -25,9 +25,9 @@ from airflow_provider_cdc.model.staged_read import GROUP, TABLE, StagedRead, ord
 from airflow_provider_cdc.observe.observer import DriverView, Observer
 from airflow_provider_cdc.observe.table_state import PipelineState
 from airflow_provider_cdc.resnapshot.dropped_tables import empty_copy
-from airflow_provider_cdc.resnapshot.exchange import overwrite_if_due
 from airflow_provider_cdc.resnapshot.membership import add_table, list_addable_tables, plan_removals
-from airflow_provider_cdc.resnapshot.reload import apply_reload_request
+from airflow_provider_cdc.resnapshot.overwrite import overwrite_if_due
+from airflow_provider_cdc.resnapshot.reload_tables import apply_reload_request
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_request_files
 from airflow_provider_cdc.resnapshot.staged_reads import is_due, publish_group
 from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_amendments, remove_superseded_reads
@@ -38,14 +38,14 @@ from airflow_provider_cdc.resnapshot.suspension import (
     suspend_table,
     table_to_suspend,
 )
-from airflow_provider_cdc.resnapshot.table import find_table_index
+from airflow_provider_cdc.resnapshot.whole_table import find_table_index
 from airflow_provider_cdc.resnapshot.worker import ResnapshotWorker
-from airflow_provider_cdc.runtime.requests import RequestInbox
+from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, format_counts
 from airflow_provider_cdc.snapshot.run import record_taken_over
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
-from airflow_provider_cdc.state.requests import SUSPEND
+from airflow_provider_cdc.state.control_requests import SUSPEND
 from airflow_provider_cdc.stream.prefetch import PrefetchWorker
 
 #: Seconds between two looks for the end of a pause.

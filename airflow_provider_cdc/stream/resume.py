@@ -12,10 +12,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.apply.follow_ddl import adapt_alteration
-from airflow_provider_cdc.chunk_groups.groups import SnapshotCoverage
+from airflow_provider_cdc.chunk_groups.chunk_group import SnapshotCoverage
 from airflow_provider_cdc.ddl.alter_table import DdlNotFollowed, apply_ddl
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import (
     CdcError,
     NotFollowedError,
@@ -29,9 +29,9 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.client.catalog import current_fingerprint
-from airflow_provider_cdc.mysql.client.filters import excluding_filter, read_filters
-from airflow_provider_cdc.mysql.client.flavour import read_server_traits
 from airflow_provider_cdc.mysql.client.identity import binlog_end, binlog_status, server_identity
+from airflow_provider_cdc.mysql.client.replication_filters import excluding_filter, read_filters
+from airflow_provider_cdc.mysql.client.server_traits import read_server_traits
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
 from airflow_provider_cdc.mysql.positions.failover import fail_over, is_other_server

@@ -13,12 +13,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
 from airflow_provider_cdc.apply.follow_ddl import apply_pending_definitions
-from airflow_provider_cdc.apply.task import StreamJob, merge_manifests
-from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
+from airflow_provider_cdc.apply.stream_job import StreamJob, merge_manifests
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
 from airflow_provider_cdc.chunk_groups.task import run_in_threads as run_slices
 from airflow_provider_cdc.config.fingerprint import settings_fingerprint
-from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
-from airflow_provider_cdc.maintenance.upkeep import MaintenanceWorker
+from airflow_provider_cdc.maintenance.compaction_runners import run_compactions_in_threads
+from airflow_provider_cdc.maintenance.table_maintenance import MaintenanceWorker
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import (
     CdcError,
@@ -37,7 +37,7 @@ from airflow_provider_cdc.resnapshot.suspension import (
 )
 from airflow_provider_cdc.resnapshot.worker import ResnapshotWorker
 from airflow_provider_cdc.runtime.liveness import Heartbeat, process_identity
-from airflow_provider_cdc.runtime.requests import RequestInbox
+from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.runtime.server_restarts import record_server_restart
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, 
 from fastapi.responses import FileResponse, JSONResponse
 
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.ui import actions, views
+from airflow_provider_cdc.ui import action_routes, views
 from airflow_provider_cdc.ui.access import UserRights, UserRightsDep, may_edit
-from airflow_provider_cdc.ui.books import DatabaseTrouble
-from airflow_provider_cdc.ui.found import PageSources, PageSourcesDep, ShownPipelineDep
+from airflow_provider_cdc.ui.request_scope import PageSources, PageSourcesDep, ShownPipelineDep
+from airflow_provider_cdc.ui.state_databases import DatabaseTrouble
 
 _STATIC = File(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -41,7 +41,7 @@ def make_app() -> FastAPI:
     app = FastAPI(title="CDC pipelines", dependencies=[Depends(get_user)], **no_docs)
     app.state.place = PageSources()
     app.include_router(router)
-    app.include_router(actions.router)
+    app.include_router(action_routes.router)
 
     @app.middleware("http")
     async def headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -102,13 +102,13 @@ def get_pipeline(user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDe
     reader, may_act = shown.database.open_reader(), may_edit(user, shown.dags)
     view = views.pipeline_view(reader, shown, rights.dags)
     snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot[1] != "done"
-    retriable = set(actions.list_retriable_groups(shown)) if may_act and snapshot_incomplete else set()
+    retriable = set(action_routes.list_retriable_groups(shown)) if may_act and snapshot_incomplete else set()
     for group in view["groups_list"]:
         group["retry"] = may_act and (
             group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable)
         )
     view["requests"] = views.requests_view(reader, shown.overview.name, may_act)
-    return {**view, "may_act": may_act, "offers": actions.list_offers(user, shown) if may_act else []}
+    return {**view, "may_act": may_act, "offers": action_routes.list_offers(user, shown) if may_act else []}
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks")

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from airflow_provider_cdc.state.models import ChunkGroupRow, ChunkRow, EpochRow, EventRow, TableStateRow
-from airflow_provider_cdc.state.reading import CHUNK_STATES, PipelineOverview, StateDatabaseReader, Throughput
-from airflow_provider_cdc.ui.books import ShownPipeline
+from airflow_provider_cdc.state.reader import CHUNK_STATES, PipelineOverview, StateDatabaseReader, Throughput
+from airflow_provider_cdc.ui.state_databases import ShownPipeline
 
 #: How bad a pipeline is off; the worst ones come first. The page has a colour and a word for each.
 FAILED, WARNING, WORKING, IDLE = "failed", "warning", "working", "idle"

@@ -21,14 +21,14 @@ import pyarrow.compute as pc
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.apply.applier import stream_marker
-from airflow_provider_cdc.chunk_groups.groups import ChunkGroup, entry_timeline, group_marker, watermarks_of
-from airflow_provider_cdc.config.deletes import IGNORE
+from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, entry_timeline, group_marker, watermarks_of
+from airflow_provider_cdc.config.delete_policy import IGNORE
 from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
 from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes, select_upserts
 from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, RowDifference, TableComparison
-from airflow_provider_cdc.model.definitions import histories_by_table
+from airflow_provider_cdc.model.definition_history import histories_by_table
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.model.multiset import change_weights
 from airflow_provider_cdc.model.offset import Position, Timeline
@@ -42,14 +42,14 @@ from airflow_provider_cdc.mysql.client.key_sql import keys_of
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.keys.ownership import changes_after_snapshot, find_owning_chunks
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
-from airflow_provider_cdc.mysql.positions.watermark import take_low_watermark
+from airflow_provider_cdc.mysql.positions.watermarks import take_low_watermark
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Markers, Readable
-from airflow_provider_cdc.sinks.scanning import plan_table_scan
+from airflow_provider_cdc.sinks.scan_tasks import plan_table_scan
 from airflow_provider_cdc.verify.last_changes import find_last_changes
 from airflow_provider_cdc.verify.row_diff import RowDiff, diff_by_count, diff_by_key
 from airflow_provider_cdc.verify.source_scan import TableSource
-from airflow_provider_cdc.verify.task import (
+from airflow_provider_cdc.verify.table_scan import (
     RowCollector,
     RowHasher,
     ScanRunner,

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from airflow_provider_cdc.apply.follow_ddl import copies_with_old_definition, tolerate_concurrent_ddl
-from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, published_attempts, published_attempts_in
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, published_attempts, published_attempts_in
 from airflow_provider_cdc.config.selection import ALL_TABLES, TableSelection
 from airflow_provider_cdc.model.comparison import ComparisonRefusal, CopyPosition, TableComparison
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError, TerminalError, TransientError
@@ -23,14 +23,14 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.progress import format_duration
 from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
-from airflow_provider_cdc.model.step_kinds import ADDED, REMOVED
+from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.observe.lag import read_copy_position
 from airflow_provider_cdc.resnapshot.suspension import suspension_remedy, tables_missing_in_source
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Readable
 from airflow_provider_cdc.verify.compare import TableComparer
-from airflow_provider_cdc.verify.task import ScanRunner, run_scans_in_threads
+from airflow_provider_cdc.verify.table_scan import ScanRunner, run_scans_in_threads
 
 __all__ = ["TableComparison", "verify_tables"]
 

@@ -18,7 +18,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.progress import ChunkProgress
@@ -29,10 +29,10 @@ from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.client.throttle import Throttle
-from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
-from airflow_provider_cdc.mysql.positions.watermark import make_watermarks
+from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
+from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.verify.task import RowCollector
+from airflow_provider_cdc.verify.table_scan import RowCollector
 
 
 class _StoppedError(Exception):

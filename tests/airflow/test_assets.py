@@ -26,8 +26,8 @@ from airflow_provider_cdc import (
     cdc_asset,
     cdc_assets,
 )
-from airflow_provider_cdc.airflow.triggers import windows
-from airflow_provider_cdc.airflow.triggers.windows import CdcTableTrigger
+from airflow_provider_cdc.airflow.triggers import asset_windows
+from airflow_provider_cdc.airflow.triggers.asset_windows import CdcTableTrigger
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.observe.asset_windows import (
     is_window_empty,
@@ -94,7 +94,7 @@ def test_who_tells_of_changes() -> None:
     """A stream that never ends is watched; what a catch-up has applied, its task tells."""
     (watcher,) = cdc_asset(pipeline(), "shop.orders").watchers
     path, arguments = watcher.trigger.serialize()
-    assert path == "airflow_provider_cdc.airflow.triggers.windows.CdcTableTrigger"
+    assert path == "airflow_provider_cdc.airflow.triggers.asset_windows.CdcTableTrigger"
     assert CdcTableTrigger(**arguments).serialize() == (path, arguments)
     catch_up = Pipeline(
         name="shop", source=Source("c", ("shop..*",)), sink=Sink("/lake"), stream=Stream(mode="catch_up")
@@ -174,8 +174,8 @@ def test_a_watcher_goes_on_where_the_last_one_was(
     store: StateDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     """Triggers that are ended and begun anew: windows join, and their sum is what was applied."""
-    monkeypatch.setattr(windows, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr(windows, "_WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(asset_windows, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(asset_windows, "_WRITE_SECONDS", 0.0)
     memory = Memory() if own else None
 
     async def told(changes: Sequence[int]) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def test_a_watcher_goes_on_where_the_last_one_was(
 def test_a_watcher_that_is_killed_before_its_note_tells_the_window_again(
     store: StateDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(asset_windows, "_POLL_SECONDS", 0.02)
     applied(store, 1)
 
     async def first() -> Any:
@@ -232,8 +232,8 @@ def test_no_more_than_one_event_in_so_many_seconds(
     store: StateDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often something happens; and nothing of it is left out."""
-    monkeypatch.setattr(windows, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr(windows, "_WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(asset_windows, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(asset_windows, "_WRITE_SECONDS", 0.0)
     trigger = CdcTableTrigger(
         pipeline="shop", database="shop", table="t", state_conn_id=None, sink_path=str(tmp_path), min_seconds=0.5
     )

@@ -336,11 +336,11 @@ def test_what_is_a_template_and_what_a_file(in_airflow: Callable[..., Any], tmp_
 RESOLVE = """
 import json, os
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.airflow.hooks.connections import resolve
+from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
 found = {}
 for conn_id in os.environ["IDS"].split():
     try:
-        found[conn_id] = resolve(conn_id).to_json()
+        found[conn_id] = resolve_connection(conn_id).to_json()
     except CdcError as error:
         found[conn_id] = f"{type(error).__name__}: {error} {error.__cause__} {error.__suppress_context__}"
 print(json.dumps(found))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
-from airflow_provider_cdc.airflow.triggers.reports import DriverLogReader, report_text, report_values
+from airflow_provider_cdc.airflow.triggers.stream_reports import DriverLogReader, report_text, report_values
 from airflow_provider_cdc.state import StateDatabase
 
 

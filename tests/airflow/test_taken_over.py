@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_provider_cdc import CdcPlanChunksOperator, CdcSnapshotOperator
-from airflow_provider_cdc.chunk_groups.groups import TaskRequest
+from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.snapshot.run import adopt_published_groups, run_group

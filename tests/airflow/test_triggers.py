@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_provider_cdc.airflow.triggers import bookkeeping, cdc
-from airflow_provider_cdc.airflow.triggers.bookkeeping import SharedStateDatabase, run_in_thread
+from airflow_provider_cdc.airflow.triggers import cdc, state_database
 from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger, CdcStreamTrigger
+from airflow_provider_cdc.airflow.triggers.state_database import SharedStateDatabase, run_in_thread
 from airflow_provider_cdc.model.errors import CdcError, TransientError
 from airflow_provider_cdc.model.supervision import EpochWatch
 from airflow_provider_cdc.state import StateDatabase
@@ -150,7 +150,7 @@ def test_questions_that_fail_together(tmp_path: Path) -> None:
 
 def test_a_bookkeeping_that_hangs(postgres: Postgres, books: StateDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that get no answer hold up nobody else in the triggerer."""
-    monkeypatch.setattr(bookkeeping, "_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(state_database, "_TIMEOUT_SECONDS", 1.0)
     monkeypatch.setattr("airflow_provider_cdc.state.engine.SILENCE_SECONDS", 120.0)  # for as long as the pause
 
     def asking() -> int:
@@ -165,7 +165,7 @@ def test_a_bookkeeping_that_hangs(postgres: Postgres, books: StateDatabase, monk
         try:
             await asyncio.sleep(6)  # each has asked more than once by now
             await asyncio.wait_for(asyncio.to_thread(time.sleep, 0.01), 20)
-            assert asking() <= bookkeeping._THREADS
+            assert asking() <= state_database._THREADS
         finally:
             postgres.resume()
         await loop.run_in_executor(None, books.end_epoch, "p", 1, "stopped")
@@ -262,7 +262,7 @@ def test_a_bookkeeping_that_takes_no_writes(
 ) -> None:
     """A stream that cannot write its heartbeats lives on: they prove nothing then."""
     monkeypatch.setattr(cdc, "_SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(cdc, "Watch", partial(EpochWatch, patience=2.0))
+    monkeypatch.setattr(cdc, "EpochWatch", partial(EpochWatch, patience=2.0))
     over = threading.Event()
 
     def beat() -> None:

@@ -187,7 +187,7 @@ def test_a_stream_that_was_in_the_way_and_has_ended(cli: Cli, monkeypatch: pytes
             return real(name)
 
         with Heartbeat(store, "p", number, {}, threading.Event(), lambda: False):
-            monkeypatch.setattr(store, "current_stream", current)
+            monkeypatch.setattr(store, "newest_epoch", current)
             assert operator._start(CONTEXT, context, store) is None
         (refused,) = context.local_files.log_folder.glob("*.json")
         assert json.loads(refused.read_text())["error"]["kind"] == "AlreadyRunningError"

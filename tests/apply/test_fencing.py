@@ -9,14 +9,14 @@ import pytest
 
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence
 from airflow_provider_cdc.apply.fencing import raise_fences
-from airflow_provider_cdc.maintenance.upkeep import maintain_tables
+from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
 from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta import table as module
-from airflow_provider_cdc.sinks.delta import upkeep
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from tests.sinks.conformance import KEYED, KEYLESS
 from tests.support.cli import Cli
@@ -199,9 +199,9 @@ def test_opening_costs_the_same_behind_many_short_runs(
     cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them is killed: so each raises the fence in each table, and no upkeep ever looks at them."""
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 4)
-    monkeypatch.setattr(upkeep, "OVERDUE_COMMITS", 8)
-    monkeypatch.setattr(module, "OVERDUE", 8)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 4)
+    monkeypatch.setattr(maintenance, "OVERDUE_COMMITS", 8)
+    monkeypatch.setattr(module, "OVERDUE_COMMITS", 8)
     worst = 0
     for _ in range(20):
         with cli.epoch():
@@ -216,6 +216,6 @@ def test_maintain_tidies_the_resume_point(cli: Cli, monkeypatch: pytest.MonkeyPa
         cli.catch_up()
     folder = cli.sink / "_cdc_progress" / cli.value["name"]
     assert commits_to_read(folder) >= 4
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 4)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 4)
     maintain_tables(cli.context, lambda work: [one.run() for one in work])
     assert commits_to_read(folder) == 0

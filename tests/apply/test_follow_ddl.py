@@ -186,7 +186,7 @@ def test_altered_behind_p0(
         return found
 
     monkeypatch.setattr(chunk, "failpoint", alter)
-    monkeypatch.setattr(planner, "p0_now", then_alter)
+    monkeypatch.setattr(planner, "take_p0", then_alter)
     cli = Cli(tmp_path, server, r"d\..*", snapshot={"chunk_rows": 50})
     cli.snapshot()
     assert not at and not behind
@@ -368,7 +368,7 @@ def test_a_staged_group_of_the_definition_before(
             cli.catch_up()
             return stage(*args)
 
-        monkeypatch.setattr(snapshot, "stage", late)
+        monkeypatch.setattr(snapshot, "stage_group", late)
         assert read() == "staged"
     cli.catch_up()
     assert any("d.keyed was altered since it was read" in line for line in said)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
-from airflow_provider_cdc.maintenance.upkeep import maintain_tables
+from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
 from airflow_provider_cdc.model.errors import DdlError, TransientError
 from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
 from airflow_provider_cdc.verify.run import verify_tables

@@ -24,8 +24,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
-from airflow_provider_cdc.apply import task as batches
-from airflow_provider_cdc.chunk_groups import groups
+from airflow_provider_cdc.apply import stream_job as batches
+from airflow_provider_cdc.chunk_groups import chunk_group
 from airflow_provider_cdc.chunk_groups import task as slices
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import TableAlteredError, TransientError
@@ -34,7 +34,7 @@ from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot import staged_reads as reread
 from airflow_provider_cdc.sinks.delta import compaction
-from airflow_provider_cdc.sinks.delta.merge import edit, key_index
+from airflow_provider_cdc.sinks.delta.merge import key_index, table_edit
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
@@ -49,7 +49,7 @@ from tests.support.servers import MySQLServer
 #: DDL that must have been followed at least, and columns that must have been added: a schedule without is none.
 _FOLLOWED, _ADDED = 8, 4
 _DATABASE = "chance_d"
-_MODULES = (apply, reread, schema_changes, batches, slices, groups, snapshot, chunk, keyless)
+_MODULES = (apply, reread, schema_changes, batches, slices, chunk_group, snapshot, chunk, keyless)
 
 
 class Load(Threads):
@@ -281,7 +281,7 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(compaction, "MAX_DEAD_SHARE", 0.1)
     monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     if seed % 2:
-        monkeypatch.setattr(edit, "SMALL_FILE_BYTES", 2000)
+        monkeypatch.setattr(table_edit, "SMALL_FILE_BYTES", 2000)
     server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
     server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
     found = World(server, tmp_path, seed)

@@ -20,7 +20,7 @@ from airflow_provider_cdc.model.errors import DdlError, TerminalError, Transient
 from airflow_provider_cdc.mysql.chunks import keyless as whole
 from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead
 from airflow_provider_cdc.mysql.client.throttle import Throttle
-from airflow_provider_cdc.mysql.positions.watermark import Watermarks, make_watermarks
+from airflow_provider_cdc.mysql.positions.watermarks import Watermarks, make_watermarks
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
 from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from airflow_provider_cdc.verify.run import TableComparison, verify_tables
@@ -132,7 +132,7 @@ def written(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Cal
             if moment == "after":
                 act(seen[-1])
 
-        monkeypatch.setattr(kind, "hold", held)
+        monkeypatch.setattr(kind, "hold_view", held)
         return seen
 
     return arm
@@ -360,7 +360,7 @@ def test_it_is_read_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> 
     world.sql("INSERT INTO narrow VALUES " + ", ".join(f"({n // 2}, '{'x' * (n % 9)}')" for n in range(5000)))
     monkeypatch.setattr(whole, "_PART_BYTES", 1 << 14)
     looks: list[None] = []
-    monkeypatch.setattr(Throttle, "pace", lambda self, check: looks.append(check()))
+    monkeypatch.setattr(Throttle, "wait_for_rates", lambda self, check: looks.append(check()))
     sizes: list[int] = []
     read = whole.read_keyless
 

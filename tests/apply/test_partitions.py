@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
-from airflow_provider_cdc.maintenance.upkeep import compact_table
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
+from airflow_provider_cdc.maintenance.table_maintenance import compact_table
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.sinks.delta.test_partitions import READERS

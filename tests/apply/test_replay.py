@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.apply.applier import Applier
-from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.mysql.client.identity import binlog_end

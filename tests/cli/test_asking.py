@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.runtime.requests import RequestInbox
+from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.stream import control as asking
 from tests.support.cli import Cli
 from tests.support.processes import wait_for
@@ -75,7 +75,7 @@ def test_where_one_runs(shared: Cli) -> None:
 
 def test_a_stream_that_hears_nothing(shared: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of an older version: whoever waits is told so, and the request stays for the next one."""
-    monkeypatch.setattr(RequestInbox, "hear", lambda *_: None)
+    monkeypatch.setattr(RequestInbox, "receive_reply", lambda *_: None)
     monkeypatch.setattr(asking, "_WARN_AFTER_SECONDS", 0.2)
 
     with shared.opened() as (_, store), shared.streaming() as epoch:

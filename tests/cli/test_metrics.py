@@ -94,11 +94,11 @@ def test_what_is_printed(cli: Cli, tmp_path: Path) -> None:
             numbers(cli.call("metrics", "--all").out)
         )
         # A sample from long ago says nothing of now, and a stream that says nothing does not run.
-        with patch.object(observations, "now", lambda: utc_now() - timedelta(minutes=6)):
+        with patch.object(observations, "utc_now", lambda: utc_now() - timedelta(minutes=6)):
             with store._write_session() as session:
                 session.execute(delete(LagSampleRow))
             store.record_sample("shop", 1, lag_seconds=0.0, lag_bytes=0, purge_hours=9.0)
-        with patch("airflow_provider_cdc.state.streams.now", lambda: utc_now() - timedelta(minutes=2)):
+        with patch("airflow_provider_cdc.state.streams.utc_now", lambda: utc_now() - timedelta(minutes=2)):
             store.record_heartbeat("shop", 1, False)
         later = {one.name: one.value for one in measure_pipeline(store, "shop")}
         assert later["running"] == 0 and later["heartbeat_age_seconds"] > 119

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 import pytest
 
-from airflow_provider_cdc.ddl.alter_parser import ServerTraits, StatementSession
 from airflow_provider_cdc.ddl.drop_statements import drops_table
+from airflow_provider_cdc.ddl.token_cursor import ServerTraits, StatementSession
 from airflow_provider_cdc.ddl.tokens import Quoting
 
 _NONE: MappingProxyType[str, str] = MappingProxyType({})

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_cdc.ddl.alter_parser import DdlNotFollowed
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy, check_reused_names, describe_change
+from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from tests.sinks.conformance import nullable
 

@@ -136,9 +136,9 @@ def test_a_log_is_emptied_under_those_who_write_to_it(tmp_path: Path) -> None:
 
 HELD = """
 import sys, time
-from airflow_provider_cdc.system.temp_dirs import scratch
+from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
-with scratch(sys.argv[1]) as folder:
+with temporary_folder(sys.argv[1]) as folder:
     print(folder, flush=True)
     time.sleep(300)
 """

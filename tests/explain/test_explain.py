@@ -468,7 +468,7 @@ def test_a_copy_that_has_got_ahead(mysql_server: MySQLServer, tmp_path: Path) ->
             cli.catch_up()
             return look(*args)
 
-        with patch.object(_RowExplainer, "_copy", later):
+        with patch.object(_RowExplainer, "_find_in_copy", later):
             found = why(cli, "number", "150")
         assert [row["v"] for side in (found.source, found.copy) for row in side.rows] == ["v15", "new"]
         assert found.equal is True and found.source.at and found.copy.at and found.source.at < found.copy.at

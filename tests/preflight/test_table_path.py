@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
-from airflow_provider_cdc.maintenance.upkeep import maintain_tables
+from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.verify.run import verify_tables

@@ -20,11 +20,11 @@ PACKAGE = ROOT / "airflow_provider_cdc"
 MODULES = [
     *sorted((PACKAGE / "mysql/binlog").rglob("*.py")),
     PACKAGE / "apply/batch_planner.py",
-    PACKAGE / "mysql/positions/lookback.py",
+    PACKAGE / "mysql/positions/xa_lookback.py",
     PACKAGE / "mysql/client/charsets.py",
     PACKAGE / "mysql/client/collations.py",
     PACKAGE / "mysql/keys/ownership.py",
-    PACKAGE / "apply/task.py",
+    PACKAGE / "apply/stream_job.py",
     PACKAGE / "apply/applier.py",
     PACKAGE / "stream/epoch.py",
     PACKAGE / "apply/follow_ddl.py",
@@ -80,11 +80,11 @@ OF_ALL: dict[tuple[str, str, str], str] = {
     ("apply/batch_planner.py", "advance", "the binlog of the server ends at "): _PLACE,
     ("apply/batch_planner.py", "_walk", " is in the binlog of the server before "): _PLACE,
     (
-        "mysql/positions/lookback.py",
+        "mysql/positions/xa_lookback.py",
         "rows",
         "XA transaction ",
     ): "the rows are gone, and so are the names of their tables",
-    ("apply/task.py", "together", "a piece of a batch begins at "): _INSIDE,
+    ("apply/stream_job.py", "together", "a piece of a batch begins at "): _INSIDE,
     (
         "apply/applier.py",
         "check_passed",
@@ -148,7 +148,7 @@ def test_each_error_is_of_one_table_or_argued_to_be_of_all() -> None:
 
 @pytest.mark.parametrize(
     ("module", "of"),
-    [("apply/task.py", {"_writer", "writer"}), ("apply/applier.py", {"_apply_table"})],
+    [("apply/stream_job.py", {"_writer", "writer"}), ("apply/applier.py", {"_apply_table"})],
     ids=["staging", "applying"],
 )
 def test_what_a_sink_raises_is_named_where_it_is_called(module: str, of: set[str]) -> None:

@@ -158,7 +158,7 @@ def test_files_are_reached_through_a_storage() -> None:
     """
     own = {
         "sinks/storage/disk.py",
-        "sinks/storage/local.py",
+        "sinks/storage/local_storage.py",
         "sinks/storage/open_storage.py",
         "sinks/storage/durable_file.py",
         "sinks/files/layout.py",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from airflow_provider_cdc.observe.metric_names import METRICS, Measurement, prometheus_text
+from airflow_provider_cdc.observe.metric_definitions import METRICS, Measurement, prometheus_text
 from tests import ROOT
 from tests.support.packages import PROMETHEUS, unpacked_packages
 

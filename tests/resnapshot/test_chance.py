@@ -14,15 +14,15 @@ import pytest
 
 from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply.applier import epoch_fence
-from airflow_provider_cdc.apply.task import merge_manifests
-from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
+from airflow_provider_cdc.apply.stream_job import merge_manifests
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.resnapshot import staged_reads as reread
 from airflow_provider_cdc.sinks.delta import compaction
-from airflow_provider_cdc.sinks.delta.merge import edit, key_index
+from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
+from airflow_provider_cdc.sinks.delta.merge import key_index, table_edit
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
-from airflow_provider_cdc.sinks.delta.upkeep import vacuum_files
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch
@@ -222,7 +222,7 @@ def world(
     monkeypatch.setattr(compaction, "MAX_DEAD_SHARE", 0.1)
     monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     chance = random.Random(seed)
-    monkeypatch.setattr(edit, "SMALL_FILE_BYTES", chance.choice([edit.SMALL_FILE_BYTES, 2000]))
+    monkeypatch.setattr(table_edit, "SMALL_FILE_BYTES", chance.choice([table_edit.SMALL_FILE_BYTES, 2000]))
     for name, (columns, key, _) in _TABLES.items():
         filled = " NOT NULL" if key else ""
         listed = [f"{c} {kind}{filled}" for c, kind in columns.items()]
@@ -273,7 +273,7 @@ def test_an_epoch_that_is_overtaken_while_it_begins(
     with cli.opened() as (context, store), cli.opened() as (other, others):
 
         def find(*args: Any) -> Any:
-            monkeypatch.setattr(stream, "find_place", move_to_resume_point)
+            monkeypatch.setattr(stream, "move_to_resume_point", move_to_resume_point)
             others.end_epoch(database, 1, "lost")  # as whoever has watched its heartbeat says
             later.append(stream.begin_epoch(other, others, catch_up=True))
             with closing(later[0].job.make_planner()) as planner:
@@ -283,7 +283,7 @@ def test_an_epoch_that_is_overtaken_while_it_begins(
 
         later: list[Epoch] = []
         staged: list[dict[str, Any]] = []
-        monkeypatch.setattr(stream, "find_place", find)
+        monkeypatch.setattr(stream, "move_to_resume_point", find)
         older = stream.begin_epoch(context, store, catch_up=True)
         assert (older.number, later[0].number) == (1, 2)
         later[0].apply_batch(staged[0])

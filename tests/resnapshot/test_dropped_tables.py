@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.maintenance.task import run_compactions_in_threads as compact_in_threads
-from airflow_provider_cdc.maintenance.upkeep import maintain_tables
+from airflow_provider_cdc.maintenance.compaction_runners import run_compactions_in_threads as compact_in_threads
+from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TableSuspendedError
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import dropped_tables as dropping
 from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.sinks.delta import upkeep
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from airflow_provider_cdc.system import failpoints
 from airflow_provider_cdc.verify.run import verify_tables
@@ -175,7 +175,7 @@ def test_dropped_and_another_takes_its_name(
             run(server, "RENAME TABLE _keyed_new TO keyed")
         return found
 
-    monkeypatch.setattr(rereading, "gone", look)
+    monkeypatch.setattr(rereading, "tables_missing_in_source", look)
     run(server, "DROP TABLE keyed")
     cli.catch_up()
     assert looks[0] and "table_emptied" not in events(cli)
@@ -373,7 +373,7 @@ def test_its_files_go(server: MySQLServer, database: str, tmp_path: Path, monkey
     assert files("keyed") and files("plain")
     maintain_tables(cli.context, compact_in_threads)
     assert files("keyed") and files("plain"), "readers of the version before may still be at it"
-    monkeypatch.setattr(upkeep.vacuum_files, "__defaults__", (0.0,))
+    monkeypatch.setattr(maintenance.vacuum_files, "__defaults__", (0.0,))
     change(server, ("quiet",))
     cli.catch_up()
     assert not files("keyed") and not files("plain")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
+from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Chunk, Plan
@@ -275,7 +275,7 @@ def test_beside_a_ddl(server: MySQLServer, cli: Cli, monkeypatch: pytest.MonkeyP
         return looks(context, plan, names) if altered else []
 
     with monkeypatch.context() as patch:
-        patch.setattr("airflow_provider_cdc.stream.epoch.waiting", late)
+        patch.setattr("airflow_provider_cdc.stream.epoch.list_pending_reads", late)
         cli.catch_up()
     assert differences(server, cli, "number")
     with cli.opened() as (_, store):

@@ -15,8 +15,8 @@ from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.observe.status import read_status
-from airflow_provider_cdc.resnapshot import exchange as exchanging
 from airflow_provider_cdc.resnapshot import membership, suspension
+from airflow_provider_cdc.resnapshot import overwrite as exchanging
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from airflow_provider_cdc.system import failpoints

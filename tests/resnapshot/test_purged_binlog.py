@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
+from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, OtherHistoryError, PurgedError

@@ -24,7 +24,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.apply.applier import stream_marker
-from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
+from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
@@ -556,11 +556,11 @@ def test_a_reader_elsewhere_is_followed_when_its_heart_stands_still(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own clock is wrong by a day; that it moves is all that counts."""
-    monkeypatch.setattr(claims, "LOST_SECONDS", 2.0)
+    monkeypatch.setattr(claims, "LOST_AFTER_SECONDS", 2.0)
     with world.cli.opened() as (context, store):
         plan = context.ensure_plan(store)
         key = plan.pipeline, 1, 0
-        monkeypatch.setattr("airflow_provider_cdc.state.snapshots.now", skewed)
+        monkeypatch.setattr("airflow_provider_cdc.state.snapshots.utc_now", skewed)
         assert store.claim_group(*key, holder="a task [elsewhere 1 1]") == 1
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(world.run, 0)
@@ -576,7 +576,7 @@ def test_a_reader_elsewhere_is_followed_when_its_heart_stands_still(
 
 def test_nobody_is_followed_while_nothing_can_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the heart of a reader stood still proves nothing then."""
-    monkeypatch.setattr(claims, "LOST_SECONDS", 3.0)
+    monkeypatch.setattr(claims, "LOST_AFTER_SECONDS", 3.0)
     with world.cli.opened() as (context, store):
         plan = context.ensure_plan(store)
         assert store.claim_group(plan.pipeline, 1, 0, holder="a task [elsewhere 1 1]") == 1

@@ -14,7 +14,7 @@ from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.mysql.chunks import keyless, planner
 from airflow_provider_cdc.mysql.client import session
-from airflow_provider_cdc.resnapshot import table as resnapshot
+from airflow_provider_cdc.resnapshot import whole_table as resnapshot
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from airflow_provider_cdc.verify.run import verify_tables
@@ -197,7 +197,7 @@ def test_not_there_for_a_moment(
         finally:
             run(server, ddl.pop(0))
 
-    monkeypatch.setattr(keyless, "rows", rows)
+    monkeypatch.setattr(keyless, "query_rows", rows)
     assert cli.resnapshot("d.plain") == "staged"
 
 

@@ -17,7 +17,7 @@ from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import CdcError, TableSuspendedError
-from airflow_provider_cdc.resnapshot import exchange as exchanging
+from airflow_provider_cdc.resnapshot import overwrite as exchanging
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import staged_reads as reread
 from airflow_provider_cdc.resnapshot import suspension

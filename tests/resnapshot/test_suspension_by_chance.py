@@ -21,8 +21,8 @@ import pytest
 
 from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
-from airflow_provider_cdc.apply import task as batches
-from airflow_provider_cdc.chunk_groups import groups
+from airflow_provider_cdc.apply import stream_job as batches
+from airflow_provider_cdc.chunk_groups import chunk_group
 from airflow_provider_cdc.chunk_groups import task as slices
 from airflow_provider_cdc.model.errors import (
     CdcError,
@@ -34,7 +34,7 @@ from airflow_provider_cdc.model.errors import (
 from airflow_provider_cdc.model.plan_history import Rejoin, Suspension
 from airflow_provider_cdc.model.schema import INTEGER_TYPES, TEXT_TYPES
 from airflow_provider_cdc.mysql.chunks import chunk, keyless
-from airflow_provider_cdc.resnapshot import exchange as exchanging
+from airflow_provider_cdc.resnapshot import overwrite as exchanging
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import staged_reads as reread
 from airflow_provider_cdc.resnapshot import suspension
@@ -60,7 +60,7 @@ _MORE = 20
 _DATABASE = "chance_s"
 #: Seeds of schedules whose copies do not take over all that the source does begin here.
 _POLICIES = 100
-_MODULES = (apply, reread, exchanging, staged, schema_changes, suspension, batches, slices, groups, chunk, keyless)
+_MODULES = (apply, reread, exchanging, staged, schema_changes, suspension, batches, slices, chunk_group, chunk, keyless)
 #: What may become of a table that an operator reads again while it is altered.
 _REFUSED = ("no longer exists", "was altered", "altered all the time", "cannot be published", "has changed")
 #: The same where some rows are to be read.
@@ -259,7 +259,7 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         with suppress(Killed):
             go(self)
 
-    monkeypatch.setattr(rereading.ResnapshotWorker, "_go", ends)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_loop", ends)
     server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
     server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
     found = World(server, tmp_path, seed)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError, TransientError
-from airflow_provider_cdc.resnapshot import table as resnapshot
+from airflow_provider_cdc.resnapshot import whole_table as resnapshot
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.runtime.run_context import SilentReporter
 from airflow_provider_cdc.state.models import EventRow
@@ -60,7 +60,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[], Exception | Non
             raise error
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(rereading, "read_table", read_table)
+    monkeypatch.setattr(rereading, "stage_table", read_table)
 
 
 def test_what_goes_well_is_not_counted(cli: Cli, mysql_server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> None:

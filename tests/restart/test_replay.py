@@ -15,13 +15,13 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply.applier import epoch_fence
-from airflow_provider_cdc.chunk_groups import groups
+from airflow_provider_cdc.chunk_groups import chunk_group
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.delta.merge.merge import ChangeMerger
+from airflow_provider_cdc.sinks.delta.merge.change_merger import ChangeMerger
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.snapshot import run as snapshot
@@ -63,7 +63,7 @@ class World:
 
     @property
     def targets(self) -> list[DeltaSinkTable]:
-        return [as_delta(table) for table in groups.open_sink_tables(self.context, self.context.require_plan())]
+        return [as_delta(table) for table in chunk_group.open_sink_tables(self.context, self.context.require_plan())]
 
     def take_snapshot(self) -> None:
         snapshot.run_snapshot(self.context, self.store, self.context.ensure_plan(self.store), run_in_threads)
@@ -284,7 +284,7 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
         return actions
 
     monkeypatch.setattr(apply, "failpoint", take_over)
-    monkeypatch.setattr(ChangeMerger, "of", merge)
+    monkeypatch.setattr(ChangeMerger, "plan_edit", merge)
     with pytest.raises(FencedError):
         old.apply_batch(staged)
     assert taken and world.ids() == held[0]
@@ -303,7 +303,7 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
     older = epoch.job.stage_range(epoch.section_start, middle, "0")
     world.write("DELETE FROM a WHERE id = 100", "INSERT INTO a VALUES (101, 1)")
     newer = epoch.job.stage_range(epoch.section_start, world.end(epoch, middle), "1")
-    held = groups.read_coverage(world.context, epoch.plan, world.targets) or []
+    held = chunk_group.read_coverage(world.context, epoch.plan, world.targets) or []
     progress = world.context.sink.resume_point()
     twin = apply.Applier(world.context, epoch.plan, world.targets, held, progress, epoch.number)
     moments: list[str] = []
@@ -326,16 +326,16 @@ def test_a_group_that_is_published_twice(world: World) -> None:
     """Of two attempts the first one's files and watermarks stand."""
     world.take_snapshot()
     plan = world.context.require_plan()
-    held = groups.read_coverage(world.context, plan, world.targets)
+    held = chunk_group.read_coverage(world.context, plan, world.targets)
     world.write("UPDATE a SET v = 99")
-    first = groups.ChunkGroup(world.context, plan, 0).read_manifest(1)
+    first = chunk_group.ChunkGroup(world.context, plan, 0).read_manifest(1)
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
     for chunk in (chunk for entry in late for chunk in entry["chunks"]):
         chunk["hw"][1] += 1
     before = [target.load_log().version for target in world.targets]
-    groups.ChunkGroup(world.context, plan, 0, world.targets).publish(2, late)
+    chunk_group.ChunkGroup(world.context, plan, 0, world.targets).publish(2, late)
     assert [target.load_log().version for target in world.targets] == before
-    assert groups.read_coverage(world.context, plan, world.targets) == held
+    assert chunk_group.read_coverage(world.context, plan, world.targets) == held
     stream.run_epoch_in_process(world.begin())
     assert not world.differences()
 
@@ -344,17 +344,17 @@ def test_two_processes_with_one_number(world: World) -> None:
     """The bookkeeping was lost between their starts, and both have read the group: the first manifest stands."""
     world.take_snapshot()
     plan = world.context.require_plan()
-    first = groups.ChunkGroup(world.context, plan, 0).read_manifest(1)
+    first = chunk_group.ChunkGroup(world.context, plan, 0).read_manifest(1)
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
-    assert groups.ChunkGroup(world.context, plan, 0).write_manifest(1, late) == first
-    assert groups.ChunkGroup(world.context, plan, 0).read_manifest(1) == first
+    assert chunk_group.ChunkGroup(world.context, plan, 0).write_manifest(1, late) == first
+    assert chunk_group.ChunkGroup(world.context, plan, 0).read_manifest(1) == first
 
 
 def test_an_older_snapshot(world: World) -> None:
     plan = world.context.ensure_plan(world.store)
     for target in world.targets:
         target.create(plan.pipeline)
-        fence = groups.generation_fence(plan, 0)
+        fence = chunk_group.generation_fence(plan, 0)
         target.raise_fence(Fence(fence.name, fence.value + 1))
     with pytest.raises(FencedError):
         world.take_snapshot()
@@ -369,7 +369,7 @@ def test_attempts_go_on_counting_without_the_bookkeeping(world: World, nursery: 
     world.lake.lose("bookkeeping")
     world.take_snapshot()
     assert manifest.stat().st_mtime_ns == before
-    app = groups.group_marker(world.context.require_plan(), 0)
+    app = chunk_group.group_marker(world.context.require_plan(), 0)
     assert [target.markers().get(app) for target in world.targets] == [1, 2]
     stream.run_epoch_in_process(world.begin())
     assert not world.differences()

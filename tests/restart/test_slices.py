@@ -16,14 +16,14 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.chunk_groups import task as slices
-from airflow_provider_cdc.chunk_groups.groups import ChunkGroup
+from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.chunks import chunk as chunk_reader
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.snapshot.binlog_guard import RetentionGuard
+from airflow_provider_cdc.snapshot.retention_guard import RetentionGuard
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import SNAPSHOT
@@ -176,7 +176,7 @@ def test_a_binlog_that_was_purged_in_the_meantime(
                 # It stands still at once, and not when all is read and the stream begins.
                 with pytest.raises(TerminalError, match="is no longer on the server"):
                     world.run()
-                monkeypatch.setattr(RetentionGuard, "look", lambda _: None)
+                monkeypatch.setattr(RetentionGuard, "check", lambda _: None)
             assert world.run().outcome == "published"
             assert world.read.pop().slice_numbers == missing
             world = make_again(world, tmp_path / "again")

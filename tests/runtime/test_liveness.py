@@ -88,7 +88,7 @@ def test_a_stream_that_is_dead_stops_nobody(
     opened: tuple[RunContext, StateDatabase], ahead: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, store = opened
-    monkeypatch.setattr(context, "watcher", impatient(monkeypatch))
+    monkeypatch.setattr(context, "liveness", impatient(monkeypatch))
     number = stream_elsewhere(store, ahead)
     began = time.monotonic()
     found = read_status(context)
@@ -99,7 +99,7 @@ def test_a_stream_that_is_dead_stops_nobody(
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> liveness.LivenessMonitor:
-    monkeypatch.setattr(liveness, "LOST_SECONDS", 3.0)
+    monkeypatch.setattr(liveness, "LOST_AFTER_SECONDS", 3.0)
     return liveness.LivenessMonitor()
 
 
@@ -155,7 +155,7 @@ def test_it_is_alive_while_it_begins(opened: tuple[RunContext, StateDatabase], m
             time.sleep(1.2)
         return at
 
-    monkeypatch.setattr(resuming, "resume", slow)
+    monkeypatch.setattr(resuming, "check_resume_offset", slow)
     begin_epoch(context, store, catch_up=True)
     assert beats == sorted(set(beats)) and len(beats) == 3
 

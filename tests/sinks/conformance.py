@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from airflow_provider_cdc.config.deletes import IGNORE, SOFT, DeletePolicy
+from airflow_provider_cdc.config.delete_policy import IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.multiset import MissingRowsError, net_change
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline

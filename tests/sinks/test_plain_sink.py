@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.config.deletes import DeletePolicy
+from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
 from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
 from tests.sinks.conformance import SinkConformance, failing, preceded

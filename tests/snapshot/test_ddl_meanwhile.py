@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.chunk_groups import groups
+from airflow_provider_cdc.chunk_groups import chunk_group
 from airflow_provider_cdc.model.errors import CdcError, TableAlteredError, TerminalError
 from airflow_provider_cdc.mysql.chunks import chunk as chunk_module
 from airflow_provider_cdc.verify.run import verify_tables
@@ -153,7 +153,7 @@ def test_a_part_that_is_published_stops(
             if done[0] == 1 and name == "group.after_commit":
                 cursor.execute("ALTER TABLE t ADD COLUMN w INT")
 
-        monkeypatch.setattr(groups, "failpoint", failpoint)
+        monkeypatch.setattr(chunk_group, "failpoint", failpoint)
         for _ in range(2):
             with pytest.raises(TableAlteredError, match=r"table d\.t was altered.*at .*binlog\..*published") as caught:
                 cli.snapshot()

@@ -15,14 +15,14 @@ from rich.console import Console
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.progress import ChunkProgress
-from airflow_provider_cdc.observe.progress_bar import BarReporter, LineReporter
-from airflow_provider_cdc.sinks.files.notes import AttemptSignals
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.observe.reporters import BarReporter, LineReporter
+from airflow_provider_cdc.sinks.files.attempt_signals import AttemptSignals
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.snapshot.progress import group_progress, snapshot_progress, table_totals
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.state.models import ChunkGroupRow
 from tests.mysql.client.test_throttle import busy
-from tests.snapshot.test_binlog_guard import fill, reading
+from tests.snapshot.test_retention_guard import fill, reading
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 

@@ -88,7 +88,7 @@ def test_the_driver_of_a_loopback_master_listens_on_loopback_only() -> None:
 SESSION = """
 import contextlib, json, os, sys, urllib.request
 from pathlib import Path
-from airflow_provider_cdc.spark.session import start, ui_address
+from airflow_provider_cdc.spark.session import start_session, ui_address
 
 def sockets(pid):
     '''Addresses that a process listens on, as the kernel has them.'''
@@ -103,7 +103,7 @@ def sockets(pid):
                 yield word[1].rpartition(":")[0], int(word[1].rpartition(":")[2], 16)
 
 secret = sys.stdin.read()
-spark = start("page", "local[2]", {"spark.sql.shuffle.partitions": "3"}, ui=True)
+spark = start_session("page", "local[2]", {"spark.sql.shuffle.partitions": "3"}, ui=True)
 java = spark.sparkContext._gateway.proc.pid
 page = ui_address(spark)
 served = "http://127.0.0.1:" + page.rpartition(":")[2]
@@ -191,10 +191,10 @@ def test_a_session_with_its_page(tmp_path: Path, public: str | None) -> None:
 
 KILLED = """
 from airflow_provider_cdc.system.processes import kill_session
-from airflow_provider_cdc.spark.session import start
+from airflow_provider_cdc.spark.session import start_session
 import os
 
-spark = start("killed", "local[2]")
+spark = start_session("killed", "local[2]")
 assert spark.range(10).count() == 10
 kill_session(os.getsid(0))
 """
@@ -228,10 +228,10 @@ from airflow_provider_cdc.model.errors import CdcError
 import airflow_provider_cdc.spark.session as session
 
 # Nobody to connect to on another host here: the session is a local one that is held to the rule of a remote one.
-session.is_loopback = lambda master: False
-for conf in ({}, {"spark.authenticate": "true"}, {key: "true" for key in session.ENCRYPTION}):
+session.is_loopback_master = lambda master: False
+for conf in ({}, {"spark.authenticate": "true"}, {key: "true" for key in session.ENCRYPTION_SETTINGS}):
     try:
-        spark = session.start("p", "local[1]", conf)
+        spark = session.start_session("p", "local[1]", conf)
         print("started", session.ui_address(spark))
         spark.stop()
     except CdcError as error:
@@ -278,8 +278,8 @@ def test_a_cluster_without_room_is_no_silence() -> None:
 import sys
 from airflow_provider_cdc.spark import session
 session._WAITING_SECONDS = 3
-spark = session.start("waits", sys.argv[1], {"spark.cores.max": "1", "spark.executor.memory": "512m"})
-with session.told_of_waiting(spark, lambda text: print(text, flush=True)):
+spark = session.start_session("waits", sys.argv[1], {"spark.cores.max": "1", "spark.executor.memory": "512m"})
+with session.warn_while_waiting(spark, lambda text: print(text, flush=True)):
     print("begins", flush=True)
     print(spark.range(10).rdd.map(lambda row: row[0]).sum(), flush=True)
     print("works", flush=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, MetaData, create_engine, insert, make_url, select, update
 
-from airflow_provider_cdc.airflow.triggers.bookkeeping import SharedStateDatabase
+from airflow_provider_cdc.airflow.triggers.state_database import SharedStateDatabase
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.state.engine import make_engine

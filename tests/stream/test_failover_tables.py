@@ -17,8 +17,8 @@ from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import TableSuspendedError, TransientError
 from airflow_provider_cdc.resnapshot import dropped_tables as dropping
-from airflow_provider_cdc.resnapshot import exchange as exchanging
 from airflow_provider_cdc.resnapshot import membership, suspension
+from airflow_provider_cdc.resnapshot import overwrite as exchanging
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.system.failpoints import ADDED_TABLE, SCHEMA_CHANGES
@@ -50,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with contextlib.suppress(Killed):
             go(self)
 
-    monkeypatch.setattr(rereading.ResnapshotWorker, "_go", ends)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_loop", ends)
     yield
 
 

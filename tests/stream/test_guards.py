@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.client.session import connect, query_rows
-from airflow_provider_cdc.mysql.positions.watermark import take_low_watermark
+from airflow_provider_cdc.mysql.positions.watermarks import take_low_watermark
 from airflow_provider_cdc.preflight import run as preflight
 from airflow_provider_cdc.preflight.check_result import CheckResult
 from airflow_provider_cdc.preflight.server import check_server

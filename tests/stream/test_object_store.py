@@ -15,10 +15,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.apply.applier import epoch_fence
-from airflow_provider_cdc.chunk_groups.groups import open_sink_tables
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.maintenance import upkeep
+from airflow_provider_cdc.maintenance import table_maintenance
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.runtime.run_context import RunContext
@@ -163,7 +163,7 @@ def test_what_status_says_of_the_store_is_what_the_store_has_seen(
     assert found["snapshot"]["traffic"] == sum_counts(group["traffic"] for group in found["groups"])
     assert found["snapshot"]["traffic"] == counted_by(world.snapshot)
 
-    monkeypatch.setattr(upkeep, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(table_maintenance, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(
         epoch_module, "_PUBLISH_CHECK_SECONDS", 3600
     )  # looks for groups that were read again are not counted

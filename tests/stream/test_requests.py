@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.errors import TableSuspendedError
-from airflow_provider_cdc.model.step_kinds import REQUESTED
+from airflow_provider_cdc.model.suspension_kinds import REQUESTED
 from airflow_provider_cdc.observe.alert_rules import SUSPENDED, AlertLimits
 from airflow_provider_cdc.observe.alerts import find_alert_changes
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.runtime.liveness import Heartbeat
-from airflow_provider_cdc.runtime.requests import RequestInbox
+from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.state import ControlRequestRow, EpochRow, StateDatabase
 from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process

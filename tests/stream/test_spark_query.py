@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.apply.task import merge_manifests
+from airflow_provider_cdc.apply.stream_job import merge_manifests
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.spark.session import start_session
 from airflow_provider_cdc.stream.epoch import Epoch
@@ -164,7 +164,7 @@ def test_one_query_carries_all_sections(
         begun.append(args[0].section)
         begin(self, *args)
 
-    monkeypatch.setattr(StreamQuery, "_begin", count)
+    monkeypatch.setattr(StreamQuery, "_start_query", count)
     cli.value["stream"] = {"on_table_error": "suspend"}
     cli.write()
 
@@ -222,7 +222,7 @@ def test_what_suspends_a_table_does_not_end_the_query(
         stopped.append(self._section)
         stop(self)
 
-    monkeypatch.setattr(StreamQuery, "_begin", count)
+    monkeypatch.setattr(StreamQuery, "_start_query", count)
     monkeypatch.setattr(StreamQuery, "_stop", count_too)
     with cli.epoch() as epoch:
         run_epoch_on_spark(epoch, spark)
@@ -283,7 +283,7 @@ def test_a_pause_lets_go_of_the_source(
         begun.append(args[0].section)
         begin(self, *args)
 
-    monkeypatch.setattr(StreamQuery, "_begin", count)
+    monkeypatch.setattr(StreamQuery, "_start_query", count)
     sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
 
     def dumps() -> int:
@@ -317,7 +317,7 @@ def test_a_pause_lets_go_of_the_source(
     failed: list[BaseException] = []
     with cli.epoch() as epoch:
         epoch.target = None
-        monkeypatch.setattr(epoch.inbox, "hear", lambda _: None)
+        monkeypatch.setattr(epoch.inbox, "receive_reply", lambda _: None)
         thread = threading.Thread(target=go_on, args=(epoch,))
         thread.start()
         run_epoch_on_spark(epoch, spark)

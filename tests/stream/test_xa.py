@@ -18,8 +18,8 @@ from airflow_provider_cdc.mysql.binlog.events.spill import spill_to_disk
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.chunks import chunk as chunk_module
 from airflow_provider_cdc.mysql.chunks import window_reader as windows
-from airflow_provider_cdc.mysql.positions import p0, watermark
-from airflow_provider_cdc.mysql.positions.watermark import _MariaDbWatermarks, _MySqlWatermarks, take_low_watermark
+from airflow_provider_cdc.mysql.positions import p0, watermarks
+from airflow_provider_cdc.mysql.positions.watermarks import _MariaDbWatermarks, _MySqlWatermarks, take_low_watermark
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
@@ -190,8 +190,8 @@ def test_around_the_snapshot(
 
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """XA transactions are in the binlog a moment before they are listed, so any may be open though none is listed."""
-    for module in (p0, watermark):
-        monkeypatch.setattr(module, "open_xa", lambda _: frozenset())
+    for module in (p0, watermarks):
+        monkeypatch.setattr(module, "open_xa_transactions", lambda _: frozenset())
 
 
 def test_open_for_long_before_the_snapshot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_a_name_that_is_used_again_between_two_windows(
 ) -> None:
     """Whether what lies between them is read or left out."""
     monkeypatch.setattr(windows, "_SKIP_BYTES", skip)
-    monkeypatch.setattr(watermark, "_REUSE_SECONDS", 0.0)
+    monkeypatch.setattr(watermarks, "_REUSE_SECONDS", 0.0)
     seen: list[str] = []
 
     def failpoint(name: str) -> None:
@@ -394,7 +394,7 @@ def test_rows_that_wait_do_not_stay_in_memory(world: World, monkeypatch: pytest.
         assert found == list(parts) and not {id(part.obj) for part in found} & {id(part.obj) for part in parts}
         return found
 
-    monkeypatch.setattr(transactions, "spill", counted)
+    monkeypatch.setattr(transactions, "spill_to_disk", counted)
     monkeypatch.setattr(transactions, "_MAX_HELD_BYTES", 2000)
     monkeypatch.setattr(binlog_reader, "_MAX_UNTAKEN_BYTES", 1000)
     # Several events each: one holds at most 8 kB of rows.

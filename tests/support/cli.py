@@ -20,7 +20,7 @@ import yaml
 from sqlalchemy import Connection, event
 
 from airflow_provider_cdc import cli as command_line
-from airflow_provider_cdc.chunk_groups.groups import TaskRequest
+from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.cli import base
 from airflow_provider_cdc.config import Pipeline

@@ -31,7 +31,7 @@ from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.mysql.chunks import chunk
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.spark import session

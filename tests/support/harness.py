@@ -41,7 +41,7 @@ from airflow_provider_cdc import cli
 from airflow_provider_cdc.chunk_groups import spark_job as snapshot_job
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.maintenance import upkeep
+from airflow_provider_cdc.maintenance import table_maintenance
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.mysql.resultset import reader  # noqa: F401
 from airflow_provider_cdc.observe.observer import snapshot_observer
@@ -412,7 +412,12 @@ def _child(order: dict[str, Any]) -> int:
 
 def _nursery() -> None:
     # Short runs compact, too.
-    compaction.FANOUT, compaction.MIN_FANOUT, compaction.MAX_DEAD_SHARE, upkeep._POLL_SECONDS = 4, 3, 0.1, 0.5
+    compaction.FANOUT, compaction.MIN_FANOUT, compaction.MAX_DEAD_SHARE, table_maintenance._POLL_SECONDS = (
+        4,
+        3,
+        0.1,
+        0.5,
+    )
     # And they do not wait for a table that is gone, was created, or is altered just now.
     rereading._MISSING_SECONDS, rereading._CATALOG_SECONDS, rereading._RETRY_SECONDS = 0.5, 0.5, 0.2
     epoch._PUBLISH_CHECK_SECONDS = 0.5

@@ -96,7 +96,7 @@ class Guarded:
 
     def put(self, content: bytes) -> Any:
         """The content, followed by nothing but the slack that the machine code asks for."""
-        from airflow_provider_cdc.mysql.resultset import kernel
+        from airflow_provider_cdc.native.primitives import PADDING
 
         size = len(content) + PADDING
         place = self.bytes[len(self.bytes) - size :]
@@ -113,23 +113,25 @@ def _space() -> Any:
 
 
 def _read(data: Any, size: int, row: int, space: Any, state: Any) -> int:
-    from airflow_provider_cdc.mysql.resultset import kernel
+    from airflow_provider_cdc.mysql.resultset import row_kernel
 
     while True:
-        why = int(kernel.read_row(data, 0, size, space.lines, row, state))
-        if why != kernel.NEED_ROOM:
+        why = int(row_kernel.read_row(data, 0, size, space.lines, row, state))
+        if why != row_kernel.NEED_ROOM:
             return why
-        assert state[kernel.WANTED_BYTES] <= size + space.lines[state[kernel.FAILED_COLUMN], kernel.CAPACITY]
-        space.make_room(int(state[kernel.FAILED_COLUMN]), int(state[kernel.WANTED_BYTES]))
+        assert (
+            state[row_kernel.WANTED_BYTES] <= size + space.lines[state[row_kernel.FAILED_COLUMN], row_kernel.CAPACITY]
+        )
+        space.make_room(int(state[row_kernel.FAILED_COLUMN]), int(state[row_kernel.WANTED_BYTES]))
 
 
 def mangle(seed: int, tries: int = 20_000) -> None:
     """Read rows that are cut off, or have bytes changed, put in or taken out."""
     import numpy as np
 
-    from airflow_provider_cdc.mysql.resultset import kernel
+    from airflow_provider_cdc.mysql.resultset import row_kernel
 
-    pick, memory, state = random.Random(seed), Guarded(1 << 18), np.zeros(kernel.STATE_SIZE, np.int64)
+    pick, memory, state = random.Random(seed), Guarded(1 << 18), np.zeros(row_kernel.STATE_SIZE, np.int64)
     rows, space, found = rows_of_all_kinds(pick), _space(), collections.Counter[str]()
     for n in range(tries):
         row = bytearray(pick.choice(rows))
@@ -147,13 +149,13 @@ def mangle(seed: int, tries: int = 20_000) -> None:
             else:
                 del row[at : at + pick.randrange(1, 9)]
         why = _read(memory.put(bytes(row)), len(row), 0, space, state)
-        found["read" if why == kernel.ROW_READ else "refused"] += 1
+        found["read" if why == row_kernel.ROW_READ else "refused"] += 1
         # The same as a packet: whatever its header says, nothing behind the end is touched.
         size = pick.choice([len(row), len(row), 0, pick.randrange(1 << 24), 0xFFFFFF])
         packet = struct.pack("<I", size)[:3] + bytes([pick.choice([0, 0, 0, 7])]) + row
         state[:] = 0
-        why = kernel.read_rows(memory.put(packet), len(packet), space.lines, space.rows, state)
-        assert 0 <= state[kernel.DATA_AT] <= len(packet) and state[kernel.ROW] <= 1, why
+        why = row_kernel.read_rows(memory.put(packet), len(packet), space.lines, space.rows, state)
+        assert 0 <= state[row_kernel.DATA_AT] <= len(packet) and state[row_kernel.ROW] <= 1, why
     for name, count in found.items():
         print(name, count)
 
@@ -162,13 +164,13 @@ def read(seed: int) -> None:
     """Read rows, and compare them with what struct makes of them."""
     import numpy as np
 
-    from airflow_provider_cdc.mysql.resultset import kernel
+    from airflow_provider_cdc.mysql.resultset import row_kernel
 
-    pick, state, space = random.Random(seed), np.zeros(kernel.STATE_SIZE, np.int64), _space()
+    pick, state, space = random.Random(seed), np.zeros(row_kernel.STATE_SIZE, np.int64), _space()
     rows = rows_of_all_kinds(pick)
     memory = Guarded(1 << 18)
     for n, row in enumerate(rows):
-        assert _read(memory.put(row), len(row), n, space, state) == kernel.ROW_READ
+        assert _read(memory.put(row), len(row), n, space, state) == row_kernel.ROW_READ
     batch = space.take(len(rows))
     batch.validate(full=True)
     for n, row in enumerate(rows):
@@ -189,10 +191,10 @@ def main() -> None:
 
         print(cache_folder(Path(__file__)))
     elif command == "hits":
-        from airflow_provider_cdc.mysql.resultset import kernel
+        from airflow_provider_cdc.native.primitives import PADDING
 
         made: Any
-        for made in (kernel.read_row, kernel.read_rows):
+        for made in (row_kernel.read_row, row_kernel.read_rows):
             print(sum(made.stats.cache_hits.values()), sum(made.stats.cache_misses.values()))
     else:
         {"mangle": mangle, "read": read}[command](int(rest[0]))

@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.config.deletes import ALL_HARD, HARD, SOFT, DeletePolicy
+from airflow_provider_cdc.config.delete_policy import ALL_HARD, HARD, SOFT, DeletePolicy
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
-from airflow_provider_cdc.model.kept_rows import RetainedRowsLoss, why_not_retainable
 from airflow_provider_cdc.model.multiset import find_removed_rows, without_removed_rows
 from airflow_provider_cdc.model.offset import Offset, Timeline
+from airflow_provider_cdc.model.row_retention import RetainedRowsLoss, why_not_retainable
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TableSchema
+from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.layout import Layout
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.staging import FileChangeStaging
 from airflow_provider_cdc.sinks.protocol import (
     Change,
     DecideChange,

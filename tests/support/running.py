@@ -59,10 +59,10 @@ TOGETHER = {
     "tests/in_airflow/test_outages.py": "disturbed",
     "tests/in_airflow/test_page.py": "disturbed",
     "tests/in_airflow/test_windows.py": "disturbed",
-    "tests/ui/test_acts.py": "page",
+    "tests/ui/test_action_rules.py": "page",
     "tests/ui/test_browser.py": "page",
-    "tests/ui/test_declared.py": "page",
-    "tests/ui/test_rates.py": "page",
+    "tests/ui/test_declared_tasks.py": "page",
+    "tests/ui/test_change_rates.py": "page",
     "tests/ui/test_rights.py": "page",
 }
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.plan import Plan, cut_into_slices

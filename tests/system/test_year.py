@@ -24,9 +24,9 @@ import pytest
 
 from airflow_provider_cdc.apply.applier import ended_epoch_fence, epoch_fence, highest_epoch
 from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
-from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
-from airflow_provider_cdc.maintenance.upkeep import compact_table
-from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.maintenance.compaction_runners import run_compactions_in_threads
+from airflow_provider_cdc.maintenance.table_maintenance import compact_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import FollowedDdl, Rejoin, Suspension
@@ -34,17 +34,17 @@ from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, 
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import LONG, WireColumn
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
-from airflow_provider_cdc.mysql.binlog.walk import tables as walk_tables
+from airflow_provider_cdc.mysql.binlog.walk import change_buffers as walk_tables
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
 from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_amendments
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta import table as delta_table
-from airflow_provider_cdc.sinks.delta import upkeep
-from airflow_provider_cdc.sinks.delta.log import log as delta_log
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log import delta_log as delta_log
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.files.layout import Layout, amendment_file, read_plan
 from airflow_provider_cdc.sinks.protocol import Upsert
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import write_json, write_json_once
 from airflow_provider_cdc.state import StateDatabase, pruning
 
@@ -205,8 +205,8 @@ def check_year(folder: Path, clock: Clock, runs: int, batches: int) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Bounds that a short time gets to."""
     for module, name, value in (
-        (upkeep, "_EVERY", 10),
-        (upkeep, "OVERDUE", 20),
+        (maintenance, "_EVERY", 10),
+        (maintenance, "OVERDUE", 20),
         (delta_table, "OVERDUE", 20),
         (delta_log, "_FORGET_EVERY", 20),
         (pruning, "KEPT_RUNS", 20),

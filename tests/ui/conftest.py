@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from airflow_provider_cdc.state import StateDatabase
-from airflow_provider_cdc.ui.books import database_key
+from airflow_provider_cdc.ui.state_databases import database_key
 from tests.support.airflow_processes import Airflow
 from tests.support.browser import chromium
 from tests.ui import books

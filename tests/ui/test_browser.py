@@ -291,7 +291,7 @@ def test_inside_airflow(site: Site, browser: Browser) -> None:
 def test_two_databases_with_one_name(site: Site, tmp_path: Any) -> None:
     """The same bookkeeping reached by two names is one; another one with a pipeline of the same name is another."""
     from airflow_provider_cdc.config.connections import ResolvedConnection
-    from airflow_provider_cdc.ui.books import PageDatabases
+    from airflow_provider_cdc.ui.state_databases import PageDatabases
 
     with closing(StateDatabase.open(f"sqlite:///{tmp_path}/b.db", migrate=True)) as store:
         store.register_pipeline("shop", "another")

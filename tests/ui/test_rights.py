@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
-from airflow_provider_cdc.ui.acts import ACTIONS
+from airflow_provider_cdc.ui.action_rules import ACTIONS
 from tests.ui import books
 from tests.ui.conftest import Site
 

@@ -27,7 +27,7 @@ from airflow_provider_cdc.verify import compare as comparing
 from airflow_provider_cdc.verify import last_changes, source_scan
 from airflow_provider_cdc.verify import row_diff as same_rows
 from airflow_provider_cdc.verify.run import verify_tables
-from airflow_provider_cdc.verify.task import RowCollector, SinkScan
+from airflow_provider_cdc.verify.table_scan import RowCollector, SinkScan
 from tests.support.cli import Cli
 from tests.support.delta import delta_table, put
 from tests.support.servers import MySQLServer
@@ -259,8 +259,8 @@ def test_equal_sums_are_believed(
     cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is written before and while the source is read: nobody has to look at rows."""
-    monkeypatch.setattr(comparing, "by_key", lambda *_, **__: pytest.fail("rows are compared"))
-    monkeypatch.setattr(comparing, "by_count", lambda *_, **__: pytest.fail("rows are compared"))
+    monkeypatch.setattr(comparing, "diff_by_key", lambda *_, **__: pytest.fail("rows are compared"))
+    monkeypatch.setattr(comparing, "diff_by_count", lambda *_, **__: pytest.fail("rows are compared"))
     changes = [
         "UPDATE t SET v = CONCAT(v, '!') WHERE k < 'key 20'",
         "UPDATE t SET k = 'KEY 21' WHERE k = 'key 21'",
@@ -282,7 +282,7 @@ def test_what_differs_is_seen_in_rows_at_one_position(
     cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rows are looked at, as if all sums differed: what writers do meanwhile is no difference, the fault is."""
-    monkeypatch.setattr(BucketSums, "differing", lambda *_: np.arange(BUCKET_COUNT))
+    monkeypatch.setattr(BucketSums, "differing_buckets", lambda *_: np.arange(BUCKET_COUNT))
     damage(cli, "t", lambda rows: [{**row, "v": "stale"} if row["k"] == "key 33" else row for row in rows])
     mysql_server.session(database, "UPDATE t SET v = CONCAT(v, '!') WHERE k < 'key 20'", "DELETE FROM bare LIMIT 5")
     again = [f"UPDATE t SET v = 'again' WHERE k IN ('key 0{n}', 'key 1{n}', 'key 5{n}')" for n in range(9)]
@@ -322,7 +322,7 @@ def test_rows_are_held_portion_by_portion(
         held.append(source.num_rows)
         return compare(table, source, sink, **how)
 
-    monkeypatch.setattr(comparing, "by_key", by_key)
+    monkeypatch.setattr(comparing, "diff_by_key", by_key)
     monkeypatch.setattr(comparing, "MAX_HELD_BYTES", 300)
     found = verdict(cli, "t")
     assert found.different == 60 and len(held) > 5 and max(held) < 30 and sum(held) == 60

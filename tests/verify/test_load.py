@@ -28,7 +28,7 @@ import sys
 import pyarrow as pa
 from pathlib import Path
 from tests.support.cli import Cli
-from airflow_provider_cdc.verify.run import verify
+from airflow_provider_cdc.verify.run import verify_tables
 
 class Existing(Cli):
     def write(self):
@@ -38,8 +38,8 @@ class Server:
     def uri(self, **_):
         return sys.argv[2]
 
-(found,) = verify(Existing(Path(sys.argv[1]), Server()).context)
-assert found.equal == (sys.argv[3] == "equal"), found
+(found,) = verify_tables(Existing(Path(sys.argv[1]), Server()).context)
+assert found.is_equal == (sys.argv[3] == "equal"), found
 print(found.rows, pa.default_memory_pool().max_memory())
 """
 

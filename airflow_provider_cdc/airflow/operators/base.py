@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
-from airflow_provider_cdc.observe.progress_bar import ProgressThrottle
+from airflow_provider_cdc.observe.reporters import ProgressThrottle
 from airflow_provider_cdc.system.processes import tail_log
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.airflow.assets import REPAIR, VERIFY, declare_outlets, emit_asset_events, parse_table_label
-from airflow_provider_cdc.airflow.lineage import OpenLineageMixin
 from airflow_provider_cdc.airflow.links.cdc import SparkUiLink, push_spark_ui_link
+from airflow_provider_cdc.airflow.openlineage import OpenLineageMixin
 from airflow_provider_cdc.airflow.operators.base import (
     PipelineLike,
     PipelineOperator,
@@ -98,7 +98,7 @@ class CdcPlanChunksOperator(PipelineOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan, or look up the plan that stands."""
-        from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, published_attempts
+        from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, published_attempts
         from airflow_provider_cdc.preflight.run import require_preflight
         from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
         from airflow_provider_cdc.snapshot.run import adopt_published_groups

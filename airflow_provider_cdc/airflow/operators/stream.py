@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_cdc.airflow.assets import declare_outlets
-from airflow_provider_cdc.airflow.lineage import OpenLineageMixin
 from airflow_provider_cdc.airflow.links.cdc import SparkUiLink, push_spark_ui_link
+from airflow_provider_cdc.airflow.openlineage import OpenLineageMixin
 from airflow_provider_cdc.airflow.operators import defaults
 from airflow_provider_cdc.airflow.operators.alerts import AlertHook, AlertHooks
 from airflow_provider_cdc.airflow.operators.base import (
@@ -26,9 +26,9 @@ from airflow_provider_cdc.airflow.operators.base import (
     map_task_errors,
     task_label,
 )
-from airflow_provider_cdc.airflow.operators.pausing import parse_paused, pause_or_resume
-from airflow_provider_cdc.airflow.operators.stream_changes import apply_changed_settings
 from airflow_provider_cdc.airflow.operators.stream_end import RestartNeeded, emit_catch_up_events, judge_epoch_end
+from airflow_provider_cdc.airflow.operators.stream_pause import parse_paused, pause_or_resume
+from airflow_provider_cdc.airflow.operators.stream_settings import apply_changed_settings
 from airflow_provider_cdc.airflow.operators.stream_start import start_stream
 from airflow_provider_cdc.airflow.operators.stream_stop import request_stop
 from airflow_provider_cdc.airflow.operators.stream_watch import watch_epoch

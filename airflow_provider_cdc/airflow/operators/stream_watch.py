@@ -41,9 +41,9 @@ def watch_epoch(
     :param notify: tells people what there is to tell.
     :returns: the verdict.
     """
-    from airflow_provider_cdc.airflow.triggers.reports import StreamReporter
     from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS
     from airflow_provider_cdc.airflow.triggers.stats import send_stats as tell_stats
+    from airflow_provider_cdc.airflow.triggers.stream_reports import StreamReporter
 
     watch, stats_sent_at, by = EpochWatch(epoch), float("-inf"), task_label(context)
     reports = StreamReporter(defaults.report_seconds())

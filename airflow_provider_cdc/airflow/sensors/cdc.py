@@ -26,7 +26,7 @@ from airflow_provider_cdc.model.errors import TerminalError, TransientError, ext
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_cdc.chunk_groups.groups import SnapshotCoverage
+    from airflow_provider_cdc.chunk_groups.chunk_group import SnapshotCoverage
     from airflow_provider_cdc.model.plan import Plan
     from airflow_provider_cdc.runtime.run_context import RunContext as Work
     from airflow_provider_cdc.state import StateDatabase
@@ -114,7 +114,7 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
             return checked
 
     def _check_snapshot(self, context: Context, run_context: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
-        from airflow_provider_cdc.chunk_groups.groups import open_sink_tables, read_coverage
+        from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
         from airflow_provider_cdc.snapshot.run import adopt_published_groups
 
         with closing(run_context.open_state_database()) as store:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_cdc.airflow.triggers.bookkeeping import SharedStateDatabase, run_in_thread
-from airflow_provider_cdc.airflow.triggers.reports import StreamReporter
+from airflow_provider_cdc.airflow.triggers.state_database import SharedStateDatabase, run_in_thread
 from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS, send_stats
+from airflow_provider_cdc.airflow.triggers.stream_reports import StreamReporter
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, embed_error, error_kind, make_error
 from airflow_provider_cdc.model.supervision import EpochWatch, WatchOutcome, is_superseded_by
 from airflow_provider_cdc.observe.alerts import has_alert_changes

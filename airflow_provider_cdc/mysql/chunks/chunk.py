@@ -39,7 +39,7 @@ from airflow_provider_cdc.mysql.client.key_sql import (
 )
 from airflow_provider_cdc.mysql.client.session import query_value
 from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
-from airflow_provider_cdc.mysql.positions.watermark import Watermarks
+from airflow_provider_cdc.mysql.positions.watermarks import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.system.failpoints import failpoint
 

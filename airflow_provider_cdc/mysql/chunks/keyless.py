@@ -33,7 +33,7 @@ from airflow_provider_cdc.mysql.client.catalog import check_same_definition, tab
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.key_sql import quote_name, table_name
 from airflow_provider_cdc.mysql.client.session import query_rows
-from airflow_provider_cdc.mysql.positions.watermark import Watermarks
+from airflow_provider_cdc.mysql.positions.watermarks import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.system.failpoints import failpoint
 

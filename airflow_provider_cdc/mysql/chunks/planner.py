@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, TableChangedError, TerminalError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Chunk, Plan, PlanCost, chunks_from_bounds, number_and_group
@@ -23,7 +23,7 @@ from airflow_provider_cdc.mysql.client.catalog import (
 )
 from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, count_passed_bounds, text_literal
 from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows
-from airflow_provider_cdc.mysql.keys.bounds import ChunkBounds
+from airflow_provider_cdc.mysql.keys.chunk_bounds import ChunkBounds
 from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, with_exact_gtids, with_file_start_time
 from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.model.changes import conform_to_schema
-from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import OtherHistoryError
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
@@ -17,10 +17,10 @@ from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from airflow_provider_cdc.mysql.binlog.walk.space import KeyFilter
+from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
 from airflow_provider_cdc.mysql.client.catalog import table_altered_error
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
-from airflow_provider_cdc.mysql.positions.lookback import XaLookback
+from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
 
 #: Rather than skip more than this many bytes, connect again at the wanted position.
 _SKIP_BYTES = 32 << 20

@@ -10,14 +10,14 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.client.identity import open_xa_transactions
 from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, binlog_sizes
-from airflow_provider_cdc.mysql.positions.lookback import XaLookback
-from airflow_provider_cdc.mysql.positions.watermark import take_low_watermark, wait_until_gone
+from airflow_provider_cdc.mysql.positions.watermarks import take_low_watermark, wait_until_gone
+from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
 
 #: Seconds to wait for open XA transactions to end.
 _XA_SECONDS = 10

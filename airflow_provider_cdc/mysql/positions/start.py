@@ -16,7 +16,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import NotReadyError, TornFileError
 from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline, split_file

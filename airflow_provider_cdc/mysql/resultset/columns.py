@@ -7,7 +7,7 @@ import pyarrow as pa
 from pymysql.constants import FIELD_TYPE
 
 from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
-from airflow_provider_cdc.mysql.resultset import kernel
+from airflow_provider_cdc.mysql.resultset import row_kernel
 from airflow_provider_cdc.native import buffers
 from airflow_provider_cdc.native.buffers import copy_to_arrow, enlarge, is_utf8
 from airflow_provider_cdc.native.primitives import PADDING
@@ -19,29 +19,29 @@ _VECTORS = pa.list_(pa.float32())
 
 #: (type on the wire, unsigned) -> the Arrow type that holds every value of it, and how it is read.
 _INTEGER_TYPES: dict[tuple[int, bool], tuple[pa.DataType, int]] = {
-    (FIELD_TYPE.TINY, False): (pa.int8(), kernel.COPY_1),
-    (FIELD_TYPE.TINY, True): (pa.int16(), kernel.WIDEN_1),
-    (FIELD_TYPE.SHORT, False): (pa.int16(), kernel.COPY_2),
-    (FIELD_TYPE.SHORT, True): (pa.int32(), kernel.WIDEN_2),
-    (FIELD_TYPE.YEAR, True): (pa.int16(), kernel.COPY_2),
-    (FIELD_TYPE.INT24, False): (pa.int32(), kernel.COPY_4),
-    (FIELD_TYPE.INT24, True): (pa.int32(), kernel.COPY_4),
-    (FIELD_TYPE.LONG, False): (pa.int32(), kernel.COPY_4),
-    (FIELD_TYPE.LONG, True): (pa.int64(), kernel.WIDEN_4),
-    (FIELD_TYPE.LONGLONG, False): (pa.int64(), kernel.COPY_8),
-    (FIELD_TYPE.LONGLONG, True): (pa.decimal128(20, 0), kernel.WIDEN_8),
+    (FIELD_TYPE.TINY, False): (pa.int8(), row_kernel.COPY_1),
+    (FIELD_TYPE.TINY, True): (pa.int16(), row_kernel.WIDEN_1),
+    (FIELD_TYPE.SHORT, False): (pa.int16(), row_kernel.COPY_2),
+    (FIELD_TYPE.SHORT, True): (pa.int32(), row_kernel.WIDEN_2),
+    (FIELD_TYPE.YEAR, True): (pa.int16(), row_kernel.COPY_2),
+    (FIELD_TYPE.INT24, False): (pa.int32(), row_kernel.COPY_4),
+    (FIELD_TYPE.INT24, True): (pa.int32(), row_kernel.COPY_4),
+    (FIELD_TYPE.LONG, False): (pa.int32(), row_kernel.COPY_4),
+    (FIELD_TYPE.LONG, True): (pa.int64(), row_kernel.WIDEN_4),
+    (FIELD_TYPE.LONGLONG, False): (pa.int64(), row_kernel.COPY_8),
+    (FIELD_TYPE.LONGLONG, True): (pa.decimal128(20, 0), row_kernel.WIDEN_8),
 }
 _OTHER_TYPES: dict[int, tuple[pa.DataType, int]] = {
-    FIELD_TYPE.FLOAT: (pa.float32(), kernel.COPY_4),
-    FIELD_TYPE.DOUBLE: (pa.float64(), kernel.COPY_8),
-    FIELD_TYPE.DATE: (pa.date32(), kernel.DATE),
-    FIELD_TYPE.DATETIME: (pa.timestamp("us"), kernel.DATETIME),
-    FIELD_TYPE.TIMESTAMP: (pa.timestamp("us", tz="UTC"), kernel.DATETIME),
-    FIELD_TYPE.TIME: (pa.int64(), kernel.TIME),
-    FIELD_TYPE.JSON: (pa.string(), kernel.BYTES),
-    FIELD_TYPE.BIT: (pa.binary(), kernel.BYTES),
-    FIELD_TYPE.GEOMETRY: (pa.binary(), kernel.BYTES),
-    _VECTOR: (_VECTORS, kernel.BYTES),
+    FIELD_TYPE.FLOAT: (pa.float32(), row_kernel.COPY_4),
+    FIELD_TYPE.DOUBLE: (pa.float64(), row_kernel.COPY_8),
+    FIELD_TYPE.DATE: (pa.date32(), row_kernel.DATE),
+    FIELD_TYPE.DATETIME: (pa.timestamp("us"), row_kernel.DATETIME),
+    FIELD_TYPE.TIMESTAMP: (pa.timestamp("us", tz="UTC"), row_kernel.DATETIME),
+    FIELD_TYPE.TIME: (pa.int64(), row_kernel.TIME),
+    FIELD_TYPE.JSON: (pa.string(), row_kernel.BYTES),
+    FIELD_TYPE.BIT: (pa.binary(), row_kernel.BYTES),
+    FIELD_TYPE.GEOMETRY: (pa.binary(), row_kernel.BYTES),
+    _VECTOR: (_VECTORS, row_kernel.BYTES),
 }
 _STRINGS = {
     FIELD_TYPE.VARCHAR,
@@ -53,18 +53,18 @@ _STRINGS = {
     FIELD_TYPE.BLOB,
 }
 _WIDTHS = {
-    kernel.COPY_1: 1,
-    kernel.COPY_2: 2,
-    kernel.COPY_4: 4,
-    kernel.COPY_8: 8,
-    kernel.WIDEN_1: 2,
-    kernel.WIDEN_2: 4,
-    kernel.WIDEN_4: 8,
-    kernel.WIDEN_8: 16,
-    kernel.DATE: 4,
-    kernel.DATETIME: 8,
-    kernel.TIME: 8,
-    kernel.DECIMAL: 16,
+    row_kernel.COPY_1: 1,
+    row_kernel.COPY_2: 2,
+    row_kernel.COPY_4: 4,
+    row_kernel.COPY_8: 8,
+    row_kernel.WIDEN_1: 2,
+    row_kernel.WIDEN_2: 4,
+    row_kernel.WIDEN_4: 8,
+    row_kernel.WIDEN_8: 16,
+    row_kernel.DATE: 4,
+    row_kernel.DATETIME: 8,
+    row_kernel.TIME: 8,
+    row_kernel.DECIMAL: 16,
 }
 
 _FIRST_ROWS, _FIRST_BYTES = 1024, 1024
@@ -78,12 +78,12 @@ def column_kind(type_code: int, flags: int, charset: int, scale: int, wanted: pa
     """
     if type_code == FIELD_TYPE.NEWDECIMAL:
         if pa.types.is_decimal128(wanted):
-            return (kernel.DECIMAL, scale) if wanted.scale == scale else None
-        return (kernel.BYTES, 0) if wanted == pa.string() else None
+            return (row_kernel.DECIMAL, scale) if wanted.scale == scale else None
+        return (row_kernel.BYTES, 0) if wanted == pa.string() else None
     if type_code in _STRINGS:
         # MariaDB sends vectors as bytes.
         right = wanted in (pa.binary(), _VECTORS) if charset == _BINARY else wanted == pa.string()
-        return (kernel.BYTES, 0) if right else None
+        return (row_kernel.BYTES, 0) if right else None
     type_and_kind = _INTEGER_TYPES.get((type_code, bool(flags & _UNSIGNED))) or _OTHER_TYPES.get(type_code)
     return (type_and_kind[1], 0) if type_and_kind is not None and type_and_kind[0] == wanted else None
 
@@ -98,14 +98,14 @@ class ColumnBuffers:
     def __init__(self, schema: pa.Schema, kinds: tuple[tuple[int, int], ...]) -> None:
         self.schema, self.kinds, self.row_capacity = schema, kinds, 0
         #: What the kernel is told of the columns: addresses of the arrays below, and how much room they have.
-        self.column_lines = np.zeros((len(kinds), kernel.COLUMN_FIELDS), np.int64)
+        self.column_lines = np.zeros((len(kinds), row_kernel.COLUMN_FIELDS), np.int64)
         self._values = [np.zeros(0, np.uint8)] * len(kinds)
         self._offsets = [np.zeros(1, np.int32)] * len(kinds)
         self._validity = [np.zeros(0, np.uint8)] * len(kinds)
-        self.column_lines[:, kernel.KIND] = [kind for kind, _ in kinds]
-        self.column_lines[:, kernel.SCALE] = [scale for _, scale in kinds]
+        self.column_lines[:, row_kernel.KIND] = [kind for kind, _ in kinds]
+        self.column_lines[:, row_kernel.SCALE] = [scale for _, scale in kinds]
         for i, (kind, _) in enumerate(kinds):
-            if kind == kernel.BYTES:
+            if kind == row_kernel.BYTES:
                 self.grow_column(i, _FIRST_BYTES)
         self.grow_rows(_FIRST_ROWS)
 
@@ -119,7 +119,7 @@ class ColumnBuffers:
         self.row_capacity = rows or 2 * self.row_capacity
         for i, (kind, _) in enumerate(self.kinds):
             self._validity[i] = enlarge(self._validity[i], self.row_capacity // 8 + 1, 0xFF)
-            if kind == kernel.BYTES:
+            if kind == row_kernel.BYTES:
                 self._offsets[i] = enlarge(self._offsets[i], self.row_capacity + 1)
             else:
                 self._values[i] = enlarge(self._values[i], self.row_capacity * _WIDTHS[kind])
@@ -127,9 +127,9 @@ class ColumnBuffers:
 
     def grow_column(self, column: int, size: int) -> None:
         """Make space for so many bytes in a column of strings, or for twice as many as there is space for."""
-        size = max(size, min(2 * int(self.column_lines[column, kernel.CAPACITY]), buffers.MAX_STRING_BYTES))
+        size = max(size, min(2 * int(self.column_lines[column, row_kernel.CAPACITY]), buffers.MAX_STRING_BYTES))
         self._values[column] = enlarge(self._values[column], size + PADDING)
-        self.column_lines[column, kernel.CAPACITY] = size
+        self.column_lines[column, row_kernel.CAPACITY] = size
         self._update_addresses(column)
 
     def copy_batch(self, rows: int) -> pa.RecordBatch:
@@ -142,12 +142,12 @@ class ColumnBuffers:
 
     def _to_arrow(self, i: int, wanted: pa.DataType, rows: int) -> pa.Array:
         kind, validity, used = self.kinds[i][0], None, (rows + 7) // 8
-        if self.column_lines[i, kernel.HAS_NULLS]:
+        if self.column_lines[i, row_kernel.HAS_NULLS]:
             validity = copy_to_arrow(self._validity[i][:used])
             # The row that comes next may have been begun already: its bit, too.
             self._validity[i][: rows // 8 + 1] = 0xFF
-            self.column_lines[i, kernel.HAS_NULLS] = 0
-        if kind != kernel.BYTES:
+            self.column_lines[i, row_kernel.HAS_NULLS] = 0
+        if kind != row_kernel.BYTES:
             values = copy_to_arrow(self._values[i][: rows * _WIDTHS[kind]])
             array = pa.Array.from_buffers(wanted, rows, [validity, values])
         else:
@@ -162,7 +162,7 @@ class ColumnBuffers:
                 numbers = copy_to_arrow(offsets // 4)
                 return pa.Array.from_buffers(wanted, rows, [validity, numbers], children=[floats])
             array = pa.Array.from_buffers(wanted, rows, [validity, copy_to_arrow(offsets), values])
-        if kind == kernel.DECIMAL:
+        if kind == row_kernel.DECIMAL:
             try:
                 array.validate(full=True)  # no more digits than declared
             except pa.ArrowInvalid as error:
@@ -170,6 +170,6 @@ class ColumnBuffers:
         return array
 
     def _update_addresses(self, i: int) -> None:
-        self.column_lines[i, kernel.VALUES] = self._values[i].ctypes.data
-        self.column_lines[i, kernel.OFFSETS] = self._offsets[i].ctypes.data
-        self.column_lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data
+        self.column_lines[i, row_kernel.VALUES] = self._values[i].ctypes.data
+        self.column_lines[i, row_kernel.OFFSETS] = self._offsets[i].ctypes.data
+        self.column_lines[i, row_kernel.VALIDITY] = self._validity[i].ctypes.data

@@ -2,7 +2,7 @@
 
 The server sends numbers and dates as they are in memory: nothing is printed, rounded or parsed. The connection is
 PyMySQL's; rows are read from its socket in large blocks, by machine code
-(:mod:`airflow_provider_cdc.mysql.resultset.kernel`).
+(:mod:`airflow_provider_cdc.mysql.resultset.row_kernel`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pymysql.err import MySQLError, raise_mysql_exception
 from airflow_provider_cdc.model.errors import DamageError, OtherColumnsError, TransientError
 from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
 from airflow_provider_cdc.mysql.client.session import translate_errors
-from airflow_provider_cdc.mysql.resultset import kernel
+from airflow_provider_cdc.mysql.resultset import row_kernel
 from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers, column_kind
 from airflow_provider_cdc.native import buffers
 from airflow_provider_cdc.native.primitives import PADDING
@@ -84,7 +84,7 @@ class _RowReader:
 
     def __init__(self) -> None:
         self._data: Any = np.empty(_RECEIVE_BYTES + PADDING, np.uint8)
-        self._state = np.zeros(kernel.STATE_SIZE, np.int64)
+        self._state = np.zeros(row_kernel.STATE_SIZE, np.int64)
         self._at = self._end = self._packet_number = 0
         self._receive: Callable[[memoryview], int] = lambda _: 0
         self._columns: ColumnBuffers | None = None
@@ -131,7 +131,9 @@ class _RowReader:
                 raise OtherColumnsError(
                     f"column {field.name}: the server's type {tail[7]} is not {field.type}", _ALTERED
                 )
-            kinds.append((kind[0], 1) if kind[0] in (kernel.DATE, kernel.DATETIME) and field.name in nulls else kind)
+            kinds.append(
+                (kind[0], 1) if kind[0] in (row_kernel.DATE, row_kernel.DATETIME) and field.name in nulls else kind
+            )
         self._columns, self._definitions, self._nulls = ColumnBuffers(schema, tuple(kinds)), definitions, nulls
 
     def read_rows(self) -> Iterator[pa.RecordBatch]:
@@ -143,25 +145,25 @@ class _RowReader:
         while True:
             yield from batches
             batches.clear()
-            state[kernel.DATA_AT], state[kernel.PACKET_NUMBER] = self._at, self._packet_number
-            why = kernel.read_rows(
+            state[row_kernel.DATA_AT], state[row_kernel.PACKET_NUMBER] = self._at, self._packet_number
+            why = row_kernel.read_rows(
                 self._data, self._end, buffers_of_columns.column_lines, buffers_of_columns.row_capacity, state
             )
-            self._at, self._packet_number = int(state[kernel.DATA_AT]), int(state[kernel.PACKET_NUMBER])
-            if why == kernel.MULTI_PACKET_ROW:
+            self._at, self._packet_number = int(state[row_kernel.DATA_AT]), int(state[row_kernel.PACKET_NUMBER])
+            if why == row_kernel.MULTI_PACKET_ROW:
                 why = self._read_large_row(batches)
-            if why == kernel.NEED_DATA:
-                self._receive_more(int(state[kernel.WANTED_BYTES]))
-            elif why == kernel.NOT_A_ROW:
+            if why == row_kernel.NEED_DATA:
+                self._receive_more(int(state[row_kernel.WANTED_BYTES]))
+            elif why == row_kernel.NOT_A_ROW:
                 break
-            elif why != kernel.ROW_READ:
+            elif why != row_kernel.ROW_READ:
                 self._handle_stop(why, batches)
         last = self._read_packet()
         if last[0] == 0xFF:
             raise_mysql_exception(last)  # the server gave up in the middle
         if last[0] != 0xFE:
             raise _malformed("a packet that is neither a row nor an end")
-        yield buffers_of_columns.copy_batch(int(state[kernel.ROW]))
+        yield buffers_of_columns.copy_batch(int(state[row_kernel.ROW]))
         if buffers_of_columns.allocated_bytes > _MAX_KEPT_BYTES:
             self._columns = None
 
@@ -172,11 +174,11 @@ class _RowReader:
         size = len(packet)
         data = np.frombuffer(packet + bytes(PADDING), np.uint8)
         while True:
-            if state[kernel.ROW] == space.row_capacity:
+            if state[row_kernel.ROW] == space.row_capacity:
                 space.grow_rows()
-            why = int(kernel.read_row(data, 0, size, space.column_lines, state[kernel.ROW], state))
-            if why == kernel.ROW_READ:
-                state[kernel.ROW] += 1
+            why = int(row_kernel.read_row(data, 0, size, space.column_lines, state[row_kernel.ROW], state))
+            if why == row_kernel.ROW_READ:
+                state[row_kernel.ROW] += 1
                 return why
             self._handle_stop(why, batches)
 
@@ -184,23 +186,23 @@ class _RowReader:
         """Do what has to be done before the kernel can go on."""
         space, state = self._columns, self._state
         assert space is not None
-        column = int(state[kernel.FAILED_COLUMN])
-        full = self._batch_bytes is not None and space.allocated_bytes >= self._batch_bytes and state[kernel.ROW]
-        if why == kernel.NEED_ROWS and not full:
+        column = int(state[row_kernel.FAILED_COLUMN])
+        full = self._batch_bytes is not None and space.allocated_bytes >= self._batch_bytes and state[row_kernel.ROW]
+        if why == row_kernel.NEED_ROWS and not full:
             space.grow_rows()
-        elif why in (kernel.NEED_ROWS, kernel.NEED_ROOM):
-            if full or (state[kernel.WANTED_BYTES] > buffers.MAX_STRING_BYTES and state[kernel.ROW]):
-                batches.append(space.copy_batch(int(state[kernel.ROW])))
-                state[kernel.ROW] = 0
+        elif why in (row_kernel.NEED_ROWS, row_kernel.NEED_ROOM):
+            if full or (state[row_kernel.WANTED_BYTES] > buffers.MAX_STRING_BYTES and state[row_kernel.ROW]):
+                batches.append(space.copy_batch(int(state[row_kernel.ROW])))
+                state[row_kernel.ROW] = 0
             else:
-                space.grow_column(column, int(state[kernel.WANTED_BYTES]))
-        elif why == kernel.INVALID_VALUE:
+                space.grow_column(column, int(state[row_kernel.WANTED_BYTES]))
+        elif why == row_kernel.INVALID_VALUE:
             raise UnsupportedValue(
-                column, "date", f"{_format_date(self._data, int(state[kernel.WANTED_BYTES]))} is not a date"
+                column, "date", f"{_format_date(self._data, int(state[row_kernel.WANTED_BYTES]))} is not a date"
             )
         else:
             raise _malformed(
-                "packets out of order" if why == kernel.OUT_OF_SEQUENCE else "a row that cannot be understood"
+                "packets out of order" if why == row_kernel.OUT_OF_SEQUENCE else "a row that cannot be understood"
             )
 
     def _read_packet(self) -> bytes:

@@ -11,8 +11,8 @@ from typing import Any
 
 from airflow_provider_cdc.config.table_properties import OWN_PREFIX
 from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import merge_protocols, protocol_with_feed
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
 
 #: How the description of a table begins that a pipeline owns, and the property that names it: people may write another

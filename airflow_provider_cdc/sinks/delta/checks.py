@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.config.deletes import HARD
+from airflow_provider_cdc.config.delete_policy import HARD
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.delta.adoption import owner_of
-from airflow_provider_cdc.sinks.delta.definition import DELETES_PROPERTY, SOURCE_PROPERTY, DeltaTableOptions
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.table_metadata import DELETES_PROPERTY, SOURCE_PROPERTY, DeltaTableOptions
 
 
 def check_owner(log: DeltaLog, pipeline: str) -> None:

@@ -17,16 +17,16 @@ import numpy as np
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.edit import (
+from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning, supports_vectors
+from airflow_provider_cdc.sinks.delta.merge.table_edit import (
     PreparedCommit,
     count_rows,
     new_file_stem,
     partition_key,
     without_dead_rows,
 )
-from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning, supports_vectors
 from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, read_row_groups, write_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 

@@ -12,10 +12,10 @@ from pyroaring import BitMap
 from airflow_provider_cdc.config.table_properties import LOG_RETENTION
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
-from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.edit import TableEdit, write_data_file
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit, write_data_file
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.protocol import Fence, Markers
 from airflow_provider_cdc.sinks.storage.storage import Storage
 

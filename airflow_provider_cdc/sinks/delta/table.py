@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.config.deletes import HARD
+from airflow_provider_cdc.config.delete_policy import HARD
 from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
-from airflow_provider_cdc.model.kept_rows import RetainedRowsLoss
 from airflow_provider_cdc.model.multiset import MissingRowsError
+from airflow_provider_cdc.model.row_retention import RetainedRowsLoss
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.delta.adoption import (
     OWNER_DESCRIPTION_PREFIX,
@@ -26,10 +26,43 @@ from airflow_provider_cdc.sinks.delta.adoption import (
     check_adoptable,
     owner_of,
 )
-from airflow_provider_cdc.sinks.delta.alteration import alter_actions, overwrite_actions, reset_actions
 from airflow_provider_cdc.sinks.delta.checks import check_has_owner, check_owner, check_settings
 from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, plan_compactions, prepare_compaction_commit
-from airflow_provider_cdc.sinks.delta.definition import (
+from airflow_provider_cdc.sinks.delta.definition_changes import alter_actions, overwrite_actions, reset_actions
+from airflow_provider_cdc.sinks.delta.file_scan import FileScanTask, plan_file_scan
+from airflow_provider_cdc.sinks.delta.log.delta_log import FRESH_SECONDS, DeltaLog, back_off
+from airflow_provider_cdc.sinks.delta.log.features import (
+    has_feed,
+    protocol_for,
+    protocol_with_feed,
+    reconfigure_actions,
+    switch_vectors_actions,
+    uses_vectors,
+)
+from airflow_provider_cdc.sinks.delta.maintenance import (
+    OVERDUE_COMMITS,
+    is_checkpoint_due,
+    measure_size,
+    vacuum_files,
+    write_checkpoint_if_due,
+)
+from airflow_provider_cdc.sinks.delta.merge.change_data_feed import ChangeFeedWriter, feed_actions
+from airflow_provider_cdc.sinks.delta.merge.change_merger import ChangeMerger, read_living_rows
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
+from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
+from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup, RowIdentity
+from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.merge.retained_rows import RetainedFiles, RetainedRowFinder, find_overwrite_loss
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import drop_deleted_rows
+from airflow_provider_cdc.sinks.delta.merge.table_edit import (
+    PreparedCommit,
+    TableEdit,
+    is_part_file,
+    prepare_copy_on_write,
+    prepare_deletion_vectors,
+)
+from airflow_provider_cdc.sinks.delta.slice_staging import SliceStaging
+from airflow_provider_cdc.sinks.delta.table_metadata import (
     DEFAULT_OPTIONS,
     DeltaTableOptions,
     build_metadata,
@@ -41,41 +74,8 @@ from airflow_provider_cdc.sinks.delta.definition import (
     new_table_properties,
     with_current_properties,
 )
-from airflow_provider_cdc.sinks.delta.log.features import (
-    has_feed,
-    protocol_for,
-    protocol_with_feed,
-    reconfigure_actions,
-    switch_vectors_actions,
-    uses_vectors,
-)
-from airflow_provider_cdc.sinks.delta.log.log import FRESH_SECONDS, DeltaLog, back_off
-from airflow_provider_cdc.sinks.delta.merge.change_data_feed import ChangeFeedWriter, feed_actions
-from airflow_provider_cdc.sinks.delta.merge.edit import (
-    PreparedCommit,
-    TableEdit,
-    is_part_file,
-    prepare_copy_on_write,
-    prepare_deletion_vectors,
-)
-from airflow_provider_cdc.sinks.delta.merge.kept_rows import RetainedFiles, RetainedRowFinder, find_overwrite_loss
-from airflow_provider_cdc.sinks.delta.merge.key_files import KeyLookup, RowIdentity
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
-from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.merge import ChangeMerger, read_living_rows
-from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import drop_deleted_rows
-from airflow_provider_cdc.sinks.delta.scan import FileScanTask, plan_file_scan
-from airflow_provider_cdc.sinks.delta.slices import SliceStaging
-from airflow_provider_cdc.sinks.delta.upkeep import (
-    OVERDUE_COMMITS,
-    is_checkpoint_due,
-    measure_size,
-    vacuum_files,
-    write_checkpoint_if_due,
-)
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.size import TableSize
+from airflow_provider_cdc.sinks.files.table_size import TableSize
 from airflow_provider_cdc.sinks.protocol import DecideChange, Fence, Markers, Prefetcher
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -342,7 +342,7 @@ class DeltaSinkTable(SliceStaging):
         return drop_deleted_rows(read_living_rows(log, self.schema)), dict(log.markers)
 
     def plan_scan(self) -> tuple[list[FileScanTask], Markers]:
-        """The newest version in portions, and its markers; see :class:`~airflow_provider_cdc.sinks.scanning.Scannable`.
+        """The newest version in portions, and its markers; see :class:`~airflow_provider_cdc.sinks.scan_tasks.Scannable`.
 
         Its files stay for an hour at least after a newer version has no more use for them.
         """

@@ -44,7 +44,7 @@ _CONCURRENT_UPLOADS = 4
 
 @dataclass(frozen=True)
 class ObjectStorage:
-    """Files of an object store, below a prefix. See :class:`~airflow_provider_cdc.sinks.storage.local.Storage`.
+    """Files of an object store, below a prefix. See :class:`~airflow_provider_cdc.sinks.storage.local_storage.Storage`.
 
     :param address: the prefix.
     :param access: what a connection says; ``None`` for what the environment of each host says. It travels to tasks, as

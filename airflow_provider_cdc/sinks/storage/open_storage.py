@@ -6,7 +6,7 @@ from pathlib import Path
 
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 

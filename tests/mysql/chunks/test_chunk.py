@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import CdcError, TerminalError
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk
@@ -29,8 +29,8 @@ from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
 from airflow_provider_cdc.mysql.client.key_sql import chunk_condition
 from airflow_provider_cdc.mysql.client.session import connect, query_value
-from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
-from airflow_provider_cdc.mysql.positions.watermark import make_watermarks
+from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
+from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 from tests.support.servers import MySQLServer
 
 #: The two moments at which others write: between LW and SELECT, between SELECT and HW.

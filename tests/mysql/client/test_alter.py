@@ -15,8 +15,8 @@ from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.query import QueryEvent, parse_query_event
 from airflow_provider_cdc.mysql.client.catalog import read_schema
-from airflow_provider_cdc.mysql.client.flavour import read_server_traits
 from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.server_traits import read_server_traits
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.reading import events_since
 from tests.support.mariadb import MariaDBServer

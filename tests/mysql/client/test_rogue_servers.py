@@ -57,7 +57,7 @@ def bookkeeping(conn: ResolvedConnection, _: pytest.MonkeyPatch) -> None:
 
 
 def hook(conn: ResolvedConnection, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("airflow_provider_cdc.airflow.hooks.mysql.resolve", lambda _: conn)
+    patch.setattr("airflow_provider_cdc.airflow.hooks.mysql.resolve_connection", lambda _: conn)
     worked, text = CdcMySqlHook().test_connection()
     assert not worked and PASSWORD not in text
     raise NotReadyError(text, "")

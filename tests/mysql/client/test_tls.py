@@ -105,7 +105,7 @@ def test_the_check_given_up(tls_server: MySQLServer, certificate: Certificate, m
         found = conn(tls_server, user, **extra)
         assert in_tls(found) == ("ssl_mode" in extra)
         monkeypatch.setattr(
-            "airflow_provider_cdc.airflow.hooks.mysql.resolve", {"cdc_mysql_default": found}.__getitem__
+            "airflow_provider_cdc.airflow.hooks.mysql.resolve_connection", {"cdc_mysql_default": found}.__getitem__
         )
         worked, text = CdcMySqlHook().test_connection()
         assert worked and ", but " in text and "may pass for the server" in text

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.model.definitions import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.schema import ROUND_TRIP_CHARSETS, TableSchema
@@ -27,7 +27,7 @@ from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identi
 from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, keys_of, text_literal
 from airflow_provider_cdc.mysql.client.session import connect, query_rows
 from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
-from airflow_provider_cdc.mysql.positions.lookback import make_xa_lookback
+from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.verify.report import check_equal

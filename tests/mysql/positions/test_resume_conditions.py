@@ -18,7 +18,7 @@ from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions import resume as module
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
-from airflow_provider_cdc.mysql.positions.watermark import take_low_watermark
+from airflow_provider_cdc.mysql.positions.watermarks import take_low_watermark
 from tests.support.servers import MySQLServer
 
 

@@ -17,11 +17,11 @@ import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
+from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.client.identity import binlog_end, is_mariadb, open_xa_transactions
 from airflow_provider_cdc.mysql.client.session import connect, query_rows
-from airflow_provider_cdc.mysql.positions import watermark
-from airflow_provider_cdc.mysql.positions.watermark import make_watermarks, take_low_watermark
+from airflow_provider_cdc.mysql.positions import watermarks
+from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks, take_low_watermark
 from tests.support.binlog.reading import capture, transactions
 from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
 from tests.support.servers import MySQLServer
@@ -340,7 +340,7 @@ def test_an_xa_commit_while_a_view_is_opened(servers: dict[str, MySQLServer], mo
             opened.append(open_view())
             return opened[-1]
 
-        monkeypatch.setattr(marks, "_view", view)
+        monkeypatch.setattr(marks, "_start_view", view)
         low = marks.low()
         assert low == opened[0] and len(opened) == 2
         server.execute("INSERT INTO d.t (w) VALUES (78)")
@@ -364,7 +364,7 @@ def test_an_xa_commit_after_the_open_ones_were_listed(
                 commit_xa(server, "w")
             return listed[-1]
 
-        monkeypatch.setattr(watermark, "open_xa", list_open)
+        monkeypatch.setattr(watermarks, "open_xa_transactions", list_open)
         marks.low()
         assert len(listed) == 2 and not any(listed)
         server.execute("INSERT INTO d.t (w) VALUES (79)")
@@ -415,7 +415,7 @@ def test_a_new_file_only_after_much_was_written(
         first = marks.low()
         server.execute("INSERT INTO d.t (w) VALUES (5)")
         assert marks.low() == first == Position(binlog_end(connection).file, 4)
-        monkeypatch.setattr(watermark, "FLUSH_BYTES", 100)
+        monkeypatch.setattr(watermarks, "FLUSH_BYTES", 100)
         assert first < marks.low()
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from airflow_provider_cdc.config.deletes import DeletePolicy
+from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION as KEPT
 from airflow_provider_cdc.config.table_properties import LOG_RETENTION, TableProperties
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
@@ -162,11 +162,11 @@ def test_somebody_writes_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.
 
     def adopts(self: DeltaSinkTable, pipeline: str) -> bool:
         found = real(self, pipeline)
-        monkeypatch.setattr(DeltaSinkTable, "adopts", real)
+        monkeypatch.setattr(DeltaSinkTable, "will_adopt", real)
         write_deltalake(str(tmp_path / "shop" / "t"), rows, mode="append", schema_mode="merge")
         return found
 
-    monkeypatch.setattr(DeltaSinkTable, "adopts", adopts)
+    monkeypatch.setattr(DeltaSinkTable, "will_adopt", adopts)
     with pytest.raises(NotReadyError, match="it has column more"):
         target.create("p")
     assert sink(tmp_path, adopt=False).load_log().version == 1

@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.delta.log import checkpoint as module
 from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint, find_newest_checkpoint
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_log import changed, fresh
 from tests.sinks.delta.test_table import TABLE, folder_of, opened, staging, upsert
 from tests.support.v2_checkpoints import as_v2, checkpoint_of, write
@@ -185,8 +185,8 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
     def without_adds(*args: Any) -> Any:
         return (action for action in whole(*args) if "add" not in action)
 
-    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.log.actions_of", without_adds)
-    monkeypatch.setattr(DeltaLog, "stood", _stood)
+    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.delta_log.read_actions", without_adds)
+    monkeypatch.setattr(DeltaLog, "newest_version_older_than", _stood)
     blind = opened(tmp_path)
     assert not blind.load_log().files
     blind.load_log().tombstones.update(dict.fromkeys(live, 1))
@@ -199,7 +199,7 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
         staging(blind).clear_older_epochs([TABLE], 5)
     assert everything(target.storage.location()) - {"changes/epoch-1/a.parquet"} == before
     monkeypatch.undo()
-    monkeypatch.setattr(DeltaLog, "stood", _stood)
+    monkeypatch.setattr(DeltaLog, "newest_version_older_than", _stood)
     target.clean_up()
     assert live <= everything(target.storage.location()) < before | {"changes/epoch-1/a.parquet"}
     assert DeltaTable(folder_of(target)).version() == target.load_log().version

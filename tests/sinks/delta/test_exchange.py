@@ -16,19 +16,19 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_cdc.config.deletes import DeletePolicy
+from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, TableProperties
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, upkeep
+from airflow_provider_cdc.sinks.delta import compaction, maintenance
 from airflow_provider_cdc.sinks.delta.log.features import GENERATION_EXPRESSION
 from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Change, Fence, MultisetChange, PublishSlices, Truncate, Upsert
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.conformance import nullable, preceded
 from tests.support.spark_delta import spark_delta
 
@@ -364,7 +364,7 @@ def test_others_write_meanwhile(
 @pytest.mark.parametrize("merge", MERGES)
 def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str) -> None:
     """Of the table before, and of the one behind it."""
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 3)
     where, table = sink(tmp_path, merge, parts=True), DEFINITIONS["retyped"]
     lived(where).clean_up()
     target = where.table(table)
@@ -397,7 +397,7 @@ def test_old_files_go_in_time(tmp_path: Path) -> None:
     assert target.overwrite([file], {"anew": 2}, FENCE)
     target.clean_up()
     assert present(target) == {*before, file.path}
-    upkeep.vacuum_files(target.load_log(), retention=-1)
+    maintenance.vacuum_files(target.load_log(), retention=-1)
     assert present(target) == {file.path}
 
 
@@ -592,7 +592,7 @@ def test_rows_that_stay_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         real(index, *dead)
         held.append(index.bytes_used)
 
-    monkeypatch.setattr(KeyIndex, "settle", settle)
+    monkeypatch.setattr(KeyIndex, "merge_and_spill", settle)
     where = replace(sink(tmp_path, soft=True), index_bytes=1 << 12)
     lived(where)
     target = where.table(TABLE)

@@ -17,8 +17,9 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.sinks.delta import compaction, upkeep
+from airflow_provider_cdc.sinks.delta import compaction, maintenance
 from airflow_provider_cdc.sinks.delta.log.commit_actions import _read_statistics, clustering_columns
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import (
     check_protocol,
     features_of,
@@ -26,11 +27,10 @@ from airflow_provider_cdc.sinks.delta.log.features import (
     protocol_with_feed,
     protocol_with_vectors,
 )
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
-from tests.sinks.delta import test_alteration as altering
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
+from tests.sinks.delta import test_definition_changes as altering
 from tests.sinks.delta.test_log import fresh
 from tests.sinks.delta.test_table import SCHEMA, add, folder_of, made, opened, rows, upsert
 
@@ -277,7 +277,7 @@ def test_a_column_that_goes_is_no_longer_what_a_table_is_clustered_by(tmp_path: 
 
 
 def test_commits_before_a_feature_was_taken_out_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 1)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 1)
     target = made(tmp_path)
     for n in range(4):
         add(target, f"{n}", rows((n, "x", 1, "r")))

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_cdc.config.deletes import HARD, IGNORE, SOFT, DeletePolicy
+from airflow_provider_cdc.config.delete_policy import HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.config.table_properties import TableProperties
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, definition, upkeep
+from airflow_provider_cdc.sinks.delta import compaction, maintenance, table_metadata
 from airflow_provider_cdc.sinks.delta.log import features
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
@@ -40,7 +40,7 @@ from airflow_provider_cdc.sinks.protocol import (
     Upsert,
 )
 from tests.sinks.conformance import nullable
-from tests.sinks.delta.test_upkeep import age, needed, present
+from tests.sinks.delta.test_maintenance import age, needed, present
 from tests.support.object_store import access
 from tests.support.s3 import S3
 from tests.support.spark_delta import SparkDelta, spark_delta
@@ -646,7 +646,7 @@ def test_columns_that_readers_of_a_feed_take_for_theirs(tmp_path: Path, merge: s
 
 def test_only_the_row_groups_of_rows_that_die_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it costs what changes, and hardly what the table holds."""
-    monkeypatch.setattr(definition, "_FEED_ROW_GROUP_SIZE", 10)
+    monkeypatch.setattr(table_metadata, "_FEED_ROW_GROUP_SIZE", 10)
     case = Case(tmp_path)
     case.publish(*(row(key, key) for key in range(1000)))
     case.batch((row(5, 1), "u"))  # the index is made
@@ -687,7 +687,7 @@ def test_it_is_kept_for_as_long_as_the_table_says(
     hours = 24.0 if retention is None else 72.0
     assert case.target.load_log().configuration[RETENTION] == (retention or "interval 1 days")
     before = present(case.path)
-    monkeypatch.setattr(upkeep, "written_at", lambda name: 0.0)  # that of the writer, which has not moved
+    monkeypatch.setattr(maintenance, "feed_file_time", lambda name: 0.0)  # that of the writer, which has not moved
     for later, kept in ((hours - 0.1, True), (0.2, False)):
         age(case.path, later)
         case.opened().clean_up()

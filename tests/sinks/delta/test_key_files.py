@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.sinks.delta.merge import key_files as module
+from airflow_provider_cdc.sinks.delta.merge import key_lookup as module
 from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import read_row_groups, write_file
 from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, held, made, opened, rows, upsert
 
 #: Room for everything.
@@ -36,7 +36,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(name)
         return read_row_groups(storage, name, *rest)
 
-    monkeypatch.setattr(module, "row_groups", noted)
+    monkeypatch.setattr(module, "read_row_groups", noted)
     return found
 
 
@@ -118,7 +118,7 @@ def test_what_a_batch_waits_for_is_read_first(tmp_path: Path, read: list[str], m
             go.wait(60)
         return facts(self, file)
 
-    monkeypatch.setattr(module.KeyLookup, "_facts", slow)
+    monkeypatch.setattr(module.KeyLookup, "_read_key_hashes", slow)
     batch = threading.Thread(target=upsert, args=(target, (25, "new", 2, "u")))
     ahead = threading.Thread(target=target.prefetcher(), args=(ROOM, go_on))
     batch.start()
@@ -147,7 +147,7 @@ def test_a_file_that_is_gone_when_it_was_read(tmp_path: Path, monkeypatch: pytes
         if self is target._key_index:
             ahead(ROOM, go_on)
 
-    monkeypatch.setattr(KeyIndex, "follow", late)
+    monkeypatch.setattr(KeyIndex, "sync_live_files", late)
     upsert(target, (5, "new", 3, "u"), (6, "new", 3, "u"))
     assert "snapshot/1/0/1/slice-0.parquet" in target._key_index, "or this tests nothing"
     assert held(target)[5] == held(target)[6] == ("new", 3) and len(held(target)) == 20

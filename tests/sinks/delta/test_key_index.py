@@ -166,12 +166,12 @@ def test_what_is_forgotten_while_segments_are_put_together(small: None, monkeypa
 
     def meanwhile(self: KeyIndex, segments: Any, dead: Any) -> Any:
         found = merged(self, segments, dead)
-        monkeypatch.setattr(KeyIndex, "_merged", merged)
+        monkeypatch.setattr(KeyIndex, "_merge_segments", merged)
         self.forget_files(["f1"])
         world.add("f1", [1])
         return found
 
-    monkeypatch.setattr(KeyIndex, "_merged", meanwhile)
+    monkeypatch.setattr(KeyIndex, "_merge_segments", meanwhile)
     world.index.merge_and_spill()
     assert world.find([0, 1, 2]) == {(n, f"f{n}", 0) for n in range(3)}
     assert sum(len(s.hashes) for s in world.index._segments) == 3

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.model.multiset import MissingRowsError, find_removed_rows, net_change, without_removed_rows
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
-from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
-from airflow_provider_cdc.sinks.delta.merge import edit
+from airflow_provider_cdc.sinks.delta.merge import table_edit
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.files import parquet as data_files
 from airflow_provider_cdc.sinks.files.parquet import write_file
 from airflow_provider_cdc.sinks.protocol import Fence, MultisetChange, PublishSlices
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 
 Row = tuple[int | None, str | None]
 SCHEMA = pa.schema(
@@ -149,7 +149,7 @@ def test_a_truncate_alone_is_looked_for_in_all_files(make: Make) -> None:
 def test_copies_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large file is cut up where it is written anew; small ones take new rows in."""
     rows = table([(i, "x" * 100) for i in range(4000)])
-    monkeypatch.setattr(edit, "LARGE_FILE_BYTES", rows.nbytes // 4)
+    monkeypatch.setattr(table_edit, "LARGE_FILE_BYTES", rows.nbytes // 4)
     monkeypatch.setattr(data_files, "_ROW_GROUP_BYTES", rows.nbytes // 40)
     files = Table(tmp_path, vectors=False)
     files.add("large", *(rows.slice(i, 100) for i in range(0, 4000, 100)))

@@ -16,15 +16,15 @@ from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta import upkeep
-from airflow_provider_cdc.sinks.delta.log import log as module
+from airflow_provider_cdc.sinks.delta import maintenance
+from airflow_provider_cdc.sinks.delta.log import delta_log as module
 from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
-from airflow_provider_cdc.sinks.delta.upkeep import check_live_files
+from airflow_provider_cdc.sinks.delta.maintenance import check_live_files
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage
 from tests.sinks.delta.test_table import add, folder_of, made, opened, rows, upsert
 from tests.support.v2_checkpoints import as_v2
@@ -135,11 +135,11 @@ def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monke
     def fails(*_: object, **__: object) -> None:
         raise OSError("Kernel error -> Generic S3 error\n  \x1b[31m\u21b3\x1b[0m Error performing GET http://x/t")
 
-    monkeypatch.setattr(upkeep, "DeltaTable", fails)
+    monkeypatch.setattr(maintenance, "DeltaTable", fails)
     with pytest.raises(TransientError, match="Generic S3 error Error performing GET http://x/t"):
         check_live_files(target.load_log())
     with pytest.raises(TransientError, match="no checkpoint could be written .*Generic S3 error"):
-        upkeep.write_checkpoint_if_due(target.load_log(), commits=0)
+        maintenance.write_checkpoint_if_due(target.load_log(), commits=0)
 
 
 def test_a_file_with_several_tombstones(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
 def test_what_was_removed_is_forgotten_beside_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever versions are the other one's."""
     monkeypatch.setattr(module, "_FORGET_EVERY", 5)
-    monkeypatch.setattr(DeltaLog, "stood", lambda *_: 0)
+    monkeypatch.setattr(DeltaLog, "newest_version_older_than", lambda *_: 0)
     target, other = made(tmp_path), opened(tmp_path)
     log = target.load_log()
     log.tombstones["of yesterday"] = 0
@@ -233,7 +233,7 @@ def test_a_log_that_is_cleaned_up_while_it_is_read(tmp_path: Path, monkeypatch: 
                 log.storage.delete(f"_delta_log/{version:020d}.json")
         return before
 
-    monkeypatch.setattr(DeltaLog, "_checkpoint", checkpoint)
+    monkeypatch.setattr(DeltaLog, "_find_checkpoint", checkpoint)
     read = fresh(log.storage)
     assert read.version == log.version + 3 and state(read) == state(fresh(log.storage))
 

@@ -16,12 +16,12 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.sinks.delta import compaction, upkeep
+from airflow_provider_cdc.sinks.delta import compaction, maintenance
 from airflow_provider_cdc.sinks.delta.merge import key_index
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Upsert
 from tests.sinks.conformance import nullable
-from tests.sinks.delta import test_alteration as altering
+from tests.sinks.delta import test_definition_changes as altering
 from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
 from tests.support.generated import held_by
 from tests.support.spark_delta import SparkDelta, spark_delta
@@ -277,7 +277,7 @@ def test_row_tracking_is_switched_on_later(target: DeltaSinkTable, spark: SparkD
 @pytest.mark.spark
 def test_a_clustered_table_loses_a_column(tmp_path: Path, spark: SparkDelta, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark describes and optimizes it all the same: from the log, and from a checkpoint of this project."""
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 1)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 1)
     where, after = altering.sink(tmp_path), altering.PLAIN
     before = altering.more(after, altering.N, altering.AT, nullable("text", "text", charset="utf8mb4"))
     target = where.table(before)

@@ -24,9 +24,9 @@ from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, upkeep
+from airflow_provider_cdc.sinks.delta import compaction, maintenance
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
 from airflow_provider_cdc.sinks.delta.merge import partitions
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
@@ -255,7 +255,7 @@ def test_parts_of_dates(
     elif kind == "timestamp":
         times = [at and at.replace(tzinfo=UTC) for at in times]
     target = made(sink, table)
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 1)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 1)
     data = [{"id": n, "at": at, SEQ_COLUMN: 1, OP_COLUMN: "c", TS_COLUMN: 0} for n, at in enumerate(times)]
     change = Upsert(pa.Table.from_pylist(data, table.sink_schema))
     target.commit(lambda _: change, {}, FENCE)
@@ -265,7 +265,7 @@ def test_parts_of_dates(
     (about,) = (f["metadata"] for f in json.loads(log.metadata["schemaString"])["fields"] if f["name"] == f"at_{unit}")
     assert about == ({"delta.generationExpression": expressions[unit]} if kind == "date" else {})
     assert ("generatedColumns" in log.protocol.get("writerFeatures", ())) == (kind == "date")
-    upkeep.write_checkpoint_if_due(log)
+    maintenance.write_checkpoint_if_due(log)
     again = sink_at(tmp_path, (("at", unit),)).table(table)
     again.create("p")
     assert target.read()[0].sort_by("id")["at"].to_pylist() == times
@@ -430,7 +430,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     work = [c for c in target.plan_compactions() if c.partition["country"] == "a+b"]
     done = [(c, c.run()) for c in work]
     with monkeypatch.context() as patch:  # as another writer does it
-        patch.setattr("airflow_provider_cdc.sinks.delta.merge.edit.takes_vectors", lambda _: True)
+        patch.setattr("airflow_provider_cdc.sinks.delta.merge.table_edit.supports_vectors", lambda _: True)
         upsert(target, (90, "DE", None, 5, 3, "u"))
     expected[90] = ("DE", 5)
     assert work and not target.commit_compactions(done)
@@ -455,7 +455,7 @@ def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytes
         real(self, size)
         waiting.append(sum(rows.nbytes for held in self._waiting.values() for rows in held))
 
-    monkeypatch.setattr(partitions.PartitionedWriter, "_limit", limit)
+    monkeypatch.setattr(partitions.PartitionedWriter, "_write_largest", limit)
     monkeypatch.setattr(partitions, "BUFFER_BYTES", 20_000)
     monkeypatch.setattr("airflow_provider_cdc.sinks.files.parquet._ROW_GROUP_BYTES", 5_000)
     listed: list[Row] = [(n, f"c{n % 7}" if n % 3 else None, None, n, 5 + n % 2, "r") for n in range(3000)]
@@ -569,7 +569,7 @@ def test_it_begins_anew(tmp_path: Path) -> None:
 
 def test_what_a_checkpoint_says(tmp_path: Path, vectors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of partitions, those that are NULL too, are as in commits."""
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 1)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 1)
     sink = sink_at(tmp_path, vectors=vectors)
     target = made(sink)
     upsert(target, (1, "a/b", JANUARY, 1, 1, "c"), (2, None, None, 1, 1, "c"), (3, None, None, 1, 1, "c"))
@@ -590,7 +590,7 @@ def test_another_writer_compacts(tmp_path: Path) -> None:
     for n in range(4):
         upsert(target, (n, "a/b", JANUARY, 1, 1 + n, "c"), (10 + n, None, None, 1, 1 + n, "c"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_provider_cdc.sinks.delta.merge.edit.SMALL_FILE_BYTES", 0)
+        patch.setattr("airflow_provider_cdc.sinks.delta.merge.table_edit.SMALL_FILE_BYTES", 0)
         for n in range(4, 8):
             upsert(target, (n, "a/b", JANUARY, 1, 1 + n, "c"), (10 + n, None, None, 1, 1 + n, "c"))
     assert DeltaTable(target.storage.location()).optimize.compact()["numFilesRemoved"] > 2
@@ -667,10 +667,10 @@ def test_files_that_somebody_left_in_a_partition_go(tmp_path: Path, monkeypatch:
     upsert(target, (1, "DE", None, 1, 1, "c"))
     left = "country=DE/part-" + 32 * "0" + ".parquet"
     target.storage.write(left, b"")
-    upkeep.vacuum_files(target.load_log())
+    maintenance.vacuum_files(target.load_log())
     assert target.storage.size(left) == 0
-    monkeypatch.setattr(upkeep, "_ABANDONED_HOURS", -1)
-    upkeep.vacuum_files(target.load_log(), retention=-3600)
+    monkeypatch.setattr(maintenance, "_ABANDONED_HOURS", -1)
+    maintenance.vacuum_files(target.load_log(), retention=-3600)
     assert target.storage.size(left) is None and len(held(target)) == 1
 
 

@@ -15,14 +15,14 @@ import pytest
 
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.schema import Column
-from airflow_provider_cdc.sinks.delta import compaction, upkeep
-from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
-from airflow_provider_cdc.sinks.delta.staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.delta import compaction, maintenance
+from airflow_provider_cdc.sinks.delta.change_staging import DeltaChangeStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
+from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.parquet import DataFile, write_file
-from airflow_provider_cdc.sinks.files.staging import FileChangeStaging
 from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE
 from tests.support.all_types import TABLE, rows
 from tests.support.generated import held_by
@@ -48,7 +48,7 @@ def listed() -> Iterator[list[Reader]]:
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeltaSinkTable]:
     """Tables that have lived: vectors, tombstones, a checkpoint and commits after it, files that were compacted."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(upkeep, "_CHECKPOINT_INTERVAL", 5)
+        patched.setattr(maintenance, "_CHECKPOINT_INTERVAL", 5)
         patched.setattr(compaction, "FANOUT", 3)
         patched.setattr(
             compaction, "_MERGED_BYTES_LIMITS", (40_000, 40_000)

@@ -7,7 +7,7 @@ from pathlib import Path
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.protocol import Fence
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 
 
 def test_there_is_one(tmp_path: Path) -> None:

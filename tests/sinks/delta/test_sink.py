@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_cdc.config.deletes import DeletePolicy
+from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, TableProperties
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
 from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing, preceded
 from tests.support.object_store import access

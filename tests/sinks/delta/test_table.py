@@ -20,18 +20,18 @@ from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import table as module
-from airflow_provider_cdc.sinks.delta.definition import DeltaTableOptions
+from airflow_provider_cdc.sinks.delta.change_staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import add_action
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge import edit as by
-from airflow_provider_cdc.sinks.delta.merge import key_files, key_index
-from airflow_provider_cdc.sinks.delta.merge.edit import TableEdit
-from airflow_provider_cdc.sinks.delta.staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.delta.merge import key_index, key_lookup
+from airflow_provider_cdc.sinks.delta.merge import table_edit as by
+from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
+from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.parquet import read_row_groups, write_file
-from airflow_provider_cdc.sinks.files.staging import FileChangeStaging
 from airflow_provider_cdc.sinks.protocol import Change, Fence, Markers, OverwriteRange, PublishSlices, Truncate, Upsert
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 SCHEMA = pa.schema(
@@ -316,7 +316,7 @@ def test_files_whose_keys_lie_elsewhere_are_not_read(tmp_path: Path, monkeypatch
         read.append(name)
         return read_row_groups(storage, name, *rest)
 
-    monkeypatch.setattr(key_files, "row_groups", noted)
+    monkeypatch.setattr(key_lookup, "read_row_groups", noted)
     upsert(target, (0, "new", 2, "c"), (7, "new", 2, "c"), (12, "new", 2, "c"))
     assert read == ["snapshot/high.parquet"], "of several keys none lies within the other file"
     for key in (1, 5):  # its smallest and its largest key
@@ -582,7 +582,7 @@ def test_rows_that_came_back_are_found(
     for seq in range(2, 5):
         upsert(target, (1, "b", seq, "u"))
     how(folder_of(target), version)
-    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.log.FRESH_SECONDS", -1)
+    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.delta_log.FRESH_SECONDS", -1)
     assert held(target) == {1: ("a", 1), 2: ("a", 1)}
     upsert(target, (1, "c", 9, "u"))
     assert held(target) == {1: ("c", 9), 2: ("a", 1)}

@@ -18,7 +18,7 @@ from airflow_provider_cdc.sinks.delta.log.deletion_vectors import (
     read_vector,
     write_vectors,
 )
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 
 #: Rows 3, 4, 7, 11, 18, 29 as Spark writes them into the log.
 INLINE = {

@@ -22,11 +22,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, upkeep
+from airflow_provider_cdc.sinks.delta import compaction, maintenance
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from tests.sinks.conformance import nullable
-from tests.sinks.delta import test_alteration as altering
+from tests.sinks.delta import test_definition_changes as altering
 from tests.sinks.delta.test_other_writers import aged
 from tests.support.readers import _load_delta
 from tests.support.spark_delta import SparkDelta, spark_delta
@@ -316,7 +316,7 @@ def test_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: in
 
 
 def rounds(folder: Path, run: SparkDelta | None, monkeypatch: pytest.MonkeyPatch, seed: int, merge: str) -> None:
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 3)
     monkeypatch.setattr(compaction, "FANOUT", 2)
     until, number, steps = time.monotonic() + SECONDS, 0, 0
     while not number or time.monotonic() < until:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.sinks.files.parquet import ChangeFileWriter, read_file, read_row_groups, write_file
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 
 ROWS = 3000
 

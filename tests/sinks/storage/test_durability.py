@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.model.errors import NoRoomError, TransientError
-from airflow_provider_cdc.sinks.delta.upkeep import vacuum_files
+from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
 from airflow_provider_cdc.sinks.files.parquet import ChangeFileWriter, write_file
 from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import held, made, opened, upsert
 
 ROWS = pa.table({"n": pa.array(range(200_000), pa.int64())})

@@ -27,12 +27,12 @@ from airflow_provider_cdc.config.store_access import StoreAccess, parse_store_ac
 from airflow_provider_cdc.config.store_address import StoreAddress
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, StoreError, TransientError
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
-from airflow_provider_cdc.sinks.delta import upkeep
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.files.parquet import describe_file, read_file, write_file
 from airflow_provider_cdc.sinks.storage import object_storage, store_client
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.object_files import PART_BYTES
 from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
 from airflow_provider_cdc.sinks.storage.pickle_envelope import PickleEnvelope
@@ -576,7 +576,7 @@ def test_checkpoints_and_clean_up_of_a_delta_log(
     s3: S3, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the library that knows how: it finds the store by ``uri`` and ``options``."""
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_INTERVAL", 5)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 5)
     folder = storage.subfolder("odd =2F name/t")
     log = DeltaLog(folder)
     fields = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]
@@ -594,7 +594,7 @@ def test_checkpoints_and_clean_up_of_a_delta_log(
     assert log.commit(start, "CREATE")
     for number in range(9):
         if number == 7:
-            upkeep.write_checkpoint_if_due(log)
+            maintenance.write_checkpoint_if_due(log)
             assert log.checkpoint_version == 7
         assert log.commit([{"txn": {"appId": "m", "version": number}}], "WRITE")
     names = [name for name, _ in folder.list("_delta_log")]

@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import (
     Storage,
     read_json,

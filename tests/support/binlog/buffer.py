@@ -10,8 +10,8 @@ import pyarrow as pa
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.unsupported_values import UnsupportedValue, binlog_value_error
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
-from airflow_provider_cdc.mysql.binlog.walk.space import ChangeBuffer
+from airflow_provider_cdc.mysql.binlog.kernels import row_kernel as kernel
+from airflow_provider_cdc.mysql.binlog.walk.change_buffer import ChangeBuffer
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 from airflow_provider_cdc.native.buffers import MAX_STRING_BYTES
 from airflow_provider_cdc.native.primitives import PADDING

@@ -20,7 +20,7 @@ from airflow_provider_cdc.mysql.binlog.events import wire_types as wire
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import OLD_TEMPORAL_TYPES, TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
-from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
+from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_TEMPORAL_SIZES, decimal_size
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
 from tests.support.mangled_results import Guarded
@@ -232,7 +232,7 @@ def _compiled(
     import numpy as np
 
     from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
-    from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
+    from airflow_provider_cdc.mysql.binlog.kernels import row_kernel as kernel
     from tests.support.binlog.reading import rows_of
 
     change = ("insert", "update", "delete").index(kind)
@@ -265,7 +265,7 @@ def _compiled(
 
 def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
     """Read changes by both decoders: what one says the other says, or the machine code stops."""
-    from airflow_provider_cdc.mysql.binlog.walk.space import ChangeBuffer
+    from airflow_provider_cdc.mysql.binlog.walk.change_buffer import ChangeBuffer
 
     pick, memory = random.Random(seed), Guarded(1 << 17)
     table, images = table_and_rows(pick, 60)

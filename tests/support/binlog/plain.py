@@ -10,7 +10,7 @@ from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
-from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
+from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.binlog.walk.step import WalkStep
 from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from tests.support.binlog.reading import Captured, lasting

@@ -10,14 +10,14 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
-from airflow_provider_cdc.mysql.binlog.plain.rows import RowImage, decode_rows
+from airflow_provider_cdc.mysql.binlog.plain.row_decoder import RowImage, decode_rows
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations

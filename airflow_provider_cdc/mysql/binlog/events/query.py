@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pymysql.charset import charset_by_id
 
-from airflow_provider_cdc.ddl.alter_parser import StatementSession
+from airflow_provider_cdc.ddl.token_cursor import StatementSession
 from airflow_provider_cdc.ddl.tokens import Quoting
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from airflow_provider_cdc.ddl.affected_tables import Statement
 from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites, names_only_system_tables
-from airflow_provider_cdc.model.definitions import CapturedTables
+from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import DdlError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import TableSchema

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.ddl.affected_tables import Statement, classify_statement, format_xid
-from airflow_provider_cdc.model.definitions import CapturedTables
+from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, DdlError, TerminalError, TornFileError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import Column

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 
-from airflow_provider_cdc.model.definitions import CapturedTables
+from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream

@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.definitions import CapturedTables
+from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import CdcError, DamageError, TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.statement_guard import IndirectWritesLookup
-from airflow_provider_cdc.mysql.binlog.walk.space import KeyFilter
+from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, WalkStep
 from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
@@ -34,7 +34,7 @@ class BinlogReader:
     :param open_at: opens a blocking binlog stream at a position.
     :param captured: the definitions of captured tables.
     :param timeline: numbers the transactions.
-    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.ChangeBuffer`.
+    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.change_buffer.ChangeBuffer`.
     :param count_only: whether rows are only counted.
     :param with_before_images: whether updates give their old image, too, as ``b``.
     :param with_gtids: whether :meth:`names` tells the GTIDs of transactions with rows.

@@ -22,7 +22,7 @@ from airflow_provider_cdc.model.schema import (
 )
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, with_exact_members
 from airflow_provider_cdc.mysql.binlog.events.wire_types import BLOB, BLOB_COMPRESSED, VARCHAR, WireColumn
-from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
+from airflow_provider_cdc.mysql.binlog.kernels import row_kernel as kernel
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import decompress_column, inet_text, uuid_texts
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_TEMPORAL_SIZES, decimal_size
 from airflow_provider_cdc.mysql.client.charsets import CharsetDecoders, NoRoundTripError
@@ -127,7 +127,7 @@ def plan_column(
     if kind in BINARY_TYPES:
         return ColumnPlan(kernel.BYTES, size, arrow, longest)
     if kind == "json":
-        from airflow_provider_cdc.mysql.binlog.kernels.json import json_texts  # compiled where there is any
+        from airflow_provider_cdc.mysql.binlog.kernels.json_kernel import json_texts  # compiled where there is any
 
         return ColumnPlan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=json_texts)
     if kind in GEOMETRY_TYPES:

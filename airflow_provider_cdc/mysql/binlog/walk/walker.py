@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.model.definitions import CapturedTables
+from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import TableSchema
@@ -30,16 +30,16 @@ from airflow_provider_cdc.mysql.binlog.events.transactions import (
     Transaction,
     TransactionAssembler,
 )
-from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
-from airflow_provider_cdc.mysql.binlog.kernels import walk as walk_kernel
+from airflow_provider_cdc.mysql.binlog.kernels import row_kernel as row_kernel
+from airflow_provider_cdc.mysql.binlog.kernels import walk_kernel as walk_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc_tables
 from airflow_provider_cdc.mysql.binlog.walk.blocks import BlockBuffer
-from airflow_provider_cdc.mysql.binlog.walk.gtids import GtidCollector
-from airflow_provider_cdc.mysql.binlog.walk.space import KeyFilter
+from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
+from airflow_provider_cdc.mysql.binlog.walk.change_buffers import ChangeBuffers
+from airflow_provider_cdc.mysql.binlog.walk.gtid_collector import GtidCollector
+from airflow_provider_cdc.mysql.binlog.walk.payload_unpacker import PayloadUnpacker
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, WalkStep
-from airflow_provider_cdc.mysql.binlog.walk.tables import ChangeBuffers
-from airflow_provider_cdc.mysql.binlog.walk.unpacked import PayloadUnpacker
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 from airflow_provider_cdc.native.primitives import PADDING
 
@@ -53,7 +53,7 @@ class BinlogWalker:
     :param stream: an open stream, from the start of a transaction on; nothing else may read from it.
     :param captured: the definitions of captured tables.
     :param seq_of: ``_cdc_seq`` of position 0 of a binlog file.
-    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.ChangeBuffer`.
+    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.change_buffer.ChangeBuffer`.
     :param byte_budget: bytes of rows after which a step is made, also inside of a transaction.
     :param with_before_images: whether updates give their old image, too, as ``b``.
     :param count_only: whether rows are only counted, not decoded.

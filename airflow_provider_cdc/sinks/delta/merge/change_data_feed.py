@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta.log.log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.edit import TableEdit, count_rows
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
 from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex
 from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit, count_rows
 from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, read_row_groups, read_row_numbers
 
 #: Folder of its files in that of the table, as the Delta protocol has it.

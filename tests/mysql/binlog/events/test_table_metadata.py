@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
+from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.collations import Collations
 from airflow_provider_cdc.mysql.client.identity import binlog_end

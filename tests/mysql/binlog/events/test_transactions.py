@@ -12,7 +12,7 @@ import pymysql
 import pytest
 import zstandard
 
-from airflow_provider_cdc.model.definitions import DefinitionHistory
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import DdlError, TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Position
@@ -21,7 +21,7 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import QUERY, TABLE_MA
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
-from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
+from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from tests.support.binlog.reading import (
     Captured,
     capture,

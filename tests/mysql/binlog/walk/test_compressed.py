@@ -15,7 +15,7 @@ import zstandard
 
 from airflow_provider_cdc.model.errors import CdcError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
-from airflow_provider_cdc.mysql.binlog.walk.unpacked import PayloadUnpacker
+from airflow_provider_cdc.mysql.binlog.walk.payload_unpacker import PayloadUnpacker
 from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from tests.mysql.binlog.walk.test_walker import agree
 from tests.support.binlog.fuzz import packed, stored, unpacked, with_body
@@ -42,7 +42,7 @@ def roads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
         enter(self, event)
 
     monkeypatch.setattr(PayloadUnpacker, "unpack_ahead", counted_ahead)
-    monkeypatch.setattr(PayloadUnpacker, "enter", counted_enter)
+    monkeypatch.setattr(PayloadUnpacker, "begin_streaming", counted_enter)
     return found
 
 
@@ -133,7 +133,7 @@ def test_small_compressed_transactions(
         taken.append((event := take(payload)).type)
         return event
 
-    monkeypatch.setattr(PayloadUnpacker, "take", counted)
+    monkeypatch.setattr(PayloadUnpacker, "next_event", counted)
     assert agree(recording, captured) == 90
     assert sorted(taken) == [19, 19] * 2, taken  # a table map each, in each of the two walks
 
@@ -149,7 +149,7 @@ def test_the_machine_code_goes_from_one_to_the_next(
         return why
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BinlogWalker, "_walk", counted)
+        patch.setattr(BinlogWalker, "_run_kernel", counted)
         assert by_walker(recording, captured)[0] == by_plain(recording, captured)[0]
     assert roads == {"ahead": 1}, "all of a block at once"
     assert len(taken) < 20, "the machine code stops for none of them"

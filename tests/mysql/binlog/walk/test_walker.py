@@ -21,7 +21,7 @@ from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from tests import ROOT
-from tests.mysql.binlog.plain.test_rows import NAMES, ROW, TYPES, insert
+from tests.mysql.binlog.plain.test_row_decoder import NAMES, ROW, TYPES, insert
 from tests.support.binlog.plain import by_plain, by_walker, gtids_of, seq_of
 from tests.support.binlog.reading import Captured, capture, here, lasting, open_stream, read, rows_of
 from tests.support.binlog.replay import Recording, Replay, record, sealed
@@ -230,7 +230,7 @@ def test_tagged_transactions_are_ordinary(
         taken.extend(self._blocks.data[at + 9 : at + 10].tolist())
         return plain(self)
 
-    monkeypatch.setattr(BinlogWalker, "_event", event)
+    monkeypatch.setattr(BinlogWalker, "_handle_event", event)
     assert agree(recording, captured) == 30
     assert 19 in taken and not {2, 16, 30, 42} & set(taken), taken
     walker = BinlogWalker(Replay(recording), lasting(captured), seq_of, byte_budget=1)

@@ -1,0 +1,408 @@
+"""The stream's work: pieces of batches, each a range of the binlog that is decoded and staged in the sink, by table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.config.delete_policy import ALL_HARD, HARD, IGNORE, SOFT, DeletePolicy
+from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
+from airflow_provider_cdc.model.definition_history import CapturedTables, histories_by_table
+from airflow_provider_cdc.model.errors import OtherServerError, PurgedError, TerminalError, TransientError
+from airflow_provider_cdc.model.gtid import gtid_class_of
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.schema import SEQ_COLUMN, TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows, parse_xa_entry, read_prepared_rows
+from airflow_provider_cdc.mysql.client.charsets import load_decoders
+from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.sinks.files.layout import Layout, read_plan
+from airflow_provider_cdc.sinks.protocol import ChangeStaging, ChangeWriter, Sink
+from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, sum_counts
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
+from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
+from airflow_provider_cdc.system.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.apply.batch_planner import BatchPlanner
+
+#: Bytes of rows in the binlog that are held as changes before they are written.
+_FLUSH_BYTES = 16 << 20
+#: The plan of the epoch that this process has worked for last.
+_PLAN_CACHE: dict[tuple[str, str, int, int], Plan] = {}
+
+
+@dataclass(frozen=True)
+class StreamJob:
+    """What the stream's source and tasks need. Travels in a closure, with the password in it.
+
+    :param connect_args: pymysql.connect keyword arguments.
+    :param planner_replica: (server id, replica uuid) of the planner.
+    :param reader_replicas: the same of each task that reads a piece of a batch.
+    :param timeline: numbers the transactions of the server that is read.
+    :param sink: where the changes are staged.
+    :param storage: where the plan is.
+    :param pipeline: name of the pipeline.
+    :param epoch: epoch of the stream.
+    :param max_batch_bytes: soft limit of a batch in bytes of binlog.
+    :param max_batch_rows: soft limit of a batch in changed rows.
+    :param zero_dates: ``source.zero_dates``.
+    :param min_range_bytes: bytes of binlog that are worth a reader of their own.
+    :param deletes: ``sink.deletes``.
+    :param section: number of the epoch's section: one ends where a DDL has to be followed.
+    :param follows_ddl: whether it is, instead of an error.
+    :param only_table: index of the only table whose changes are wanted, if not all are.
+    :param plan_file: name of the plan by which a table is read again as a whole: what is read by it no planner has walked
+        before. ``None`` for the pipeline's own plan.
+    """
+
+    connect_args: dict[str, Any]
+    planner_replica: tuple[int, str]
+    reader_replicas: tuple[tuple[int, str], ...]
+    timeline: Timeline
+    sink: Sink
+    storage: Storage
+    pipeline: str
+    epoch: int
+    max_batch_bytes: int
+    max_batch_rows: int
+    zero_dates: str = "error"
+    min_range_bytes: int = 16 << 20
+    deletes: DeletePolicy = ALL_HARD
+    section: int = 0
+    follows_ddl: bool = False
+    only_table: int | None = None
+    plan_file: str | None = None
+
+    def load_plan(self) -> Plan:
+        """The plan in the sink, as this section has found it: a process reads it once."""
+        key = (self.storage.location(), self.pipeline, self.epoch, self.section)
+        if self.plan_file is not None:
+            plan = Plan.from_json(read_json(self.storage, self.plan_file))
+        elif key in _PLAN_CACHE:
+            plan = _PLAN_CACHE[key]
+        else:
+            stored = read_plan(self.storage, Layout(self.pipeline))
+            assert stored is not None  # no phase begins without one
+            _PLAN_CACHE.clear()
+            _PLAN_CACHE[key] = plan = stored
+        # Where the deleted row is kept as the delete's old image has it, that must have all of it.
+        return plan.with_zero_dates(self.zero_dates).with_full_before_images(
+            lambda table: self.deletes.mode_of(table) == SOFT
+        )
+
+    def _open_binlog(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
+        return BinlogStream(
+            self.connect_args,
+            server_id=replica[0],
+            replica_uuid=replica[1],
+            file=at.file,
+            position=at.position,
+            server=self.timeline.server,
+        )
+
+    def make_planner(self) -> BatchPlanner:
+        """BatchPlanner of this stream."""
+        from airflow_provider_cdc.apply.batch_planner import BatchPlanner  # compiled: not for drivers, as in slices.py
+
+        tables, connection = self._captured_tables(self.load_plan()), connect(self.connect_args)
+        return BatchPlanner(
+            connection,
+            lambda at: self._open_binlog(at, self.planner_replica),
+            tables,
+            self.timeline,
+            stop_at_ddl=self.follows_ddl,
+        )
+
+    def _captured_tables(self, plan: Plan) -> CapturedTables:
+        definitions = plan.definitions_for(self.timeline)
+        return histories_by_table(definitions if self.only_table is None else [definitions[self.only_table]])
+
+    def make_counted_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
+        """The same, and the requests to an object store that this took."""
+        with count_requests_in(RequestCounts()) as requests:
+            return self.make_planner(), requests.to_json()
+
+    def find_range_ends(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
+        """Ends of the pieces in which the next batch is read; none if nothing is new.
+
+        :raises TransientError: if the connection reaches another server now, or the file was purged.
+        """
+        with retry_in_next_epoch():
+            return planner.find_range_ends(
+                start, self.max_batch_bytes, self.max_batch_rows, len(self.reader_replicas), self.min_range_bytes
+            )
+
+    def stage_range(
+        self,
+        start: Offset,
+        end: Offset,
+        attempt: str,
+        reader_index: int = 0,
+        earlier_requests: Sequence[dict[str, int]] = (),
+    ) -> dict[str, Any]:
+        """Decode the transactions in (start, end].
+
+        The same range gives the same changes, however often it is read.
+
+        :param attempt: makes what this attempt stages differ from what others do.
+        :param reader_index: which of the ``readers`` this is.
+        :param earlier_requests: requests to an object store that nobody has told of yet.
+        :returns: manifest: start, end, and for each table with changes its index, the names of what was staged, the
+            number of rows, and the ``_cdc_seq`` and time of the TRUNCATE after which they come; and all that was
+            staged, as index and name. A table has one such entry, unless its rows stay when it is truncated. And
+            ``requests``: the requests to an object store that this took.
+        :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
+        :raises TransientError: if the connection reaches another server now, or the file was purged.
+        """
+        with retry_in_next_epoch(), count_requests_in(RequestCounts()) as requests:
+            manifest = self._stage_range(start, end, attempt, reader_index)
+        return {**manifest, "asked": sum_counts([*earlier_requests, requests.to_json()])}
+
+    def _stage_range(self, start: Offset, end: Offset, attempt: str, reader_index: int) -> dict[str, Any]:
+        # Compiled: not for drivers, as in slices.py.
+        from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+        from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
+
+        failpoint("batch.before_read")
+        plan = self.load_plan()
+        name = f"epoch-{self.epoch}/{self.timeline.seq(start.at)}-{attempt}"
+        outputs = _RangeOutputs(self.sink.change_staging(), plan, name, self.deletes)
+
+        def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
+            # What the sink holds already, since the server before this one had committed it earlier.
+            applied_seqs = (
+                [seq for seq, gtid in binlog.take_gtids().items() if gtid and gtid in applied_gtids]
+                if applied_gtids
+                else []
+            )
+            for table, batch in changes:
+                if table.fingerprint() != tables[table.id].newest.fingerprint():
+                    at = self.timeline.position(batch[SEQ_COLUMN][0].as_py())
+                    raise TerminalError.for_table(
+                        f"rows of {table.label} at {at} are of the definition before an ALTER: an XA transaction was "
+                        "prepared before it",
+                        table.label,
+                        place=str(at),
+                    )
+                unapplied = (
+                    batch.filter(pc.invert(pc.is_in(batch[SEQ_COLUMN], pa.array(applied_seqs, pa.int64()))))
+                    if applied_seqs
+                    else batch
+                )
+                if unapplied.num_rows:
+                    outputs.for_table(table).add(unapplied)
+
+        def open_at(at: Position) -> BinlogStream:
+            return self._open_binlog(at, self.reader_replicas[reader_index])
+
+        tables = self._captured_tables(plan)
+        newest_definitions = [definitions.newest for definitions in tables.values() if not definitions.is_suspended]
+        text_decoders = load_decoders(lambda: closing(connect(self.connect_args)), newest_definitions)
+        # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
+        ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_xa_entry(text)[1] is None)
+        lookback = make_xa_lookback(self.connect_args, start.server, tables, start.at)
+        prepared = PreparedXaRows(read_prepared_rows(ending, open_at, tables), lookback.prepared_rows, tables)
+        applied_gtids = gtid_class_of(start.server).parse(start.already_applied)
+        # What leads to captured tables the planner has looked up, which has walked here before.
+        indirect_writes = (
+            IndirectWrites if self.plan_file is None else partial(_find_indirect_writes, self.connect_args, tables)
+        )
+        binlog = BinlogReader(
+            open_at,
+            tables,
+            self.timeline,
+            text_decoders,
+            with_gtids=bool(applied_gtids),
+            indirect_writes=indirect_writes,
+        )
+        try:
+            binlog.expect_offset(start)
+            for step in binlog.steps(start.at, end.at):
+                if step.transaction is not None and applied_gtids and step.transaction.gtid in applied_gtids:
+                    prepared.track(step.transaction)
+                elif step.transaction is not None:
+                    seq = self.timeline.seq(Position(step.file, step.position))
+                    if step.transaction.emptied_table is not None:
+                        write(binlog.take_changes())
+                        outputs.empty(tables[step.transaction.emptied_table].newest, seq, step.transaction.commit_us)
+                    for _ in binlog.decode_rows(
+                        prepared.visible_rows(step.transaction), seq, step.transaction.commit_us
+                    ):
+                        write(binlog.take_changes())
+                if binlog.held_bytes >= _FLUSH_BYTES:
+                    # The one that a batch ends with lies in the file in which that ends.
+                    is_last = step.file == end.at.file and step.is_beyond(start.at, self.max_batch_bytes)
+                    write(binlog.take_changes(end.at if is_last else None))
+            write(binlog.take_changes())
+        finally:
+            binlog.close()
+        outputs.close()
+        failpoint("batch.after_read")
+        return {"start": start.to_json(), "end": end.to_json(), **outputs.manifest()}
+
+
+def _find_indirect_writes(connect_args: dict[str, Any], tables: CapturedTables) -> IndirectWrites | None:
+    with closing(connect(connect_args)) as connection:
+        return query_indirect_writes(connection, tables)
+
+
+@contextmanager
+def retry_in_next_epoch() -> Iterator[None]:
+    """What is a matter for the next epoch: it may be able to go on at another server, or behind purged files."""
+    try:
+        yield
+    except PurgedError as error:
+        raise TransientError(error.message, "Run again: the next epoch continues if nothing is missing") from None
+    except OtherServerError as error:
+        raise TransientError(
+            error.message, "Run again: the next epoch continues there if GTIDs prove that it can"
+        ) from None
+
+
+def merge_manifests(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One manifest for those of the pieces of a batch.
+
+    :raises TerminalError: if they do not lie one behind the other.
+    """
+    manifests = sorted(manifests, key=lambda m: Offset.from_json(m["start"]).at)
+    tables: dict[int, list[dict[str, Any]]] = {}
+    end = manifests[0]["start"]
+    for manifest in manifests:
+        if manifest["start"] != end:
+            raise TerminalError(
+                f"a piece of a batch begins at {Offset.from_json(manifest['start']).at}, and the one before it ends at "
+                f"{Offset.from_json(end).at}",
+                "Run the stream again: it starts from the sink's own resume point",
+            )
+        end = manifest["end"]
+        for entry in manifest["tables"]:
+            table_entries = tables.setdefault(entry["table"], [])
+            if table_entries and entry["emptied"] is None:
+                previous = table_entries[-1]
+                merged = {"staged": previous["staged"] + entry["staged"], "rows": previous["rows"] + entry["rows"]}
+                table_entries[-1] = previous | merged
+                continue
+            if not entry["kept"]:
+                table_entries.clear()
+            table_entries.append(entry)
+    return {
+        "start": manifests[0]["start"],
+        "end": end,
+        "tables": [entry for i in sorted(tables) for entry in tables[i]],
+        "staged": [name for manifest in manifests for name in manifest["staged"]],
+        "asked": sum_counts(manifest["asked"] for manifest in manifests),
+    }
+
+
+class _TableOutput:
+    """What a piece has of one table.
+
+    :param truncated: ``_cdc_seq`` and time of the TRUNCATE after which it comes, if there is one.
+    :param keeps_rows: whether what was before that stays.
+    """
+
+    def __init__(
+        self,
+        table: TableSchema,
+        name: str,
+        writer: ChangeWriter,
+        truncated: tuple[int, int] | None = None,
+        *,
+        keeps_rows: bool = False,
+    ) -> None:
+        self._table, self.name, self._writer = table, name, writer
+        self.truncated, self.keeps_rows = truncated, keeps_rows
+        self.rows = 0
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Write changes."""
+        self.rows += changes.num_rows
+        with name_table_in_errors(self._table):
+            self._writer.add(changes)
+
+    def empty(self, truncated: tuple[int, int]) -> None:
+        """The table is empty here: what came before does not count any more."""
+        with name_table_in_errors(self._table):
+            self._writer.truncate()
+        self.rows, self.truncated = 0, truncated
+
+    def close(self) -> None:
+        """Write what is left."""
+        with name_table_in_errors(self._table):
+            self._writer.close()
+
+    def manifest(self, index: int) -> dict[str, Any]:
+        """Its entry in the manifest."""
+        emptied, at = self.truncated or (None, None)
+        return {
+            "table": index,
+            "staged": [self.name],
+            "rows": self.rows,
+            "emptied": emptied,
+            "emptied_at": at,
+            "kept": self.keeps_rows,
+        }
+
+
+class _RangeOutputs:
+    """What a piece has of each table that has changes in it.
+
+    :param name: makes what this attempt at the piece stages differ from everything else.
+    :param deletes: what becomes of rows that are deleted in the source.
+    """
+
+    def __init__(self, staging: ChangeStaging, plan: Plan, name: str, deletes: DeletePolicy) -> None:
+        self._staging, self._plan, self._name, self._deletes = staging, plan, name, deletes
+        self._indexes = {t.id: i for i, t in enumerate(plan.tables)}
+        self._outputs: dict[int, list[_TableOutput]] = {}
+
+    def for_table(self, table: TableSchema) -> _TableOutput:
+        """That of one table."""
+        index = self._indexes[table.id]
+        return self._outputs[index][-1] if index in self._outputs else self._open_output(index)
+
+    def empty(self, table: TableSchema, seq: int, at: int) -> None:
+        """A table is truncated here.
+
+        :param seq: ``_cdc_seq`` of the TRUNCATE.
+        :param at: its commit time, in microseconds.
+        """
+        delete_mode = self._deletes.mode_of(table)
+        if delete_mode == HARD:
+            self.for_table(table).empty((seq, at))
+        elif delete_mode != IGNORE:  # what was before must be applied first: it stays
+            self._open_output(self._indexes[table.id], (seq, at), keeps_rows=True)
+
+    def _open_output(
+        self, index: int, truncated: tuple[int, int] | None = None, *, keeps_rows: bool = False
+    ) -> _TableOutput:
+        earlier_outputs = self._outputs.setdefault(index, [])
+        name = f"{self._name}-{index}" + (f"-{len(earlier_outputs)}" if earlier_outputs else "")
+        table = self._plan.tables[index]
+        with name_table_in_errors(table):
+            writer = self._staging.open_writer(table, name)
+        earlier_outputs.append(_TableOutput(table, name, writer, truncated, keeps_rows=keeps_rows))
+        return earlier_outputs[-1]
+
+    def close(self) -> None:
+        """Write what is left."""
+        for index in self._outputs:
+            for output in self._outputs[index]:
+                output.close()
+
+    def manifest(self) -> dict[str, Any]:
+        """Its part of the manifest."""
+        outputs = [(i, output) for i in sorted(self._outputs) for output in self._outputs[i]]
+        return {
+            "tables": [o.manifest(i) for i, o in outputs if o.rows or o.truncated],
+            "staged": [[i, o.name] for i, o in outputs],
+        }

@@ -1,0 +1,111 @@
+"""The data source ``mysql_cdc`` as a stream. Spark has what it needs since 4.2: it says where a batch begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+
+from airflow_provider_cdc.data_source.changes_planner import ChangesPlanner
+from airflow_provider_cdc.data_source.options import SourceOptions, reword_errors
+from airflow_provider_cdc.data_source.range_reader import make_partitions, read_range
+from airflow_provider_cdc.data_source.table_changes import TableChanges
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError
+from airflow_provider_cdc.model.offset import Offset, Position
+
+
+def _encode(offset: Offset, range_ends: Sequence[Offset] = (), range_bytes: int = 0) -> dict[str, Any]:
+    """An offset as Spark keeps it: a dictionary of simple values.
+
+    :param range_ends: ends of the pieces of the batch that ends there.
+    :param range_bytes: with which they were made.
+    """
+    value: dict[str, Any] = {"version": 1, **offset.to_json(), "xa": json.dumps(list(offset.open_xa))}
+    return value | {"parts": json.dumps([part.to_json() for part in range_ends]), "piece_bytes": range_bytes}
+
+
+def _decode(value: dict[str, Any]) -> Offset:
+    if value.get("version") != 1:
+        raise NotReadyError("the checkpoint is of another version of this source", "Begin with a new checkpoint")
+    return Offset.from_json({**value, "xa": json.loads(value["xa"])})
+
+
+class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the binlog.
+
+    :param table_changes: what is read.
+    :param options: where it begins, and how much makes a batch.
+    :param schema: Arrow schema, as Spark wants it.
+    """
+
+    def __init__(self, table_changes: TableChanges, options: SourceOptions, schema: pa.Schema) -> None:
+        self._table_changes, self._options, self._schema = table_changes, options, schema
+        self._planner: ChangesPlanner | None = None
+        self._checked = False
+        self._target: Position | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins."""
+        with reword_errors():
+            return _encode(self._open_planner().find_offset(self._options.start or "latest"))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The size of a batch."""
+        return ReadMaxBytes(self._options.batch_bytes)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The stream ends where the server stands now."""
+        with reword_errors():
+            self._target = self._open_planner().binlog_end()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """End of the next batch: a transaction's; ``start`` itself if nothing is new."""
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        with reword_errors():
+            try:
+                return self._plan_batch(start, size)
+            except TransientError:  # a connection that stood idle for long may be gone
+                self.stop()
+                return self._plan_batch(start, size)
+
+    def _plan_batch(self, start: dict[str, Any], size: int | None) -> dict[str, Any]:
+        at = self._checked_offset(start)
+        planner = self._open_planner()
+        target = planner.binlog_end() if self._target is None else self._target
+        ends, altering = planner.find_range_ends(at, target, size)
+        if not ends and altering is not None:
+            raise planner.altered_error(altering)
+        return _encode(ends[-1], ends, self._table_changes.range_bytes) if ends else start
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The pieces of a batch, one a task."""
+        with reword_errors():
+            at, to = self._checked_offset(start), _decode(end)
+            ends = [Offset.from_json(part) for part in json.loads(end["parts"])]
+            return make_partitions(at, ends, int(end["piece_bytes"])) if at.at < to.at else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Changes of one piece."""
+        return read_range(self._table_changes, self._schema, partition)
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
+
+    def _open_planner(self) -> ChangesPlanner:
+        if self._planner is None:
+            self._planner = ChangesPlanner(self._table_changes)
+        return self._planner
+
+    def _checked_offset(self, start: dict[str, Any]) -> Offset:
+        at = _decode(start)
+        if not self._checked:
+            self._open_planner().check_readable(at)
+            self._checked = True
+        return at

@@ -1,0 +1,231 @@
+"""Changes of batches, written by tasks where they stay: in files that become part of the table.
+
+A row is written once. What a later change of the same batch has outdated, and what deletes, is dead in the file when it
+becomes part of the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.config.delete_policy import ALL_HARD, IGNORE, SOFT, DeletePolicy
+from airflow_provider_cdc.model.changes import select_upserts
+from airflow_provider_cdc.model.schema import META_COLUMNS, TableSchema
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
+from airflow_provider_cdc.sinks.delta.maintenance import check_live_files
+from airflow_provider_cdc.sinks.delta.merge.change_merger import (
+    FILE_COLUMN,
+    ROW_COLUMN,
+    with_files_metadata,
+    with_row_places,
+)
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column, with_deleted_column
+from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER
+from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging, list_earlier_epoch_files
+from airflow_provider_cdc.sinks.files.parquet import (
+    CHANGE_BUFFER_BYTES,
+    ChangeFileWriter,
+    DataFile,
+    describe_file,
+    empty_table,
+    open_parquet,
+    read_file,
+)
+from airflow_provider_cdc.sinks.protocol import ChangeWriter
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+#: In the metadata of a file of places: the files that these are in.
+_FILES_METADATA_KEY = "files"
+
+
+class _SoftDeleteChangeWriter(ChangeFileWriter):
+    """Changes that say of themselves whether they delete."""
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Write changes."""
+        super().add(add_deleted_column(changes, self._schema))
+
+
+class DeltaChangeStaging:
+    """Staging of one pipeline.
+
+    :param table_storage: the storage of a table.
+    :param keyless_staging: for tables without a key, of whose changes only a sum is applied.
+    :param deletes: what becomes of rows that are deleted in the source.
+    :param partitioning_of: how a table is partitioned.
+    """
+
+    def __init__(
+        self,
+        table_storage: Callable[[TableSchema], Storage],
+        keyless_staging: FileChangeStaging,
+        deletes: DeletePolicy = ALL_HARD,
+        partitioning_of: Callable[[TableSchema], Partitioning] = lambda table: Partitioning(table.sink_schema),
+    ) -> None:
+        self._table_storage, self._keyless_staging, self._deletes, self._partitioning_of = (
+            table_storage,
+            keyless_staging,
+            deletes,
+            partitioning_of,
+        )
+
+    def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
+        """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.ChangeStaging`."""
+        if not table.key:
+            return self._keyless_staging.open_writer(table, range_name)
+        schema = table.sink_schema
+        if partitioning := self._partitioning_of(table):
+            return _PartitionedChangeWriter(self._table_storage(table), range_name, partitioning, table)
+        group_rows = partitioning.row_group_size
+        if self._deletes.mode_of(table) == SOFT:  # a delete is a row of the table, too
+            return _SoftDeleteChangeWriter(
+                self._table_storage(table), _change_file_path(range_name), with_deleted_column(schema), group_rows
+            )
+        return ChangeFileWriter(self._table_storage(table), _change_file_path(range_name), schema, group_rows)
+
+    def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
+        """The changes of some pieces, in this order."""
+        if not table.key:
+            return self._keyless_staging.read_changes(table, range_names)
+        storage, schema = self._table_storage(table), table.sink_schema
+        if not self._partitioning_of(table):
+            return self._without_ignored_deletes(
+                table, pa.concat_tables([read_file(storage, _change_file_path(name), schema) for name in range_names])
+            )
+        row_places, files = _read_order_files(storage, table, range_names)
+        rows = [read_file(storage, file.path, schema, partition=file.partition) for file in files]
+        first = np.cumsum([0, *(file.rows for file in files)])
+        order = first[row_places[FILE_COLUMN].to_numpy()] + row_places[ROW_COLUMN].to_numpy()
+        return self._without_ignored_deletes(
+            table, pa.concat_tables([empty_table(schema), *rows]).take(pa.array(order, pa.int64()))
+        )
+
+    def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
+        """The same without the values, and with the place of each."""
+        if not table.key:
+            return self._keyless_staging.read_for_apply(table, range_names)
+        storage = self._table_storage(table)
+        if self._partitioning_of(table):
+            return self._without_ignored_deletes(
+                table, with_files_metadata(*_read_order_files(storage, table, range_names))
+            )
+        columns = _build_order_schema(table).names[:-2]
+        files_and_rows = [
+            describe_file(storage, _change_file_path(n), table.sink_schema, columns, table.integer_key_column)
+            for n in range_names
+        ]
+        return self._without_ignored_deletes(
+            table,
+            with_row_places(
+                pa.concat_tables([rows for _, rows in files_and_rows]), [file for file, _ in files_and_rows]
+            ),
+        )
+
+    def _without_ignored_deletes(self, table: TableSchema, changes: pa.Table) -> pa.Table:
+        """Without deletes that are ignored: also not in the place of an earlier change of the same key."""
+        return select_upserts(changes) if self._deletes.mode_of(table) == IGNORE else changes
+
+    def discard_applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
+        """They are part of the table, and if not, the commit has removed them."""
+        if not table.key:
+            self._keyless_staging.discard_applied(table, range_names)
+        elif self._partitioning_of(table):
+            self._table_storage(table).delete(*map(_change_file_path, range_names))
+
+    def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
+        """Remove what is not to be applied."""
+        if not table.key:
+            self._keyless_staging.discard(table, range_names)
+            return
+        storage, listed = self._table_storage(table), list(range_names)
+        if self._partitioning_of(table):
+            for name in listed:
+                with suppress(FileNotFoundError):
+                    storage.delete(*(file.path for file in _read_order_files(storage, table, [name])[1]))
+        storage.delete(*map(_change_file_path, listed))
+
+    def clear_older_epochs(self, tables: Iterable[TableSchema], epoch: int) -> None:
+        """Remove what earlier epochs have left, and is not, and was not until recently, part of a table."""
+        self._keyless_staging.clear_older_epochs((), epoch)
+        for table in tables:
+            storage = self._table_storage(table)
+            if names := list_earlier_epoch_files(storage, CHANGES_FOLDER, epoch):
+                log = DeltaLog(storage)
+                log.refresh()
+                if unneeded := [name for name in names if name not in log.files and name not in log.tombstones]:
+                    check_live_files(log)
+                    storage.delete(*unneeded)
+
+
+class _PartitionedChangeWriter:
+    """Changes of a table with partitions: files of these, and one that says in which order they come, and where."""
+
+    def __init__(self, storage: Storage, name: str, partitioning: Partitioning, table: TableSchema) -> None:
+        folder, _, base = f"{CHANGES_FOLDER}/{name}".rpartition("/")
+        self._files = PartitionedWriter(storage, folder, base, partitioning, table.integer_key_column)
+        self._schema, self._order_schema = partitioning.schema, _build_order_schema(table)
+        self._order_file = ChangeFileWriter(storage, _change_file_path(name), self._order_schema)
+        self._buffer = list[pa.RecordBatch]()
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Write changes."""
+        self._buffer.append(add_deleted_column(changes, self._schema))
+        if sum(b.nbytes for b in self._buffer) >= CHANGE_BUFFER_BYTES:
+            self._flush()
+
+    def truncate(self) -> None:
+        """The table is empty here: what came before does not count any more."""
+        self._buffer = []
+        self._files.discard()
+        self._order_file.truncate()
+
+    def close(self) -> None:
+        """Write what is left, and last of all what says where it is."""
+        self._flush()
+        files = self._files.close()
+        self._order_file.close({_FILES_METADATA_KEY: json.dumps([file.to_json() for file in files])})
+
+    def _flush(self) -> None:
+        rows, self._buffer = pa.Table.from_batches(self._buffer, self._schema), []
+        file_numbers, row_numbers = self._files.add(rows)
+        order_rows = (
+            rows.select(self._order_schema.names[:-2])
+            .append_column(FILE_COLUMN, pa.array(file_numbers))
+            .append_column(ROW_COLUMN, pa.array(row_numbers))
+        )
+        for batch in order_rows.combine_chunks().to_batches():
+            self._order_file.add(batch)
+
+
+def _build_order_schema(table: TableSchema) -> pa.Schema:
+    """Schema of what :meth:`DeltaChangeStaging.changes` has to know of changes."""
+    fields = [f for f in table.sink_schema if f.name in table.key or f.name in META_COLUMNS]
+    return pa.schema([*fields, (FILE_COLUMN, pa.int64()), (ROW_COLUMN, pa.int64())])
+
+
+def _read_order_files(storage: Storage, table: TableSchema, names: Sequence[str]) -> tuple[pa.Table, list[DataFile]]:
+    """Changes of some pieces in their order, with the place of each, and the files that have them."""
+    parts, files, schema = [], list[DataFile](), _build_order_schema(table)
+    for name in names:
+        with open_parquet(storage, _change_file_path(name)) as order_file:
+            rows = order_file.read().select(schema.names).cast(schema)
+            listed = json.loads(order_file.metadata.metadata[_FILES_METADATA_KEY.encode()])
+        file_column_index = schema.get_field_index(FILE_COLUMN)
+        parts.append(
+            rows.set_column(
+                file_column_index, FILE_COLUMN, pc.add(rows[FILE_COLUMN], pa.scalar(len(files), pa.int64()))
+            )
+        )
+        files += [DataFile(**file) for file in listed]
+    return pa.concat_tables([empty_table(schema), *parts]), files
+
+
+def _change_file_path(name: str) -> str:
+    return f"{CHANGES_FOLDER}/{name}.parquet"

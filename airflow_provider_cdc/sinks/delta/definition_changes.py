@@ -1,0 +1,197 @@
+"""A table follows a change of its definition: its log says so, and no file of it is written again.
+
+Files from before lack the columns that are new. Whoever reads such a file takes them for NULL, as the Delta protocol
+has it (:func:`~airflow_provider_cdc.sinks.files.parquet.read_row_groups`). They still have those that are gone, which
+nobody reads: no column of such a name may come without the rows being exchanged. Compaction evens that out in the
+course of time.
+
+Where more changes than that, the rows are read again, and exchanged as a whole: no file from before is left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.config.table_properties import OWN_PREFIX
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
+from airflow_provider_cdc.sinks.delta.log.commit_actions import drop_clustering_columns
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.features import check_protocol, merge_protocols, protocol_for, uses_vectors
+from airflow_provider_cdc.sinks.delta.log.live_file import add_action
+from airflow_provider_cdc.sinks.delta.merge.key_lookup import RowIdentity
+from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.merge.retained_rows import RetainedFiles
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_deleted_column
+from airflow_provider_cdc.sinks.delta.table_metadata import (
+    KEY_PROPERTY,
+    DeltaTableOptions,
+    build_column_metadata,
+    build_metadata,
+    has_same_columns,
+    key_property_value,
+    schema_fields,
+)
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+
+_FRESH_PATH_REMEDY = "Start with a fresh sink.path"
+
+
+def alter_actions(
+    log: DeltaLog, old_table: TableSchema, row_identity: RowIdentity, options: DeltaTableOptions
+) -> list[dict[str, Any]]:
+    """Actions that give a table other columns; none if nothing changes.
+
+    :param log: the table as it stands.
+    :param old_table: the definition whose columns it has.
+    :param row_identity: of the definition whose columns it is to have.
+    :param options: likewise.
+    :raises TerminalError: if it has not the columns of ``old_table``, or cannot be given the others.
+    """
+    declared = row_identity.partitioning.table_schema
+    old_schema = (
+        with_deleted_column(old_table.sink_schema)
+        if DELETED_COLUMN in row_identity.schema.names
+        else old_table.sink_schema
+    )
+    if not has_same_columns(log, pa.schema([*old_schema, *[*declared][len(row_identity.schema) :]])):
+        raise TerminalError(
+            f"the {log.name} has other columns than {old_table.label} had before its definition changed",
+            f"Something else has altered it. {_FRESH_PATH_REMEDY}",
+        )
+    if problem := _why_not_alterable(old_table, old_schema, row_identity):
+        raise TerminalError(
+            f"the {log.name} cannot follow the change of the definition of {old_table.label}: {problem}",
+            _FRESH_PATH_REMEDY,
+        )
+    metadata = {**log.metadata, "schemaString": _altered_schema(log, old_table, row_identity, options)}
+    needed_protocol = protocol_for(declared, vectors=False)
+    protocol = merge_protocols(log.protocol, needed_protocol)
+    check_protocol(log.name, protocol, metadata)  # as everybody does who reads it afterwards: then it is too late
+    actions: list[dict[str, Any]] = [{"protocol": protocol}] if protocol is not log.protocol else []
+    if schema_fields(metadata["schemaString"]) != schema_fields(log.metadata["schemaString"]):
+        actions.append({"metaData": metadata})
+    return actions + drop_clustering_columns(log.domain_metadata, declared.names)
+
+
+def overwrite_actions(
+    log: DeltaLog,
+    row_identity: RowIdentity,
+    options: DeltaTableOptions,
+    slices: Sequence[DataFile],
+    retained_files: RetainedFiles,
+) -> list[dict[str, Any]]:
+    """Actions that put slices in the place of all rows, and give the table the columns of a definition.
+
+    Slices are added as they are, however rows die here. Its change data feed says that all rows are deleted and others
+    inserted, and readers take that from the files that go and come: files of its own would need the new columns, which
+    the old rows need not have, nor be of the new key.
+
+    :param log: the table as it stands.
+    :param row_identity: of the definition whose columns and key it is to have.
+    :param options: likewise.
+    :param slices: what it is to hold. Files without rows are left out.
+    :param retained_files: rows that stay.
+    :raises TerminalError: if it cannot be given such columns, or has one of the slices already.
+    """
+    declared = row_identity.partitioning.table_schema
+    files = {file.path: file for part in slices for file in part.files if file.rows}
+    # What has become of its rows since would be undone. And a version must not remove and add the same file.
+    if already_live := sorted(files.keys() & log.files.keys()):
+        raise TerminalError(
+            f"the file {log.storage.location(already_live[0])} is part of the table already", _FRESH_PATH_REMEDY
+        )
+    if problem := _duplicate_column(declared):
+        raise TerminalError(
+            f"the {log.name} cannot be given the columns of its source table: {problem}", _FRESH_PATH_REMEDY
+        )
+    metadata = {
+        **log.metadata,
+        "schemaString": _overwritten_schema(log, row_identity, options),
+        "configuration": {**log.configuration, KEY_PROPERTY: key_property_value(row_identity.key_columns)},
+    }
+    protocol = merge_protocols(log.protocol, protocol_for(declared, vectors=False))
+    check_protocol(log.name, protocol, metadata)
+    return [
+        *([{"protocol": protocol}] if protocol is not log.protocol else []),
+        {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
+        *drop_clustering_columns(log.domain_metadata, declared.names),
+        *(
+            file.remove_action(data_change=True)
+            for file in log.files.values()
+            if file.path not in retained_files.unchanged
+        ),
+        *(add_action(file, row_identity.stats_column, None) for file in (*files.values(), *retained_files.written)),
+    ]
+
+
+def reset_actions(log: DeltaLog, partitioning: Partitioning, options: DeltaTableOptions) -> list[dict[str, Any]]:
+    """Actions that give a table whatever other columns: all of its rows go.
+
+    :param log: the table as it stands.
+    """
+    vectors = uses_vectors(log.protocol, log.configuration)
+    new_protocol = merge_protocols(log.protocol, protocol_for(partitioning.table_schema, vectors=vectors))
+    actions: list[dict[str, Any]] = [{"protocol": new_protocol}] if new_protocol is not log.protocol else []
+    configuration = {name: value for name, value in log.configuration.items() if name != KEY_PROPERTY}
+    new_metadata = build_metadata(partitioning.schema, options, configuration, log.metadata["description"])
+    actions.append({"metaData": {**new_metadata, "id": log.metadata["id"]}})
+    actions += drop_clustering_columns(log.domain_metadata, partitioning.table_schema.names)
+    return actions + [file.remove_action(data_change=True) for file in log.files.values()]
+
+
+def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, row_identity: RowIdentity) -> str | None:
+    """Why the columns of a definition cannot become those of another one; ``None`` if they can.
+
+    Whatever else than columns that come and go a table is to follow has to be let through here, and expressed.
+    """
+    if [*old_table.key] != [*row_identity.key_columns]:
+        return f"its key was ({', '.join(old_table.key)}), and is ({', '.join(row_identity.key_columns)})"
+    for field in old_schema:
+        index = row_identity.schema.get_field_index(field.name)
+        if index >= 0 and (kind := row_identity.schema.field(index).type) != field.type:
+            return f"column {field.name} was {field.type}, and is {kind}"
+    return _duplicate_column(row_identity.partitioning.table_schema)
+
+
+def _duplicate_column(declared: pa.Schema) -> str | None:
+    names = Counter(name.lower() for name in declared.names)
+    duplicates = [name for name, count in names.items() if count > 1]
+    return f"it would have column {duplicates[0]} twice: case does not count" if duplicates else None
+
+
+def _altered_schema(
+    log: DeltaLog, old_table: TableSchema, row_identity: RowIdentity, options: DeltaTableOptions
+) -> str:
+    """The new columns as the log says them. What others have told of a column stays, and what was told here goes."""
+    new_schema = json.loads(build_metadata(row_identity.schema, options, {}, "")["schemaString"])
+    current_metadata = {column["name"]: column["metadata"] for column in schema_fields(log.metadata["schemaString"])}
+    own_metadata = build_column_metadata(old_table)
+    for column in new_schema["fields"]:
+        own_values = own_metadata.get(column["name"], {})
+        foreign_values = {k: v for k, v in current_metadata.get(column["name"], {}).items() if own_values.get(k) != v}
+        column["metadata"] = {**foreign_values, **column["metadata"]}
+    return json.dumps(new_schema)
+
+
+def _overwritten_schema(log: DeltaLog, row_identity: RowIdentity, options: DeltaTableOptions) -> str:
+    """Columns as the log says them, whatever there were. What others have told of those that stay as they are stays:
+    a comment that is not told here any more may be theirs.
+    """
+    new_schema = json.loads(build_metadata(row_identity.schema, options, {}, "")["schemaString"])
+    before = {column["name"]: column for column in schema_fields(log.metadata["schemaString"])}
+    for column in new_schema["fields"]:
+        old_column = before.get(column["name"])
+        if old_column is not None and old_column["type"] == column["type"]:
+            column["metadata"] = {**_foreign_metadata(old_column["metadata"]), **column["metadata"]}
+    return json.dumps(new_schema)
+
+
+def _foreign_metadata(column_metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is told by this project, and what makes values of a column follow from others."""
+    return {name: value for name, value in column_metadata.items() if not name.startswith((OWN_PREFIX, "delta."))}

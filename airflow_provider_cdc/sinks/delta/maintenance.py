@@ -1,0 +1,220 @@
+"""What keeps the folder of a Delta table small: checkpoints of its log, and files that nobody needs."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Collection
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION
+from airflow_provider_cdc.model.errors import NoRoomError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import VECTOR_FOLDER as VECTORS
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog, commit_versions
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
+from airflow_provider_cdc.sinks.delta.merge.change_data_feed import FEED_FOLDER as FEED
+from airflow_provider_cdc.sinks.delta.merge.change_data_feed import feed_file_time
+from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER, is_part_file
+from airflow_provider_cdc.sinks.files.table_size import TableSize
+
+#: Hours for which files are kept that only older versions refer to, at least: for those who read one just now.
+MIN_RETENTION_HOURS = 1
+#: Hours after which a file that no version refers to was left by somebody who was killed.
+_ABANDONED_HOURS = 48
+#: What delta-rs raises if it cannot do its work; an OSError where an object store did not answer it.
+_OF_DELTA_RS = (DeltaError, OSError)
+_PROTECTED_BEFORE_PROPERTY = "delta.requireCheckpointProtectionBeforeVersion"
+#: Commits between two checkpoints.
+_CHECKPOINT_INTERVAL = 100
+#: Commits after which whoever commits writes the checkpoint: upkeep, which does not hold up a stream, has failed to.
+OVERDUE_COMMITS = 2 * _CHECKPOINT_INTERVAL
+
+
+def is_checkpoint_due(log: DeltaLog, commits: int | None = None) -> bool:
+    """Whether a log has so many commits since its newest checkpoint that was seen.
+
+    :param commits: how many; by default those between two checkpoints.
+    """
+    return log.version - (log.checkpoint_version or 0) >= (_CHECKPOINT_INTERVAL if commits is None else commits)
+
+
+def write_checkpoint_if_due(log: DeltaLog, commits: int | None = None) -> None:
+    """Write a checkpoint of the log, if one is due, and delete what of the log is older than its retention.
+
+    :param commits: since the last checkpoint, from which on one is due.
+    :raises TransientError: if that is not possible now.
+    """
+    if not is_checkpoint_due(log, commits):
+        return
+    if log.checkpoint_version is not None:  # else one of the protocol that is in force is wanted
+        log.refresh_checkpoint_version()  # another process may have written one
+        if not is_checkpoint_due(log, commits):
+            return
+    try:
+        table = DeltaTable(log.storage.uri(), storage_options=log.storage.storage_options() or None)
+        table.create_checkpoint()
+        if _may_clean_log(log):
+            table.cleanup_metadata()
+    except _OF_DELTA_RS as error:
+        raise TransientError(
+            f"no checkpoint could be written of the {log.name}: {_one_line(error)}", "It is the next time"
+        ) from None
+    log.checkpoint_version = log.version
+
+
+def _one_line(error: Exception) -> str:
+    """The text of an error of delta-rs, which draws a tree in colours."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", str(error)).split())
+
+
+def check_live_files(log: DeltaLog) -> None:
+    """See that delta-rs finds the same live files in the log as this project: before files are deleted for good.
+
+    Of two programs that read a log with code of their own, one that misses a part of it disagrees with the other.
+
+    :raises TransientError: if delta-rs cannot read it now.
+    :raises TerminalError: if it finds others.
+    """
+    try:
+        table = DeltaTable(
+            log.storage.uri(), version=log.version, storage_options=log.storage.storage_options() or None
+        )
+        delta_rs_paths = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
+    except _OF_DELTA_RS as error:
+        raise TransientError(
+            f"no old files of the {log.name} were deleted: delta-rs cannot read it: {_one_line(error)}",
+            "They are the next time",
+        ) from None
+    if delta_rs_paths != log.files.keys():
+        names = sorted(delta_rs_paths ^ log.files.keys())
+        raise TerminalError(
+            f"no old files of the {log.name} were deleted: version {log.version} has {len(log.files)} data files, and "
+            f"{len(delta_rs_paths)} as delta-rs reads it; {names[0]} is in one of the two only",
+            "Do not run VACUUM. Stop the stream, run airflow-cdc verify, and report it with the folder _delta_log",
+        )
+
+
+def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
+    """Delete data files and vectors that no version within the table's retention refers to, those of the change data
+    feed that are older, and those that somebody has left.
+
+    Only one clock counts, that of the storage: files were removed when the commit that says so was written there. The
+    times that commits state are those of other hosts.
+
+    :param retention: seconds for which files stay; ``None`` for what the table says.
+    :raises TransientError: if that is not possible now.
+    :raises TerminalError: if it is not understood for how long the table keeps its files.
+    """
+    retention = _retention_seconds(log) if retention is None else retention
+    live = {*log.files} | {
+        f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.deletion_vector.file_name
+    }
+    try:
+        unlisted_names = [name for name, _ in log.storage.list("") if name not in live]
+        unneeded = [name for name in unlisted_names if name in log.tombstones or _is_own_leftover(name)]
+        if not unneeded:
+            return
+        now = _storage_time(log)
+        # Commits that are gone from the log tell nothing: a process that has run for long knows by its own clock.
+        last_expired = max(
+            log.newest_version_before(commit_versions(unlisted_names, log.version), now - retention),
+            log.newest_version_older_than(retention),
+        )
+        if last_expired >= 0 and any(log.tombstones.get(name, -1) > last_expired for name in unneeded):
+            log.date_tombstones(last_expired)
+
+        def is_old(name: str) -> bool:
+            if name.startswith(f"{FEED}/"):  # by its name, most of them need no look
+                return feed_file_time(name) < now - retention and _written_at(log, name) < now - retention
+            if (version := log.tombstones.get(name)) is not None:
+                return version <= last_expired
+            return _written_at(log, name) < now - max(retention, _ABANDONED_HOURS * 3600)
+
+        if expired := [name for name in unneeded if is_old(name)]:
+            check_live_files(log)
+            log.storage.delete(*expired)
+        log.forget_tombstones(last_expired)
+    except OSError as error:
+        raise TransientError(
+            f"old files of the {log.name} could not be deleted: {error}", "They are the next time"
+        ) from None
+
+
+def _is_own_leftover(name: str) -> bool:
+    """Whether a file that no version refers to can be one that a run has left: not a slice, which may be waiting."""
+    return is_part_file(name) or name.startswith((f"{CHANGES_FOLDER}/", f"{VECTORS}/", f"{FEED}/"))
+
+
+def _storage_time(log: DeltaLog) -> float:
+    """The time by the clock that dates the files of a table: that of a file which is written just now.
+
+    On a disk that is full, that of its newest commit: old files are deleted most of all then.
+    """
+    name = f"{CHANGES_FOLDER}/clock-{uuid.uuid4().hex}"
+    try:
+        log.storage.write(name, b"")
+        written_at_time = log.storage.modified_at(name)
+    except NoRoomError:
+        written_at_time = log.committed_at(log.version)
+    finally:
+        log.storage.delete(name)
+    if written_at_time is None or written_at_time == float("inf"):
+        raise FileNotFoundError(f"{log.storage.location(name)} was deleted at once")
+    return written_at_time
+
+
+def measure_size(files: Collection[LiveFile], compaction_count: int) -> TableSize:
+    """What a version takes.
+
+    :param files: of the version.
+    :param compaction_count: how many there were.
+    """
+    rows = [n for file in files if isinstance(n := file.stats.get("numRecords"), int)]
+    dead = sum(file.dead_row_count for file in files)
+    return TableSize(
+        files=len(files),
+        bytes=sum(file.size for file in files),
+        rows=sum(rows) - dead if len(rows) == len(files) else None,
+        dead_rows=dead,
+        files_with_vectors=sum(file.deletion_vector is not None for file in files),
+        compactions=compaction_count,
+    )
+
+
+def _written_at(log: DeltaLog, name: str) -> float:
+    """When a file was written, by the storage's clock; one that is gone will never have been."""
+    written = log.storage.modified_at(name)
+    return float("inf") if written is None else written
+
+
+def _may_clean_log(log: DeltaLog) -> bool:
+    """Whether commits that are older than the log's retention may be deleted.
+
+    Where somebody has taken a feature out, Spark asks (feature ``checkpointProtection``) that commits before that
+    version go together: they do when that version is as old.
+    """
+    protected_before = str(log.configuration.get(_PROTECTED_BEFORE_PROPERTY, "0"))
+    retention = log_retention(log.configuration)
+    if protected_before == "0":
+        return True
+    if not protected_before.isdecimal() or retention is None:
+        return False
+    written = log.committed_at(int(protected_before))
+    return written == float("inf") or written < _storage_time(log) - retention
+
+
+def _retention_seconds(log: DeltaLog) -> float:
+    """For how many seconds files stay that no version needs: what the table says, and an hour at least."""
+    retention = file_retention(log.configuration)
+    if retention is None:
+        raise TerminalError(
+            f"no old files of the {log.name} are deleted: it has {DELETED_FILE_RETENTION} = {log.configuration[DELETED_FILE_RETENTION]!r}, "
+            "which this version does not understand",
+            "Write it as interval 7 days: in sink.table_properties, or with ALTER TABLE",
+        )
+    return max(retention, MIN_RETENTION_HOURS * 3600)

@@ -1,0 +1,359 @@
+"""What changes mean for the files of a Delta table: which of their rows die, and which files are added.
+
+Where a key is, the index says; what is alive, the log says. Decision 0001 has the argument.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from airflow_provider_cdc.config.delete_policy import HARD, SOFT
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.multiset import MissingRowsError, take_first_of_each
+from airflow_provider_cdc.model.plan import AD_HOC_GROUP_BASE
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHashes
+from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyMatches
+from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column, mark_deleted
+from airflow_provider_cdc.sinks.delta.merge.table_edit import (
+    LARGE_FILE_BYTES,
+    SLICES_FOLDER,
+    TableEdit,
+    count_rows,
+    without_dead_rows,
+    write_data_files,
+)
+from airflow_provider_cdc.sinks.files.parquet import DataFile, empty_table, read_file, read_row_groups, split_by_size
+from airflow_provider_cdc.sinks.protocol import Change, MultisetChange, OverwriteRange, PublishSlices, Truncate, Upsert
+
+#: Columns that changes have beside their own: number of the file that has them, and the row in it. Names
+#: of a server's columns do not end with a space.
+FILE_COLUMN, ROW_COLUMN = "__file ", "__row "
+_FILES_METADATA_KEY = b"files"
+_SLICE_PATH = re.compile(rf"{SLICES_FOLDER}/(\d+)/(\d+)/")
+
+
+def with_row_places(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
+    """Changes that stand in files already, with the file and row of each.
+
+    :param changes: rows of the files, one file after the other.
+    """
+    number = np.repeat(np.arange(len(files)), [file.rows for file in files])
+    row = np.concatenate([np.arange(file.rows) for file in files]) if files else np.empty(0, np.int64)
+    located = changes.append_column(FILE_COLUMN, pa.array(number, pa.int64())).append_column(
+        ROW_COLUMN, pa.array(row, pa.int64())
+    )
+    return with_files_metadata(located, files)
+
+
+def with_files_metadata(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
+    """Changes with the number of the file and the row of each.
+
+    :param files: which these are the numbers of.
+    """
+    return changes.replace_schema_metadata({_FILES_METADATA_KEY: json.dumps([file.to_json() for file in files])})
+
+
+def _chunk_group_of(path: str) -> tuple[int, int] | None:
+    """The snapshot and the chunk group that all rows of a file are of; ``None`` if it may have any."""
+    match = _SLICE_PATH.match(path)
+    if match is None or int(match[2]) >= AD_HOC_GROUP_BASE:
+        return None
+    return int(match[1]), int(match[2])
+
+
+class ChangeMerger:
+    """Merges into one version of a table.
+
+    :param log: the table as it stands.
+    :param key_lookup: where its rows are.
+    :param deletes: what becomes of rows that are deleted in the source.
+    """
+
+    def __init__(self, log: DeltaLog, key_lookup: KeyLookup, deletes: str = HARD) -> None:
+        self._log, self._key_lookup, self._deletes = log, key_lookup, deletes
+        self._row_identity, self._key_hasher = key_lookup.row_identity, key_lookup.key_hasher
+        self._storage = log.storage
+
+    def plan_edit(self, change: Change) -> TableEdit | None:
+        """What a change comes to; ``None`` for nothing."""
+        match change:
+            case Upsert(changes):
+                return self._upsert_rows(changes)
+            case MultisetChange():
+                return self._apply_counts(change)
+            case Truncate(seq, truncated_at):
+                edit = (
+                    self._remove_older_rows(seq) if self._deletes == HARD else self._mark_older_rows(seq, truncated_at)
+                )
+                return edit if edit.removed_files or edit.dead_rows else None
+            case PublishSlices(slices):
+                return TableEdit(added_files=self._slice_files(slices))
+            case OverwriteRange():
+                return (
+                    self._overwrite_range(change) if self._deletes == HARD else self._overwrite_keeping_deleted(change)
+                )
+
+    def _upsert_rows(self, changes: pa.Table) -> TableEdit:
+        hashes, seqs = self._key_hasher(changes), changes[SEQ_COLUMN].to_numpy()
+        edit, is_current = TableEdit(), np.ones(changes.num_rows, bool)
+        if changes.num_rows:
+            matches = self._key_lookup.find_rows(self._log, hashes)
+            index, lowest = self._key_lookup.index, int(seqs.min())
+            for file, queries, rows in self._living_matches(matches):
+                newer = np.ones(len(rows), bool)
+                if index.newest_seq(index.file_number(file.path)) >= lowest:
+                    newer = seqs[queries] > self._read_column(file, SEQ_COLUMN)[rows]
+                is_current[queries[~newer]] = False
+                if newer.any():
+                    edit.dead_rows[file.path] = BitMap(rows[newer].astype(np.uint32))
+        if self._deletes != SOFT:
+            is_current &= pc.not_equal(changes[OP_COLUMN], "d").to_numpy()
+        self._add_rows(edit, changes, hashes, is_current)
+        return edit
+
+    def _add_rows(self, edit: TableEdit, changes: pa.Table, hashes: KeyHashes, is_current: Any) -> None:
+        """Add the rows of changes: from the files in which they stand, or written now."""
+        if FILE_COLUMN not in changes.column_names:
+            rows = add_deleted_column(changes.filter(pa.array(is_current)), self._row_identity.schema)
+            if rows.num_rows:
+                self._write_new_rows(edit, rows, hashes.select(np.flatnonzero(is_current)))
+            return
+        files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES_METADATA_KEY])]
+        number, row = changes[FILE_COLUMN].to_numpy(), changes[ROW_COLUMN].to_numpy()
+        newest = int(pc.max(changes[SEQ_COLUMN]).as_py() or 0)
+        living = np.flatnonzero(is_current)
+        for file, part in zip(files, group_by_number(number[living], len(files)), strict=True):
+            kept_changes = living[part]
+            dead = BitMap(range(file.rows)) - BitMap(row[kept_changes].astype(np.uint32))
+            edit.added_files.append((file, dead))
+            edit.key_hashes[file.path] = FileKeyHashes(
+                hashes.select(kept_changes), newest, row[kept_changes].astype(np.uint32)
+            )
+
+    def _write_new_rows(self, edit: TableEdit, rows: pa.Table, hashes: KeyHashes) -> None:
+        files, number = self._write_data_files([rows.select(self._row_identity.schema.names)])
+        for file, row_indices in zip(files, group_by_number(number, len(files)), strict=True):
+            edit.added_files.append((file, BitMap()))
+            edit.key_hashes[file.path] = FileKeyHashes(hashes.select(row_indices), file.newest or 0)
+
+    def _write_data_files(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
+        return write_data_files(self._storage, self._row_identity.partitioning, tables, self._row_identity.stats_column)
+
+    def _apply_counts(self, change: MultisetChange) -> TableEdit:
+        net = change.net
+        edit = self._remove_older_rows(change.truncate_seq) if change.truncate_seq else TableEdit()
+        if net.removed.num_rows:
+            matches = self._key_lookup.find_rows(self._log, self._key_hasher(net.removed))
+            remaining = net.removed_counts.copy()
+            for file, queries, rows in self._living_matches(matches):
+                if file.path in edit.removed_files:
+                    continue
+                is_free = np.ones(len(rows), bool)
+                if file.path in edit.dead_rows:
+                    is_free = ~np.isin(rows, np.asarray(edit.dead_rows[file.path].to_array(), np.int64))
+                candidates = np.flatnonzero(is_free)
+                chosen = take_first_of_each(candidates, queries, remaining)
+                remaining -= np.bincount(queries[chosen], minlength=len(remaining))
+                if len(chosen):
+                    edit.dead_rows[file.path] = edit.dead_rows.get(file.path, BitMap()) | BitMap(
+                        rows[chosen].astype(np.uint32)
+                    )
+            if remaining.any():
+                missing = int(np.flatnonzero(remaining)[0])
+                raise MissingRowsError(net.removed.slice(missing, 1), int(remaining[missing]))
+        if net.added.num_rows:
+            self._write_new_rows(edit, net.added, self._key_hasher(net.added))
+        return edit
+
+    def _remove_older_rows(self, seq: int) -> TableEdit:
+        """All rows with a lower ``_cdc_seq`` die."""
+        edit = TableEdit()
+        for file, rows in self._find_older_rows(seq):
+            if rows is None:
+                edit.removed_files.add(file.path)
+            else:
+                edit.dead_rows[file.path] = rows
+        return edit
+
+    def _find_older_rows(self, seq: int) -> Iterator[tuple[LiveFile, BitMap | None]]:
+        """Living rows with a lower ``_cdc_seq``, by file; ``None`` for all of a file."""
+        for file in self._log.files.values():
+            bounds = file.bounds(SEQ_COLUMN)
+            if bounds is not None and bounds[0] >= seq:
+                continue
+            if bounds is not None and bounds[1] < seq:
+                yield file, None
+            elif rows := BitMap(
+                np.flatnonzero(self._read_column(file, SEQ_COLUMN) < seq).astype(np.uint32)
+            ) - self._log.dead_rows(file):
+                yield file, rows
+
+    def _overwrite_range(self, change: OverwriteRange) -> TableEdit:
+        """Slices take the place of all rows of a chunk group, or of some ranges of keys.
+
+        Files of the snapshot hold rows of one chunk group alone: if that is read again, they go or stay. All
+        other files may have any rows, and only those that belong to the group go.
+        """
+        edit = TableEdit(added_files=self._slice_files(change.slices))
+        for file, only_in_range in self._files_in_range(change):
+            if only_in_range:
+                edit.removed_files.add(file.path)
+                continue
+            keys = self._read_columns(file, self._row_identity.key_columns or [SEQ_COLUMN])
+            leaves = np.flatnonzero(change.owns_rows(keys).to_numpy(zero_copy_only=False))
+            rows = BitMap(leaves.astype(np.uint32)) - self._log.dead_rows(file)
+            if rows:
+                edit.dead_rows[file.path] = rows
+        return edit
+
+    def _files_in_range(self, change: OverwriteRange) -> Iterator[tuple[LiveFile, bool]]:
+        """The files that may have rows of a chunk group, and whether they have no others."""
+        for file in self._log.files.values():
+            file_group = _chunk_group_of(file.path)
+            if file_group is not None and file_group == change.chunk_group:
+                yield file, True
+                continue
+            is_other_group = (
+                file_group is not None and change.chunk_group is not None and file_group[0] == change.chunk_group[0]
+            )
+            if not is_other_group and not file.excludes_span(self._row_identity.stats_column, change.key_span):
+                yield file, False
+
+    # ------------------------------------------------------------ deleted rows that stay
+
+    def _mark_older_rows(self, seq: int, truncated_at: int) -> TableEdit:
+        """All rows with a lower ``_cdc_seq`` are deleted in the source."""
+        edit = TableEdit()
+        if self._deletes == SOFT:
+            unmarked = ((file, self._unmarked_rows(file, rows)) for file, rows in self._find_older_rows(seq))
+            self._rewrite_marked(edit, {file.path: rows for file, rows in unmarked if rows}, truncated_at, seq)
+        return edit
+
+    def _overwrite_keeping_deleted(self, change: OverwriteRange) -> TableEdit:
+        """Slices take the place of the rows of a chunk group that have the same keys. The others are deleted in the
+        source, or may be: they stay, and where it is marked what is deleted, they are marked now.
+        """
+        edit, rows_to_mark = TableEdit(added_files=self._slice_files(change.slices)), dict[str, BitMap]()
+        names, index = self._row_identity.key_columns, self._key_lookup.index_slices(change.slices)
+        for file, only_in_range in self._files_in_range(change):
+            keys = self._read_columns(file, names)
+            is_owned = (
+                np.ones(keys.num_rows, bool)
+                if only_in_range
+                else change.owns_rows(keys).to_numpy(zero_copy_only=False).copy()
+            )
+            is_owned[self._log.dead_rows(file).to_array()] = False
+            rows = np.flatnonzero(is_owned)
+            replaced_rows = rows[np.unique(index.find_keys(self._key_hasher(keys.take(pa.array(rows)))).query_index)]
+            if len(replaced_rows):
+                edit.dead_rows[file.path] = BitMap(replaced_rows.astype(np.uint32))
+            if self._deletes == SOFT and (
+                unmarked_rows := self._unmarked_rows(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))
+            ):
+                rows_to_mark[file.path] = unmarked_rows
+        self._rewrite_marked(edit, rows_to_mark, int(time.time() * 1_000_000))
+        return edit
+
+    def _unmarked_rows(self, file: LiveFile, rows: BitMap | None) -> BitMap:
+        """Those of some rows (``None`` for all that live) that are not marked as deleted."""
+        if rows is None:
+            rows = BitMap(range(count_rows(self._storage, file))) - self._log.dead_rows(file)
+        return (
+            rows - BitMap(np.flatnonzero(self._read_column(file, DELETED_COLUMN)).astype(np.uint32)) if rows else rows
+        )
+
+    def _rewrite_marked(
+        self, edit: TableEdit, rows: Mapping[str, BitMap], marked_at: int, seq: int | None = None
+    ) -> None:
+        """Write rows again, marked as deleted, in the place of themselves."""
+
+        def marked() -> Iterator[pa.Table]:
+            for path, which in rows.items():
+                start, row_numbers = 0, np.asarray(which.to_array(), np.int64)
+                partition = self._log.files[path].partition
+                for group in read_row_groups(
+                    self._storage, path, self._row_identity.schema, None, partition, may_lack_columns=True
+                ):
+                    low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
+                    yield mark_deleted(group.take(pa.array(row_numbers[low:high] - start)), marked_at, seq)
+                    start += group.num_rows
+
+        for part in split_by_size(marked(), LARGE_FILE_BYTES):
+            edit.added_files += [(file, BitMap()) for file in self._write_data_files(part)[0]]
+        for path, row_bitmap in rows.items():
+            edit.dead_rows[path] = edit.dead_rows.get(path, BitMap()) | row_bitmap
+
+    def _slice_files(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
+        """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
+        files = [file for part in slices for file in part.files]
+        for file in files:
+            if self._storage.size(file.path) != file.size:
+                raise TransientError(
+                    f"the file {self._storage.location(file.path)} is not there any more, or not whole",
+                    "Run again: it is read once more. A VACUUM must not run while a snapshot does",
+                )
+        return [(file, BitMap()) for file in files if file.rows]
+
+    # ------------------------------------------------------------ looking up
+
+    def _living_matches(self, matches: KeyMatches) -> Iterator[tuple[LiveFile, Any, Any]]:
+        """What was found alive, file by file: the file, what was asked for, and the rows."""
+        order = np.argsort(matches.file_number, kind="stable")
+        numbers, starts = np.unique(matches.file_number[order], return_index=True)
+        for number, match_indices in zip(numbers, np.split(order, starts[1:]), strict=False):
+            file = self._log.files.get(self._key_lookup.index.file_path(int(number)))
+            if file is None:  # it was gone when another thread had read it
+                continue
+            queries, rows = matches.query_index[match_indices], matches.row_number[match_indices]
+            if dead := self._log.dead_rows(file):
+                living = BitMap(rows.astype(np.uint32)) - dead
+                is_living = np.isin(rows, np.asarray(living.to_array(), np.int64))
+                queries, rows = queries[is_living], rows[is_living]
+            if len(rows):
+                yield file, queries, rows
+
+    def _read_column(self, file: LiveFile, name: str) -> Any:
+        return self._read_columns(file, [name])[name].to_numpy()
+
+    def _read_columns(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
+        return read_file(self._storage, file.path, self._row_identity.schema, columns, file.partition)
+
+
+def group_by_number(number: Any, count: int) -> list[Any]:
+    """Indices of the rows that have each number, in their order.
+
+    :param number: array of numbers below ``count``.
+    """
+    order = np.argsort(number, kind="stable")
+    groups: list[Any] = np.split(order, np.searchsorted(number[order], np.arange(1, count))) if count else []
+    return groups
+
+
+def read_living_rows(log: DeltaLog, schema: pa.Schema, names: Collection[str] | None = None) -> pa.Table:
+    """All rows of a version.
+
+    :param names: only these files.
+    """
+    parts = [
+        next(
+            without_dead_rows(
+                [read_file(log.storage, f.path, schema, partition=f.partition, may_lack_columns=True)], log.dead_rows(f)
+            )
+        )
+        for f in log.files.values()
+        if names is None or f.path in names
+    ]
+    return pa.concat_tables([empty_table(schema), *parts])

@@ -1,0 +1,172 @@
+"""Reading the keys of data files into the index: those of a batch when it comes, others before one needs them.
+
+What is read is a fact of a file that never changes. So it may be read at any time, by several threads, and in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from airflow_provider_cdc.model.schema import META_COLUMNS, SEQ_COLUMN
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
+from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex, KeyMatches
+from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.merge.table_edit import SLICES_FOLDER
+from airflow_provider_cdc.sinks.files.parquet import DataFile, read_row_groups
+from airflow_provider_cdc.sinks.protocol import Prefetcher
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+#: Files that are read at the same time, and where reading is mostly waiting for a server.
+_READER_THREADS, _REMOTE_READER_THREADS = 4, 16
+#: Files after which the index is put in order.
+_FILES_PER_PORTION = 16
+
+
+@dataclass(frozen=True)
+class RowIdentity:
+    """What tells the rows of a table apart.
+
+    :param partitioning: how it is partitioned.
+    :param key_columns: the key columns; none if rows are told by all their values.
+    :param stats_column: the key column if it is a single integer, which file statistics are kept for.
+    """
+
+    partitioning: Partitioning
+    key_columns: Sequence[str] = ()
+    stats_column: str | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of its rows."""
+        return self.partitioning.schema
+
+    @property
+    def identity_columns(self) -> list[str]:
+        """Columns that tell rows apart."""
+        return list(self.key_columns) or [name for name in self.schema.names if name not in META_COLUMNS]
+
+
+@dataclass(frozen=True)
+class KeyLookup:
+    """Keys of a table's files, on their way into its index.
+
+    :param storage: that of the table's folder.
+    :param identity: what tells its rows apart.
+    :param key_hasher: makes the words of the index.
+    """
+
+    storage: Storage
+    row_identity: RowIdentity
+    key_hasher: KeyHasher
+    index: KeyIndex
+
+    def find_rows(self, log: DeltaLog, hashes: KeyHashes) -> KeyMatches:
+        """Where the rows of a version with such words are, after the files that may have them were indexed.
+
+        :param hashes: of which no two are the same.
+        """
+        missing = self.candidate_files([f for f in log.files.values() if f.path not in self.index], hashes)
+        if missing:
+            with self.index.batch_lock:
+                for _ in self._index_files(missing):
+                    pass
+        self.index.sync_live_files(
+            log.files, lambda path: log.dead_rows(log.files[path]) if path in log.files else BitMap()
+        )
+        return self.index.find_keys(hashes)
+
+    def index_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
+        """An index of the rows of slices alone. It takes no more memory than that of the table may."""
+        slice_index, identity = self.index.new_empty(), self.row_identity
+        for file in (file for part in slices for file in part.files if file.rows):
+            parts = read_row_groups(self.storage, file.path, identity.schema, identity.key_columns, file.partition)
+            slice_index.add_file(file.path, FileKeyHashes.from_parts([self.key_hasher(rows) for rows in parts], 0))
+            slice_index.merge_and_spill()
+        return slice_index
+
+    def candidate_files(self, files: Sequence[LiveFile], hashes: KeyHashes) -> list[LiveFile]:
+        """Files that may have rows with such words: without those of which statistics prove that they have none."""
+        stats_column = (
+            self.row_identity.stats_column if self.key_hasher.is_integer_key else None
+        )  # hashes, as of BIGINT UNSIGNED, are in no order
+        bounds = [file.bounds(stats_column) for file in files] if stats_column else []
+        known_numbers = [i for i, file_bounds in enumerate(bounds) if file_bounds is not None]
+        if not known_numbers:
+            return list(files)
+        sorted_hashes, spans = np.sort(hashes.first), [file_bounds for file_bounds in bounds if file_bounds is not None]
+        low, high = (self.key_hasher.hash_integers([span[side] for span in spans]) for side in (0, 1))
+        without = np.searchsorted(sorted_hashes, low, "left") == np.searchsorted(sorted_hashes, high, "right")
+        excluded = {known_numbers[i] for i in np.flatnonzero(without)}
+        return [file for i, file in enumerate(files) if i not in excluded]
+
+    def prefetcher(self, log: DeltaLog) -> Prefetcher:
+        """What reads ahead, in a thread of its own, where batches will likely look in a version.
+
+        First the files that have dead rows: changes have hit them before. If the stream has not written to the table
+        yet, nothing tells what changes hit: then all files, from the newest on, as far as memory goes.
+        """
+        files = [file for file in log.files.values() if file.path not in self.index]
+        files_with_dead_rows = [file for file in files if file.dead_row_count]
+        is_untouched = bool(self.row_identity.key_columns) and all(
+            file.path.startswith(f"{SLICES_FOLDER}/") for file in log.files.values()
+        )
+        other_files = [file for file in reversed(files) if not file.dead_row_count] if is_untouched else []
+
+        def read(budget: int, should_stop: Callable[[], bool]) -> int:
+            for _ in self._index_files(files_with_dead_rows, in_background=True):
+                if should_stop():
+                    return 0
+            bytes_before = sum(self.index.bytes_used)
+            for _ in self._index_files(other_files if budget > 0 else [], in_background=True):
+                if should_stop() or sum(self.index.bytes_used) - bytes_before >= budget:
+                    break
+            return sum(self.index.bytes_used) - bytes_before
+
+        return read
+
+    def _index_files(self, files: Sequence[LiveFile], *, in_background: bool = False) -> Iterator[None]:
+        """Index files, some at a time.
+
+        :param in_background: let those first that a batch waits for, and read no portion before the caller wants it.
+        """
+
+        def read(file: LiveFile) -> None:
+            if in_background:
+                with self.index.batch_lock:
+                    pass
+            if file.path not in self.index:
+                self.index.add_file(file.path, self._read_key_hashes(file))
+
+        pool = ThreadPoolExecutor(_REMOTE_READER_THREADS if self.storage.is_remote else _READER_THREADS)
+        at_once = _FILES_PER_PORTION if in_background else max(1, len(files))
+        try:
+            for start in range(0, len(files), at_once):
+                for number, _ in enumerate(pool.map(with_current_counts(read), files[start : start + at_once]), 1):
+                    if number % _FILES_PER_PORTION == 0:
+                        self.index.merge_and_spill()
+                        yield
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _read_key_hashes(self, file: LiveFile) -> FileKeyHashes:
+        identity_columns, schema = self.row_identity.identity_columns, self.row_identity.schema
+        bounds = file.bounds(SEQ_COLUMN)
+        columns = identity_columns if bounds else [*identity_columns, SEQ_COLUMN]
+        may_lack_columns = not self.row_identity.key_columns  # a key is never new
+        # Portions: values of a table without a key may be many times what is kept of them.
+        parts, newest_seq = [], bounds[1] if bounds else 0
+        for rows in read_row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):
+            parts.append(self.key_hasher(rows))
+            if bounds is None and rows.num_rows:
+                newest_seq = max(newest_seq, int(pc.max(rows[SEQ_COLUMN]).as_py()))
+        return FileKeyHashes.from_parts(parts, newest_seq)

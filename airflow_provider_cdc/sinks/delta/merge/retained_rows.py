@@ -1,0 +1,204 @@
+"""Rows that stay where all rows of a table are exchanged: those that the source has deleted (``sink.deletes``).
+
+What tells them is the new reading: its keys are put into an index, and the table's files are read against it, one after
+the other. A file all of whose rows stay as they are is left alone. The others are written again, without the columns
+that the table does not have any more: no file may have such a column, since another one of that name may come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.config.delete_policy import SOFT
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.row_retention import RetainedRowsLoss, can_hold_all_values, why_not_retainable
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN, TableSchema
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
+from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
+from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup, RowIdentity
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import mark_deleted, with_deleted_column
+from airflow_provider_cdc.sinks.delta.merge.table_edit import LARGE_FILE_BYTES, count_rows, write_data_files
+from airflow_provider_cdc.sinks.files.parquet import DataFile, has_only_columns, read_row_groups, split_by_size
+
+
+@dataclass
+class RetainedFiles:
+    """Rows that stay.
+
+    :param unchanged: paths of the files of the table that stay as they are.
+    :param written: files with rows of others.
+    """
+
+    unchanged: set[str] = field(default_factory=set)
+    written: list[DataFile] = field(default_factory=list)
+
+
+class RetainedRowFinder:
+    """Finds the rows of a version that stay.
+
+    :param log: the table as it stands.
+    :param key_lookup: by which key its rows are looked up, and with which columns they are read.
+    :param deletes: ``sink.deletes`` of the table.
+    """
+
+    def __init__(self, log: DeltaLog, key_lookup: KeyLookup, deletes: str) -> None:
+        self._log, self._key_lookup, self._row_identity = log, key_lookup, key_lookup.row_identity
+        self._soft_deletes = deletes == SOFT
+
+    def write_retained_rows(self, slices: Sequence[DataFile], seq: int) -> RetainedFiles:
+        """Write the rows that stay where slices take the place of all others.
+
+        :param slices: rows of the new reading.
+        :param seq: its ``_cdc_seq``: rows of the table that are newer come again, and go.
+        """
+        retained_files, index, marked_at = (
+            RetainedFiles(),
+            self._key_lookup.index_slices(slices),
+            int(time.time() * 1_000_000),
+        )
+
+        def rows() -> Iterator[pa.Table]:
+            for file in self._log.files.values():
+                row_numbers, unmarked = self._find_retained_rows(file, index, seq)
+                all_stay = len(row_numbers) == self._living_row_count(file) and not unmarked.any()
+                if all_stay and has_only_columns(
+                    self._log.storage, file.path, self._row_identity.partitioning.file_schema
+                ):
+                    retained_files.unchanged.add(file.path)
+                elif len(row_numbers):
+                    yield from self._read_retained_rows(file, row_numbers, unmarked, marked_at)
+
+        try:
+            for part in split_by_size(rows(), LARGE_FILE_BYTES):
+                retained_files.written += write_data_files(
+                    self._log.storage, self._row_identity.partitioning, part, self._row_identity.stats_column
+                )[0]
+        except pa.ArrowInvalid as error:
+            raise TerminalError(
+                f"rows of the {self._log.name} that the source has deleted cannot have its new columns: {error}",
+                "Move the folder of the table away, and read it again: airflow-cdc resnapshot",
+            ) from error
+        return retained_files
+
+    def count_unmatched(self, slices: Sequence[DataFile]) -> int:
+        """How many rows have keys that slices do not have."""
+        index = self._key_lookup.index_slices(slices)
+        return sum(len(self._find_retained_rows(file, index, None)[0]) for file in self._log.files.values())
+
+    def count_marked(self) -> int:
+        """How many rows are marked as deleted."""
+        files = self._log.files.values()
+        return (
+            sum(int(np.count_nonzero(~self._find_retained_rows(file, None, None)[1])) for file in files)
+            if self._soft_deletes
+            else 0
+        )
+
+    def count_living(self) -> int:
+        """How many rows there are."""
+        return sum(self._living_row_count(file) for file in self._log.files.values())
+
+    def _living_row_count(self, file: LiveFile) -> int:
+        return count_rows(self._log.storage, file) - len(self._log.dead_rows(file))
+
+    def _find_retained_rows(self, file: LiveFile, index: KeyIndex | None, seq: int | None) -> tuple[Any, Any]:
+        """The living rows of a file that stay, and for each whether it is still to be marked as deleted.
+
+        :param index: of keys whose rows go.
+        :param seq: rows with a higher ``_cdc_seq`` go as well.
+        """
+        columns, start = (
+            list(
+                dict.fromkeys(
+                    [*self._row_identity.key_columns, SEQ_COLUMN, *([DELETED_COLUMN] if self._soft_deletes else [])]
+                )
+            ),
+            0,
+        )
+        dead = np.asarray(self._log.dead_rows(file).to_array(), np.int64)
+        retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
+        for rows in read_row_groups(
+            self._log.storage, file.path, self._row_identity.schema, columns, file.partition, may_lack_columns=True
+        ):
+            stays = np.ones(rows.num_rows, bool)
+            low, high = np.searchsorted(dead, [start, start + rows.num_rows])
+            stays[dead[low:high] - start] = False
+            if seq is not None:
+                stays &= rows[SEQ_COLUMN].to_numpy() <= seq
+            if index is not None:
+                candidates = np.flatnonzero(stays)
+                stays[
+                    candidates[
+                        index.find_keys(self._key_lookup.key_hasher(rows.take(pa.array(candidates)))).query_index
+                    ]
+                ] = False
+            retained_numbers.append(np.flatnonzero(stays) + start)
+            unmarked.append(
+                ~rows[DELETED_COLUMN].to_numpy()[stays]
+                if self._soft_deletes
+                else np.zeros(len(retained_numbers[-1]), bool)
+            )
+            start += rows.num_rows
+        return np.concatenate(retained_numbers), np.concatenate(unmarked)
+
+    def _read_retained_rows(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
+        """Rows of a file, all of them marked as deleted if that is marked."""
+        start = 0
+        for group in read_row_groups(
+            self._log.storage, file.path, self._row_identity.schema, None, file.partition, may_lack_columns=True
+        ):
+            low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
+            group_numbers, newly_marked = row_numbers[low:high] - start, to_mark[low:high]
+            yield group.take(pa.array(group_numbers[~newly_marked]))
+            if newly_marked.any():
+                yield mark_deleted(group.take(pa.array(group_numbers[newly_marked])), marked_at)
+            start += group.num_rows
+
+
+def find_overwrite_loss(
+    log: DeltaLog, key_lookup: KeyLookup, deletes: str, old_table: TableSchema, slices: Sequence[DataFile] | None
+) -> RetainedRowsLoss | None:
+    """What an exchange would lose of the rows that stay.
+
+    See :meth:`~airflow_provider_cdc.sinks.protocol.SinkTable.overwrite_loss`.
+
+    :param log: the table as it stands.
+    :param key_lookup: with the columns and the key that it is to have.
+    :param deletes: ``sink.deletes`` of the table; not ``hard``.
+    """
+    new_schema = key_lookup.row_identity.schema
+    old_schema = with_deleted_column(old_table.sink_schema) if deletes == SOFT else old_table.sink_schema
+    reason = why_not_retainable(old_schema, old_table.key, new_schema, key_lookup.row_identity.key_columns)
+    if reason is None:
+        return None
+    comparable = all(
+        n in new_schema.names and can_hold_all_values(new_schema.field(n).type, old_schema.field(n).type)
+        for n in old_table.key
+    )
+    # By the key that the rows have: no two have the same. Under the new definition it may be NULL.
+    old_identity = RowIdentity(key_lookup.row_identity.partitioning, old_table.key if comparable else ())
+    finder = RetainedRowFinder(
+        log,
+        replace(
+            key_lookup,
+            row_identity=old_identity,
+            key_hasher=KeyHasher(old_identity.identity_columns, new_schema, is_key=False),
+        ),
+        deletes,
+    )
+    exact = comparable and (slices is not None or deletes == SOFT)
+    if not exact:
+        rows = finder.count_living()
+    elif slices is None:
+        rows = finder.count_marked()
+    else:
+        rows = finder.count_unmatched(slices)
+    return RetainedRowsLoss(reason, rows, exact) if rows else None

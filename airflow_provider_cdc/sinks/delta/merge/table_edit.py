@@ -1,0 +1,295 @@
+"""What a change comes to for the files of a Delta table, and how the log says it: by deletion vectors or by copies."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
+from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning, supports_vectors
+from airflow_provider_cdc.sinks.files.parquet import (
+    DataFile,
+    PartitionValues,
+    open_parquet,
+    read_row_groups,
+    split_by_size,
+    write_file,
+)
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+#: Folder of the snapshot's slices, and of changes as tasks have written them, in that of the table.
+SLICES_FOLDER, CHANGES_FOLDER = "snapshot", "changes"
+_PART_NAME = re.compile(r"(?:[^/]+=[^/]*/)*part-")
+#: By copies, a live file below the one size is written anew together with new rows, so that small files do not pile up;
+#: none is written above the other size, so that no file grows without end.
+SMALL_FILE_BYTES, LARGE_FILE_BYTES = 4 << 20, 64 << 20
+
+
+@dataclass
+class TableEdit:
+    """What one commit does to the rows of a table.
+
+    :param dead_rows: rows of live files that die.
+    :param removed_files: live files that go as a whole.
+    :param rewritten_new: files that are added, with the rows of them that are dead already.
+    :param key_hashes: what is known of the rows of new files.
+    :param definition_actions: actions of the log that give the table another definition: they are all that is committed.
+    :param delete_on_conflict: files that were written for these actions, and are nobody's if they do not stand.
+    :param operation: what the log calls it.
+    """
+
+    dead_rows: dict[str, BitMap] = field(default_factory=dict)
+    removed_files: set[str] = field(default_factory=set)
+    added_files: list[tuple[DataFile, BitMap]] = field(default_factory=list)
+    key_hashes: dict[str, FileKeyHashes] = field(default_factory=dict)
+    definition_actions: list[dict[str, Any]] = field(default_factory=list)
+    delete_on_conflict: list[str] = field(default_factory=list)
+    operation: str = "MERGE"
+
+    def __bool__(self) -> bool:
+        """Whether it changes rows of the definition that the table has."""
+        return bool(self.dead_rows or self.removed_files or self.added_files)
+
+    def split_for_vectors(self) -> tuple[TableEdit | None, TableEdit]:
+        """What it does to files that must not have vectors (:func:`~.partitions.takes_vectors`), ``None`` for nothing;
+        and the rest.
+        """
+        dead = {path: rows for path, rows in self.dead_rows.items() if not supports_vectors(path)}
+        rewritten_new = [(file, rows) for file, rows in self.added_files if rows and not supports_vectors(file.path)]
+        if not dead and not rewritten_new:
+            return None, self
+        other_dead = {path: rows for path, rows in self.dead_rows.items() if supports_vectors(path)}
+        other_new = [(file, rows) for file, rows in self.added_files if not rows or supports_vectors(file.path)]
+        return TableEdit(dead_rows=dead, added_files=rewritten_new), TableEdit(
+            other_dead, self.removed_files, other_new, self.key_hashes
+        )
+
+
+@dataclass
+class PreparedCommit:
+    """What is to be committed.
+
+    :param actions: of the log.
+    :param delete_on_conflict: files that were written for it and are nobody's if it does not stand.
+    :param delete_on_success: files that nobody needs if it stands.
+    :param dead_rows: the dead rows of files from then on.
+    """
+
+    actions: list[dict[str, Any]] = field(default_factory=list)
+    delete_on_conflict: list[str] = field(default_factory=list)
+    delete_on_success: list[str] = field(default_factory=list)
+    dead_rows: dict[str, BitMap] = field(default_factory=dict)
+
+
+def prepare_deletion_vectors(
+    log: DeltaLog, edit: TableEdit, stats_column: str | None, partitioning: Partitioning
+) -> PreparedCommit:
+    """Nothing is written again: rows that die become bits.
+
+    :param stats_column: name of the single integer key column, for statistics.
+    """
+    (copy_edit, edit), row_counts = edit.split_for_vectors(), dict[str, int]()
+    commit = (
+        PreparedCommit() if copy_edit is None else prepare_copy_on_write(log, copy_edit, stats_column, partitioning)
+    )
+    commit.actions += [log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
+    for path, rows in edit.dead_rows.items():
+        file = log.files[path]
+        total = log.dead_rows(file) | rows
+        commit.actions.append(file.remove_action(data_change=True))
+        row_counts[path] = count_rows(log.storage, file)
+        if len(total) < row_counts[path]:
+            commit.dead_rows[path] = total
+    for added_file, rows in edit.added_files:
+        if len(rows) == added_file.rows:
+            commit.delete_on_success.append(added_file.path)
+        elif rows:
+            commit.dead_rows[added_file.path] = rows
+    vectors = write_vectors(log.storage, commit.dead_rows)
+    commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
+    added_by_path = {file.path: file for file, rows in edit.added_files if len(rows) < file.rows}
+    commit.actions += [
+        log.files[p].vector_action(v, row_counts[p], data_change=True)
+        for p, v in vectors.items()
+        if p not in added_by_path
+    ]
+    commit.actions += [add_action(file, stats_column, vectors.get(path)) for path, file in added_by_path.items()]
+    return commit
+
+
+def prepare_copy_on_write(
+    log: DeltaLog, edit: TableEdit, stats_column: str | None, partitioning: Partitioning
+) -> PreparedCommit:
+    """Files that lose rows are written anew without them, partition by partition.
+
+    :param stats_column: as for :func:`by_vectors`.
+    """
+    commit = PreparedCommit(
+        actions=[log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
+    )
+    slices = [file for file, rows in edit.added_files if file.path.startswith(f"{SLICES_FOLDER}/") and not rows]
+    commit.actions += [add_action(file, stats_column, None) for file in slices if file.rows]
+    by_partition: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
+    for path, rows in edit.dead_rows.items():
+        file = log.files[path]
+        by_partition.setdefault(partition_key(file), ([], []))[0].append((file, log.dead_rows(file) | rows))
+    for added_file, rows in edit.added_files:
+        if not added_file.path.startswith(f"{SLICES_FOLDER}/"):
+            by_partition.setdefault(partition_key(added_file), ([], []))[1].append((added_file, rows))
+    touched = edit.dead_rows.keys() | edit.removed_files
+    small = {partition_key(f): f for f in log.files.values() if f.size < SMALL_FILE_BYTES and f.path not in touched}
+    for partition, (live_sources, added_sources) in by_partition.items():
+        if any(len(rows) < file.rows for file, rows in added_sources) and not any(
+            f.size < SMALL_FILE_BYTES for f, _ in live_sources
+        ):
+            live_sources += [(f, log.dead_rows(f)) for f in [small.get(partition)] if f is not None]
+        _rewrite_partition(commit, log.storage, live_sources, added_sources, stats_column, partitioning)
+    return commit
+
+
+def _rewrite_partition(
+    commit: PreparedCommit,
+    storage: Storage,
+    live_sources: Sequence[tuple[LiveFile, BitMap]],
+    added_sources: Sequence[tuple[DataFile, BitMap]],
+    stats_column: str | None,
+    partitioning: Partitioning,
+) -> None:
+    """Files of one partition, each with its dead rows.
+
+    :param commit: gets what is to be committed.
+    :param live_sources: files of the table.
+    :param added_sources: files that are added.
+    """
+    small_sources = [(f.path, rows) for f, rows in live_sources if f.size < SMALL_FILE_BYTES] + [
+        (f.path, rows) for f, rows in added_sources
+    ]
+    large_sources = [[(f.path, rows)] for f, rows in live_sources if f.size >= SMALL_FILE_BYTES]
+    commit.actions += [file.remove_action(data_change=True) for file, _ in live_sources]
+    unchanged: list[DataFile] = []
+    if len(small_sources) == 1 and added_sources and not added_sources[0][1]:  # as it is
+        small_sources, unchanged = [], [added_sources[0][0]]
+    else:
+        commit.delete_on_success += [file.path for file, _ in added_sources]
+    partition = (live_sources[0][0] if live_sources else added_sources[0][0]).partition
+    written = [
+        file
+        for sources in (*large_sources, small_sources)
+        for file in rewrite_files(storage, partitioning, partition, sources, stats_column)
+    ]
+    commit.delete_on_conflict += [file.path for file in written]
+    commit.actions += [add_action(file, stats_column, None) for file in (*unchanged, *written) if file.rows]
+
+
+def count_rows(storage: Storage, file: LiveFile) -> int:
+    """How many rows a file has, dead ones as well."""
+    record_count = file.stats.get("numRecords")
+    if isinstance(record_count, int):
+        return record_count
+    with open_parquet(storage, file.path) as opened:
+        return int(opened.metadata.num_rows)
+
+
+def without_dead_rows(groups: Iterable[pa.Table], dead: BitMap) -> Iterator[pa.Table]:
+    """Row groups of a file without its dead rows."""
+    start = 0
+    dead_numbers = np.asarray(dead.to_array(), np.int64) if dead else None
+    for rows in groups:
+        end = start + rows.num_rows
+        if dead_numbers is not None:
+            low, high = np.searchsorted(dead_numbers, [start, end])
+            if low < high:
+                mask = np.ones(rows.num_rows, bool)
+                mask[dead_numbers[low:high] - start] = False
+                rows = rows.filter(pa.array(mask))
+        start = end
+        yield rows
+
+
+def rewrite_files(
+    storage: Storage,
+    partitioning: Partitioning,
+    partition: PartitionValues,
+    sources: Sequence[tuple[str, BitMap]],
+    stats_column: str | None,
+) -> list[DataFile]:
+    """Write the living rows of files of one partition into new ones, of which none is too large.
+
+    :param sources: paths, and their dead rows.
+    """
+    schema = partitioning.file_schema
+    rows = chain.from_iterable(
+        without_dead_rows(read_row_groups(storage, path, schema, may_lack_columns=True), dead) for path, dead in sources
+    )
+    return [
+        write_file(
+            storage,
+            partitioning.file_path("", partition, f"{new_file_stem()}.parquet"),
+            schema,
+            part,
+            stats_column,
+            partition=partition,
+            row_group_size=partitioning.row_group_size,
+        )
+        for part in split_by_size(rows, LARGE_FILE_BYTES)
+    ]
+
+
+def write_data_files(
+    storage: Storage, partitioning: Partitioning, tables: Iterable[pa.Table], stats_column: str | None
+) -> tuple[list[DataFile], Any]:
+    """Write rows as new files of their partitions.
+
+    :param stats_column: name of the single integer key column, for statistics.
+    :returns: the files, and for each row the number of its file.
+    """
+    if not partitioning:
+        file = write_data_file(storage, partitioning.schema, tables, stats_column, partitioning.row_group_size)
+        return [file], np.zeros(file.rows, np.int64)
+    files = PartitionedWriter(storage, "", new_file_stem(), partitioning, stats_column)
+    number = [files.add(rows)[0] for rows in tables]
+    return files.close(), np.concatenate(number)
+
+
+def write_data_file(
+    storage: Storage,
+    schema: pa.Schema,
+    rows: Iterable[pa.Table],
+    stats_column: str | None,
+    row_group_size: int | None = None,
+) -> DataFile:
+    """Write rows as a file of a table without partitions."""
+    return write_file(storage, f"{new_file_stem()}.parquet", schema, rows, stats_column, row_group_size=row_group_size)
+
+
+def new_file_stem() -> str:
+    """Beginning of the name of a new file of the table."""
+    return f"part-{uuid.uuid4().hex}"
+
+
+def is_part_file(path: str) -> bool:
+    """Whether a file has such a name, in the folder of a partition or in that of the table."""
+    return _PART_NAME.match(path) is not None
+
+
+def partition_key(file: DataFile | LiveFile) -> frozenset[tuple[str, str | None]]:
+    """The partition of a file, to be compared."""
+    return frozenset(file.partition.items())
+
+
+def added_files_with_vectors(actions: Iterable[Mapping[str, Any]]) -> Iterator[LiveFile]:
+    """The files with vectors that actions add."""
+    for action in actions:
+        if (add := action.get("add")) and add.get("deletionVector"):
+            yield LiveFile(add)

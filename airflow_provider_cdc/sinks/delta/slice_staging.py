@@ -1,0 +1,90 @@
+"""Slices of the snapshot, written by tasks beside the files of a Delta table, of which they become a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from airflow_provider_cdc.model.schema import DELETED_COLUMN
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
+from airflow_provider_cdc.sinks.delta.merge.key_lookup import RowIdentity
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning, combine_files
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column
+from airflow_provider_cdc.sinks.delta.merge.table_edit import SLICES_FOLDER
+from airflow_provider_cdc.sinks.files.parquet import DataFile, concat_small_tables, read_row_groups, write_file
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+
+class SliceStaging:
+    """The slices of one table, and what is needed to write them.
+
+    :param storage: that of the table's folder.
+    :param partitioning: how it is partitioned.
+    :param row_identity: how its rows are told apart.
+    """
+
+    def __init__(self, storage: Storage, partitioning: Partitioning, row_identity: RowIdentity) -> None:
+        self.storage = storage
+        self.schema = partitioning.schema
+        self._partitioning, self._row_identity = partitioning, row_identity
+
+    def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
+        """Write a slice of the snapshot, beside the files of the table."""
+        name = f"{SLICES_FOLDER}/{staging_path}.parquet"
+        if self._partitioning:
+            partitioned_file = self._stage_partitioned(name, rows)
+            if partitioned_file.rows:
+                return partitioned_file
+            rows = ()  # a file without rows: that of no partition
+        try:
+            schema, stat = self._partitioning.file_schema, self._row_identity.stats_column
+            flagged_rows = (add_deleted_column(part, self.schema) for part in rows)
+            names, group_rows = self._row_identity.key_columns, self._partitioning.row_group_size
+            return write_file(
+                self.storage, name, schema, flagged_rows, stat, ordered_by=names, row_group_size=group_rows
+            )
+        except BaseException:
+            self.storage.delete(name)
+            raise
+
+    def _stage_partitioned(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
+        folder, _, base = name.removesuffix(".parquet").rpartition("/")
+        files = PartitionedWriter(
+            self.storage,
+            folder,
+            base,
+            self._partitioning,
+            self._row_identity.stats_column,
+            self._row_identity.key_columns,
+        )
+        try:
+            for portion in concat_small_tables(rows):
+                files.add(add_deleted_column(portion, self.schema))
+            return combine_files(name, files.close())
+        except BaseException:
+            files.discard()
+            raise
+
+    def is_staged(self, file: DataFile) -> bool:
+        """Whether its files are there, and of the size that was written."""
+        sizes_match = all(self.storage.size(part.path) == part.size for part in file.files)
+        return sizes_match and sum(part.size for part in file.files) == file.size
+
+    def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
+        """The rows of a slice, row group by row group."""
+        names = [name for name in self.schema.names if name != DELETED_COLUMN]
+        for part in file.files:
+            partition = part.partition or dict.fromkeys(self._partitioning.columns)  # of a slice without rows
+            yield from read_row_groups(self.storage, part.path, self.schema, names, partition, may_lack_columns=True)
+
+    def discard_staged(self, file: DataFile) -> None:
+        """Remove the files of a slice."""
+        self.storage.delete(*(part.path for part in file.files))
+
+    def clear_staged(self, staging_folder: str) -> None:
+        """Remove what is staged below a place, and is not, and was not until recently, part of the table."""
+        if names := [name for name, _ in self.storage.list(f"{SLICES_FOLDER}/{staging_folder}")]:
+            log = DeltaLog(self.storage)
+            log.refresh()
+            self.storage.delete(*(name for name in names if name not in log.files and name not in log.tombstones))

@@ -1,0 +1,260 @@
+"""The retention guard: whether the binlog that the stream has to begin with outlives the snapshot.
+
+A snapshot that takes longer than the server keeps its binlogs is lost, and would be found so only when the stream
+begins, hours later. So the driver of a chunk group looks now and then at what is left of both.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.model.offset import Offset, Position
+from airflow_provider_cdc.model.plan import CHUNKS_PER_FILE, Plan
+from airflow_provider_cdc.model.progress import ChunkProgress, format_duration
+from airflow_provider_cdc.mysql.client.identity import check_same_server, server_identity
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.binlog_files import (
+    binlog_expire_seconds,
+    estimate_table_sizes,
+    file_start_time,
+    list_binlog_files,
+    server_time,
+)
+from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.files.attempt_signals import AttemptSignals
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
+from airflow_provider_cdc.snapshot.progress import group_progress, snapshot_progress
+from airflow_provider_cdc.snapshot.retention import Retention, assess_retention, estimate_seconds, retention_text
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import StateDatabase
+
+#: Seconds between two looks, and seconds of reading before an estimate is acted upon.
+CHECK_SECONDS = 60.0
+MIN_READ_SECONDS = 60.0
+_KEEP_BINLOGS_REMEDY = (
+    "Keep binlogs longer (binlog_expire_logs_seconds, disk space, the retention hours of a managed service)"
+)
+
+
+class PurgeWatch:
+    """What a server's binlogs say about how long one position is still there, from one look to the next.
+
+    :param offset: the position, and the server that it belongs to.
+    :param slot: the slot to look with, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+    """
+
+    def __init__(self, offset: Offset, slot: int) -> None:
+        self._offset, self._position, self._slot = offset, offset.at, slot
+        self._oldest_file: str | None = None
+        self._file_ended: float | None = None
+        self._early_ages: list[float] = []  # how old files were that went before their time
+        self.retention = Retention(None)
+
+    def seconds_to_purge(self, context: RunContext) -> float | None:
+        """Seconds until the position may go; ``None`` for never.
+
+        :param context: the pipeline.
+        :raises TerminalError: if it is gone.
+        """
+        with closing(connect(context.connect_args)) as connection:
+            return self.seconds_to_purge_on(context, connection)
+
+    def seconds_to_purge_on(self, context: RunContext, connection: Connection[Any]) -> float | None:
+        """Like :meth:`look`, over a connection that is open."""
+        check_same_server(server_identity(connection), self._offset.server)
+        files, clock = list_binlog_files(connection), server_time(connection)
+        if self._position.file not in files:
+            raise TerminalError(
+                f"binlog file {self._position.file}, with which the stream has to begin, is no longer on the server",
+                f"{_KEEP_BINLOGS_REMEDY}, then start with a fresh sink.path",
+            )
+        configured = Retention(binlog_expire_seconds(connection))
+        if (
+            self._oldest_file is not None
+            and self._oldest_file not in files
+            and (began := self._file_began(context, files[0])) is not None
+        ):
+            observed = configured.with_observed_purge(clock, began)
+            self._early_ages += [observed.observed_seconds] if observed.observed_seconds is not None else []
+        self._oldest_file = files[0]
+        # Somebody may purge by hand, once. What happens again is how this server is run.
+        self.retention = Retention(
+            configured.expire_seconds, min(self._early_ages) if len(self._early_ages) > 1 else None
+        )
+        following = files.index(self._position.file) + 1
+        if self._file_ended is None and following < len(files):
+            self._file_ended = self._file_began(context, files[following])
+        return self.retention.seconds_to_purge(clock, self._file_ended)
+
+    def _file_began(self, context: RunContext, file: str) -> float | None:
+        with suppress(CdcError):  # then the file counts as in use: in doubt a snapshot goes on
+            return file_start_time(context.binlog_opener(self._slot), file)
+        return None
+
+    def retention_text(self) -> str:
+        """How long the server keeps its binlogs, for people."""
+        is_observed = (
+            self.retention.observed_seconds is not None
+            and self.retention.observed_seconds == self.retention.keep_seconds
+        )
+        return retention_text(self.retention.keep_seconds) + (", as was seen" if is_observed else "")
+
+
+@dataclass(frozen=True)
+class SnapshotForecast:
+    """What a snapshot may take, and how long the binlogs it needs are there.
+
+    :param rows: rows of all tables, by the server's statistics.
+    :param size: their bytes.
+    :param seconds: time it may take; a cautious guess before anything was read.
+    :param seconds_to_purge: seconds until the binlog that the stream begins with may be removed; ``None`` for never.
+    """
+
+    rows: int
+    size: int
+    seconds: float
+    seconds_to_purge: float | None
+
+    @property
+    def verdict(self) -> str:
+        """``fine``, ``tight`` or ``lost``."""
+        return assess_retention(self.seconds_to_purge, self.seconds)
+
+    def __str__(self) -> str:
+        retention = "for ever" if self.seconds_to_purge is None else f"for {format_duration(self.seconds_to_purge)}"
+        return f"about {self.rows:,} rows, {format_duration(self.seconds)} at a cautious guess; the binlog is kept {retention}"
+
+
+def forecast_snapshot(
+    context: RunContext, connection: Connection[Any], tables: Iterable[tuple[str, str]], plan: Plan | None
+) -> SnapshotForecast:
+    """Look ahead, before a snapshot begins or goes on.
+
+    :param tables: (database, name) of the captured tables.
+    :param plan: the plan that stands, if one does: the binlog it begins with is what counts then.
+    :raises TerminalError: if that binlog is gone.
+    """
+    settings, sizes = context.pipeline.snapshot, estimate_table_sizes(connection, tables)
+    count, size = sum(n for n, _ in sizes), sum(n for _, n in sizes)
+    seconds = estimate_seconds(
+        count, size, settings.parallelism, settings.max_rows_per_second, settings.max_bytes_per_second
+    )
+    if plan is None:
+        return SnapshotForecast(count, size, seconds, binlog_expire_seconds(connection))
+    return SnapshotForecast(
+        count, size, seconds, PurgeWatch(plan.p0, slots.binlog_guard_slot(0)).seconds_to_purge(context)
+    )
+
+
+@dataclass
+class _GuardState:
+    """What is known of a snapshot's binlog; ``estimated``: when its time left was last worked out (monotonic)."""
+
+    watch: PurgeWatch
+    estimated_at: float = float("-inf")
+    warned: bool = False
+
+
+#: By sink, pipeline and P0: what was seen while one group was read counts for the next one in the same process.
+_guard_states: dict[tuple[str, str, Position], _GuardState] = {}
+
+
+class RetentionGuard:
+    """Ends a group's job early if the snapshot cannot be done in time. A context manager around the job.
+
+    :param context: the pipeline.
+    :param store: the bookkeeping, which has the rate of the whole snapshot.
+    :param plan: the plan.
+    :param group: number of the group that is read.
+    :param notes: where the readers hear that they shall stop.
+    """
+
+    def __init__(
+        self, context: RunContext, store: StateDatabase, plan: Plan, group: int, notes: AttemptSignals
+    ) -> None:
+        self._context, self._store, self._plan, self._notes = context, store, plan, notes
+        state_key = (context.storage.location(), plan.pipeline, plan.p0.at)
+        fresh = _GuardState(PurgeWatch(plan.p0, slots.binlog_guard_slot(group)))
+        self._state = _guard_states.setdefault(state_key, fresh)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=with_current_counts(self._loop), name="retention-guard", daemon=True)
+
+    def __enter__(self) -> Self:
+        # Once a stream has begun it needs nothing of the beginning any more.
+        if self._context.sink.resume_point().read() is None:
+            self.check()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def check(self) -> None:
+        """Compare what is left.
+
+        :raises TerminalError: if the snapshot cannot be done in time, or the binlog is gone already.
+        """
+        state = self._state
+        try:
+            seconds_left = state.watch.seconds_to_purge(self._context)
+        except TerminalError as error:
+            raise TerminalError(f"{error.message}; so far: {self._progress()[0]}", error.remedy) from None
+        except (TransientError, NotReadyError):
+            return  # the readers find out by themselves
+        if seconds_left is None or time.monotonic() - state.estimated_at < CHECK_SECONDS / 2:
+            return
+        state.estimated_at = time.monotonic()
+        progress, eta = self._progress()
+        urgency = assess_retention(seconds_left, eta)
+        if eta is None or urgency == "fine":
+            return
+        file = self._plan.p0.at.file
+        message = (
+            f"the snapshot needs about {format_duration(eta)} more, and binlog file {file}, with which the stream has to "
+            f"begin, may be removed in {format_duration(seconds_left)} (binlogs are kept {state.watch.retention_text()}); "
+            f"so far: {progress}"
+        )
+        if urgency == "lost":
+            raise TerminalError(
+                message, f"{_KEEP_BINLOGS_REMEDY}, or read faster (snapshot.parallelism, its limits), then run again"
+            )
+        if not state.warned:
+            state.warned = True
+            self._context.reporter.line(f"warning: {message}. {_KEEP_BINLOGS_REMEDY}")
+
+    def _progress(self) -> tuple[ChunkProgress, float | None]:
+        """How far the snapshot is, and seconds that it still takes at least; ``None`` while nobody can say."""
+        from sqlalchemy.exc import SQLAlchemyError  # not for ``check``, which keeps no books
+
+        try:
+            groups = group_progress(self._context, self._store, self._plan)
+        except (CdcError, SQLAlchemyError):  # an outage of the bookkeeping: the binlogs are looked at all the same
+            return ChunkProgress("snapshot", 0, len(self._plan.chunks), 0), None
+        progress = snapshot_progress(groups)
+        if not progress.fresh_chunks or progress.seconds < MIN_READ_SECONDS:
+            return progress, None
+        # Chunks of files that are not finished may have been read: they count as done.
+        readers = self._context.pipeline.snapshot.parallelism * sum(row.state == "running" for row, _ in groups)
+        chunks_left = progress.chunks_total - progress.chunks_done
+        return progress, progress.projected(min(chunks_left, readers * CHUNKS_PER_FILE)).eta_seconds
+
+    def _loop(self) -> None:
+        while not self._stop.wait(CHECK_SECONDS):
+            try:
+                self.check()
+            except TerminalError as error:
+                with suppress(OSError):
+                    self._notes.stop_readers(error)
+                return

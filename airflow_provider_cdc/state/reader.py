@@ -1,0 +1,344 @@
+"""Reads of the bookkeeping that look at all pipelines of a database, or draw one: nothing here writes.
+
+What is asked every few seconds costs a few index lookups for each pipeline, however long its history is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, ColumnElement, Select, and_, case, cast, func, select
+from sqlalchemy.orm import Session
+
+from airflow_provider_cdc.state.models import (
+    PUBLISHED_STATES,
+    BatchRow,
+    ChunkGroupRow,
+    ChunkRow,
+    EpochRow,
+    EventRow,
+    LagSampleRow,
+    PipelineRow,
+    PlannedTableRow,
+    SnapshotRow,
+    TableStateRow,
+    TimelineRow,
+)
+from airflow_provider_cdc.state.state_database import StateDatabase
+
+#: Batches over which the rate and the lag of now are taken.
+RECENT_BATCHES = 30
+#: Seconds of silence after which the newest batches say nothing of now.
+_SILENT_SECONDS = 60.0
+#: Codes of :meth:`StateDatabaseReader.chunk_runs`, by name.
+CHUNK_STATES = ("waiting", "reading", "read", "published", "corrected", "retried", "failed")
+_STATE_CODES = {name: number for number, name in enumerate(CHUNK_STATES)}
+
+
+class Throughput(NamedTuple):
+    """What the newest batches of a run say: changes a second, and the highest p95 of the lag in milliseconds."""
+
+    changes_per_second: float
+    lag_p95_ms: float | None
+
+
+class UnfinishedGroup(NamedTuple):
+    """A chunk group that somebody has begun to read and not finished; ``heartbeat_at`` is ``None`` if nobody does."""
+
+    group_no: int
+    state: str
+    attempt: int
+    heartbeat_at: datetime | None
+
+
+class ChunkGroupCounts(NamedTuple):
+    """Chunk groups of a snapshot: how many there are, how many are published, and those that are held."""
+
+    total: int
+    done: int
+    unfinished: tuple[UnfinishedGroup, ...] = ()
+
+
+class PipelineOverview(NamedTuple):
+    """One pipeline in one line. ``stream`` is its newest run, ``sample`` what was last seen of the lag, ``event`` what
+    happened last; ``states`` are how many tables there are in each state, as far as a driver has said so.
+    """
+
+    name: str
+    server: str
+    snapshot: tuple[int, str, datetime, datetime | None] | None
+    tables: int
+    chunk_groups: ChunkGroupCounts | None
+    newest_epoch: EpochRow | None
+    throughput: Throughput | None
+    last_event: EventRow | None
+    last_sample: LagSampleRow | None = None
+    table_state_counts: Mapping[str, int] = MappingProxyType({})
+
+
+class StateDatabaseReader(StateDatabase):
+    """What people look at, across the pipelines of a database."""
+
+    def read_overview(self) -> list[PipelineOverview]:
+        """All pipelines of the database, by name; the same number of queries whatever their number."""
+        with self._read_session() as session:
+            pipelines = session.execute(
+                select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)
+            ).all()
+            snapshots, tables, groups = (
+                _newest_snapshot_by_pipeline(session),
+                _table_count_by_pipeline(session),
+                _group_counts_by_pipeline(session),
+            )
+            streams = {row.pipeline: row for row in session.scalars(_select_newest_epochs())}
+            batch_sums, events = _recent_batch_sums(session), _last_event_by_pipeline(session)
+            samples, states = _last_sample_by_pipeline(session), _table_state_counts(session)
+        return [
+            PipelineOverview(
+                name,
+                server,
+                snapshots.get(name),
+                tables.get(name, 0),
+                groups.get(name),
+                streams.get(name),
+                _throughput_of(streams.get(name), batch_sums.get(name)),
+                events.get(name),
+                samples.get(name),
+                states.get(name, {}),
+            )
+            for name, server in pipelines
+        ]
+
+    def has_pipeline(self, pipeline: str) -> bool:
+        """Whether the database knows a pipeline."""
+        with self._read_session() as session:
+            return session.get(PipelineRow, pipeline) is not None
+
+    def snapshot_times(self, pipeline: str) -> tuple[int, str, datetime, datetime | None, datetime | None] | None:
+        """The newest snapshot: generation, state, planned at, finished at, and when its first group was begun."""
+        with self._read_session() as session:
+            row = session.execute(_select_newest_snapshots().where(SnapshotRow.pipeline == pipeline)).first()
+            if row is None:
+                return None
+            of_snapshot = ChunkGroupRow.pipeline == pipeline, ChunkGroupRow.generation == row[1]
+            first_started = session.scalar(select(func.min(ChunkGroupRow.started_at)).where(*of_snapshot))
+        return row[1], row[2], row[3], row[4], first_started
+
+    def newest_epochs(self, pipeline: str, n: int) -> list[EpochRow]:
+        """The newest runs of the stream, the newest first."""
+        query = select(EpochRow).where(EpochRow.pipeline == pipeline).order_by(EpochRow.epoch.desc()).limit(n)
+        with self._read_session() as session:
+            return list(session.scalars(query))
+
+    def throughput(self, epoch_row: EpochRow) -> Throughput | None:
+        """The pace of one run of a stream."""
+        with self._read_session() as session:
+            return _throughput_of(epoch_row, _recent_batch_sums(session, epoch_row.pipeline).get(epoch_row.pipeline))
+
+    def newest_timeline_segment(self, pipeline: str) -> TimelineRow | None:
+        """The newest stretch of binlogs, and the server it belongs to."""
+        query = select(TimelineRow).where(TimelineRow.pipeline == pipeline).order_by(TimelineRow.segment_no.desc())
+        with self._read_session() as session:
+            return session.scalars(query.limit(1)).first()
+
+    def table_names(self, pipeline: str, generation: int) -> list[tuple[str, str, int]]:
+        """Planned tables, by name: database, name, and the estimate of their rows."""
+        query = select(PlannedTableRow.database, PlannedTableRow.name, PlannedTableRow.rows_estimate)
+        of_snapshot = PlannedTableRow.pipeline == pipeline, PlannedTableRow.generation == generation
+        with self._read_session() as session:
+            rows_found = session.execute(
+                query.where(*of_snapshot).order_by(PlannedTableRow.database, PlannedTableRow.name)
+            )
+            return [(database, name, int(rows)) for database, name, rows in rows_found]
+
+    # Chunks
+
+    def chunk_ranges_by_table(self, pipeline: str, generation: int) -> list[tuple[str, str, int, int]]:
+        """Tables with chunks: database, name, number of the first chunk, and how many there are."""
+        query = (
+            select(ChunkRow.database, ChunkRow.table_name, func.min(ChunkRow.chunk_no), func.count())
+            .where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
+            .group_by(ChunkRow.database, ChunkRow.table_name)
+            .order_by(func.min(ChunkRow.chunk_no))
+        )
+        with self._read_session() as session:
+            return [(database, name, int(first), int(n)) for database, name, first, n in session.execute(query)]
+
+    def chunk_state_runs(
+        self, pipeline: str, generation: int, groups: Collection[int] | None = None, lost: Collection[int] = ()
+    ) -> list[tuple[int, int, int]]:
+        """States of chunks as runs, in order: number of the first one, how many, and its state's place in
+        :data:`CHUNK_STATES`.
+
+        The database makes the runs, so that what travels grows with how mixed they are, and not with their number.
+
+        :param groups: only chunks of these groups; all by default.
+        :param lost: groups that somebody has begun and nobody reads any more.
+        """
+        where = [ChunkRow.pipeline == pipeline, ChunkRow.generation == generation]
+        if groups is not None:
+            where.append(ChunkRow.group_no.in_(groups))
+        is_same_group = and_(
+            ChunkGroupRow.pipeline == ChunkRow.pipeline,
+            ChunkGroupRow.generation == ChunkRow.generation,
+            ChunkGroupRow.group_no == ChunkRow.group_no,
+        )
+        coded = (
+            select(ChunkRow.chunk_no.label("no"), _state_code(lost).label("code"))
+            .join(ChunkGroupRow, is_same_group)
+            .where(*where)
+            .subquery()
+        )
+        # Numbers that follow one another, less their rank among those of their state, are one and the same number.
+        # MySQL's ranks have no sign, and neither would the difference.
+        rank = cast(func.row_number().over(partition_by=coded.c.code, order_by=coded.c.no), BigInteger)
+        ranked = select(coded.c.no, coded.c.code, (coded.c.no - rank).label("island")).subquery()
+        first = func.min(ranked.c.no)
+        query = select(first, func.count(), ranked.c.code).group_by(ranked.c.code, ranked.c.island).order_by(first)
+        with self._read_session() as session:
+            return [(int(no), int(n), int(code)) for no, n, code in session.execute(query)]
+
+    def chunk_with_group(self, pipeline: str, generation: int, chunk_no: int) -> tuple[ChunkRow, ChunkGroupRow] | None:
+        """One chunk and its group; its bounds are values of rows, and are not for everybody's eyes."""
+        with self._read_session() as session:
+            chunk = session.get(ChunkRow, (pipeline, generation, chunk_no))
+            if chunk is None:
+                return None
+            group = session.get(ChunkGroupRow, (pipeline, generation, chunk.group_no))
+            return None if group is None else (chunk, group)
+
+    # Batches
+
+    def batches_since(self, pipeline: str, since: datetime, n: int) -> list[Any]:
+        """Of the newest ``n`` batches those committed after ``since``, the oldest first: ``epoch``, ``batch_id``,
+        ``committed_at``, ``changes``, ``bytes``, ``seconds``, ``lag_p50_ms``, ``lag_p95_ms``.
+        """
+        names = ("epoch", "batch_id", "committed_at", "changes", "bytes", "seconds", "lag_p50_ms", "lag_p95_ms")
+        newest = (
+            select(*(getattr(BatchRow, name) for name in names))
+            .where(BatchRow.pipeline == pipeline)
+            .order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc())
+            .limit(n)
+        )
+        with self._read_session() as session:
+            rows = session.execute(newest).all()
+        return [row for row in reversed(rows) if row.committed_at > since]
+
+
+def _state_code(lost: Collection[int]) -> ColumnElement[int]:
+    """The state of a chunk as a person sees it: its own, and that of those who read its group."""
+    published = case(
+        (ChunkRow.corrected > 0, _STATE_CODES["corrected"]),
+        (ChunkRow.attempt > 1, _STATE_CODES["retried"]),
+        else_=_STATE_CODES["published"],
+    )
+    waiting = case(
+        (ChunkRow.group_no.in_(lost), _STATE_CODES["failed"]),
+        (ChunkGroupRow.state != "pending", _STATE_CODES["reading"]),
+        else_=_STATE_CODES["waiting"],
+    )
+    return case((ChunkRow.state == "done", published), (ChunkRow.state == "read", _STATE_CODES["read"]), else_=waiting)
+
+
+def _select_newest_snapshots() -> Select[Any]:
+    """The newest snapshot of each pipeline, without its plan, which is large."""
+    newest = select(SnapshotRow.pipeline, func.max(SnapshotRow.generation).label("generation"))
+    newest_generation = newest.group_by(SnapshotRow.pipeline).subquery()
+    is_newest = and_(
+        SnapshotRow.pipeline == newest_generation.c.pipeline, SnapshotRow.generation == newest_generation.c.generation
+    )
+    columns = [getattr(SnapshotRow, name) for name in ("pipeline", "generation", "state", "created_at", "finished_at")]
+    return select(*columns).join(newest_generation, is_newest)
+
+
+def _newest_snapshot_by_pipeline(session: Session) -> dict[str, tuple[int, str, datetime, datetime | None]]:
+    return {row[0]: (row[1], row[2], row[3], row[4]) for row in session.execute(_select_newest_snapshots())}
+
+
+def _select_of_newest_snapshot(model: type[PlannedTableRow] | type[ChunkGroupRow], *columns: Any) -> Select[Any]:
+    newest_snapshots = _select_newest_snapshots().subquery()
+    is_newest = and_(model.pipeline == newest_snapshots.c.pipeline, model.generation == newest_snapshots.c.generation)
+    return select(model.pipeline, *columns).join(newest_snapshots, is_newest).group_by(model.pipeline)
+
+
+def _table_count_by_pipeline(session: Session) -> dict[str, int]:
+    return {name: int(n) for name, n in session.execute(_select_of_newest_snapshot(PlannedTableRow, func.count()))}
+
+
+def _group_counts_by_pipeline(session: Session) -> dict[str, ChunkGroupCounts]:
+    done = func.sum(case((ChunkGroupRow.state.in_(PUBLISHED_STATES), 1), else_=0))
+    newest_snapshots = _select_newest_snapshots().subquery()
+    is_newest = and_(
+        ChunkGroupRow.pipeline == newest_snapshots.c.pipeline, ChunkGroupRow.generation == newest_snapshots.c.generation
+    )
+    columns = [getattr(ChunkGroupRow, name) for name in ("pipeline", *UnfinishedGroup._fields)]
+    unfinished: dict[str, list[UnfinishedGroup]] = {}
+    query = select(*columns).join(newest_snapshots, is_newest).where(ChunkGroupRow.state.in_(("running", "rereading")))
+    for name, *values in session.execute(query):
+        unfinished.setdefault(name, []).append(UnfinishedGroup(*values))
+    counts = session.execute(_select_of_newest_snapshot(ChunkGroupRow, func.count(), done))
+    return {name: ChunkGroupCounts(int(total), int(n), tuple(unfinished.get(name, ()))) for name, total, n in counts}
+
+
+def _select_newest_epochs() -> Select[Any]:
+    newest_numbers = (
+        select(EpochRow.pipeline, func.max(EpochRow.epoch).label("epoch")).group_by(EpochRow.pipeline).subquery()
+    )
+    return select(EpochRow).join(
+        newest_numbers, and_(EpochRow.pipeline == newest_numbers.c.pipeline, EpochRow.epoch == newest_numbers.c.epoch)
+    )
+
+
+def _recent_batch_sums(session: Session, pipeline: str | None = None) -> dict[str, Any]:
+    """Sums over the newest batches of the newest run of each pipeline."""
+    runs = _select_newest_epochs().where(*([] if pipeline is None else [EpochRow.pipeline == pipeline])).subquery()
+    last_batch = select(func.max(BatchRow.batch_id)).where(
+        BatchRow.pipeline == runs.c.pipeline, BatchRow.epoch == runs.c.epoch
+    )
+    recent = and_(
+        BatchRow.pipeline == runs.c.pipeline,
+        BatchRow.epoch == runs.c.epoch,
+        BatchRow.batch_id > last_batch.correlate(runs).scalar_subquery() - RECENT_BATCHES,
+    )
+    at = BatchRow.committed_at
+    sums = func.sum(BatchRow.changes), func.min(at), func.max(at), func.max(BatchRow.lag_p95_ms), func.count()
+    query = select(runs.c.pipeline, *sums).select_from(runs).join(BatchRow, recent).group_by(runs.c.pipeline)
+    return {row[0]: row[1:] for row in session.execute(query)}
+
+
+def _throughput_of(run: EpochRow | None, sums: Any) -> Throughput | None:
+    if run is None or sums is None:
+        return None
+    changes, first_commit, last_commit, lag, _ = sums
+    # Both times are of the stream's own host.
+    silent = (run.heartbeat_at - last_commit).total_seconds()
+    if run.state != "running" or silent > _SILENT_SECONDS:
+        return Throughput(0.0, None if silent > _SILENT_SECONDS else lag)
+    seconds = max((max(run.heartbeat_at, last_commit) - first_commit).total_seconds(), 1.0)
+    return Throughput(float(changes) / seconds, lag)
+
+
+def _last_event_by_pipeline(session: Session) -> dict[str, EventRow]:
+    newest_ids = select(func.max(EventRow.id)).group_by(EventRow.pipeline)
+    return {row.pipeline: row for row in session.scalars(select(EventRow).where(EventRow.id.in_(newest_ids)))}
+
+
+def _last_sample_by_pipeline(session: Session) -> dict[str, LagSampleRow]:
+    newest_times = (
+        select(LagSampleRow.pipeline, func.max(LagSampleRow.at).label("at")).group_by(LagSampleRow.pipeline).subquery()
+    )
+    newest = select(LagSampleRow).join(
+        newest_times, and_(LagSampleRow.pipeline == newest_times.c.pipeline, LagSampleRow.at == newest_times.c.at)
+    )
+    return {row.pipeline: row for row in session.scalars(newest)}
+
+
+def _table_state_counts(session: Session) -> dict[str, dict[str, int]]:
+    columns = TableStateRow.pipeline, TableStateRow.state
+    counts: dict[str, dict[str, int]] = {}
+    for name, state, n in session.execute(select(*columns, func.count()).group_by(*columns)):
+        counts.setdefault(name, {})[state] = int(n)
+    return counts

@@ -1,0 +1,160 @@
+"""What can be done from the page. An act takes the right that Airflow asks for the same, cannot be had from another
+site, and is written into Airflow's audit log and into the bookkeeping's events with the user's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import APIRouter, Depends, HTTPException, Request
+from pydantic import BaseModel, Field
+
+from airflow_provider_cdc.ui.access import may_edit, may_trigger
+from airflow_provider_cdc.ui.action_rules import ACTIONS, ActionImpossible, ActionPreview, ActionTarget, offered_actions
+from airflow_provider_cdc.ui.request_scope import ShownPipelineDep
+from airflow_provider_cdc.ui.state_databases import ShownPipeline
+
+#: A header that no form and no link of another site can set: a browser asks the server first, which does not allow it.
+PAGE_HEADER = "X-CDC-Page"
+
+
+class ActionRequest(BaseModel):
+    """What an act is about; ``dry_run``: only say what would be done."""
+
+    dry_run: bool = False
+    group: int | None = Field(None, ge=0, le=2**31 - 1)
+    table: str | None = Field(None, max_length=255)
+    condition: str | None = Field(None, max_length=2000)
+    id: int | None = Field(None, ge=0, le=2**62)
+
+
+def _require_same_origin(request: Request) -> None:
+    """Refuse what another site has made the user's browser send, with the user's cookie.
+
+    :raises HTTPException: 403.
+    """
+    from airflow.configuration import conf
+
+    own_hosts = {request.headers.get("host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
+    origin = request.headers.get("origin")
+    if request.headers.get(PAGE_HEADER) is None or (origin is not None and urlsplit(origin).netloc not in own_hosts):
+        raise HTTPException(403, "This request does not come from the page")
+
+
+def _require_edit_right(user: GetUserDep, shown: ShownPipelineDep) -> None:
+    if not may_edit(user, shown.dags):
+        raise HTTPException(403, _edit_right_text(shown.dags))
+
+
+router = APIRouter(dependencies=[Depends(_require_same_origin), Depends(_require_edit_right)])
+
+
+@router.post("/api/pipelines/{book}/{name}/acts/{act}")
+def run_action(user: GetUserDep, shown: ShownPipelineDep, act: str, action_request: ActionRequest) -> dict[str, Any]:
+    """Do something, or say what would be done."""
+    if act not in ACTIONS:
+        raise HTTPException(404, "There is no such act")
+    by = str(user.get_name())
+    with _session() as session:
+        target = ActionTarget(shown, session, **action_request.model_dump(exclude={"dry_run"}))
+        try:
+            preview = ACTIONS[act].preview(target)
+        except ActionImpossible as impossible:
+            if action_request.dry_run:
+                return {"says": None, "why_not": str(impossible)}
+            raise HTTPException(409, str(impossible)) from None
+        missing_right = _missing_right(user, preview)
+        if action_request.dry_run:
+            return {"says": preview.description, "why_not": missing_right, "asks": preview.missing_input}
+        if missing_right:
+            raise HTTPException(403, missing_right)
+        if preview.missing_input:
+            raise HTTPException(409, f"{preview.missing_input} is missing")
+        _write_audit_log(session, preview, by, f"cdc_{act}", pipeline=target.name, **_audit_values(action_request))
+        try:
+            done = preview.execute(by)
+        except _airflow_errors() as error:
+            raise HTTPException(409, str(error)) from None
+        if not done:
+            raise HTTPException(409, "It is not as it was any more: look again")
+        if preview.event is not None:
+            target.reader.add_event(target.name, preview.event[0], preview.event[1], table=preview.table, by=by)
+    return {"done": True}
+
+
+def list_offers(user: Any, shown: ShownPipeline) -> list[dict[str, Any]]:
+    """What the user can do with a pipeline as a whole: names of acts, and why one is impossible now."""
+    entries = []
+    with _session() as session:
+        target = ActionTarget(shown, session)
+        for name in offered_actions(target):
+            try:
+                why = _missing_right(user, ACTIONS[name].preview(target))
+            except ActionImpossible as impossible:
+                why = str(impossible)
+            entries.append({"act": name, "label": ACTIONS[name].label, "why_not": why})
+    return entries
+
+
+def list_retriable_groups(shown: ShownPipeline) -> list[int]:
+    """Chunk groups whose task has failed."""
+    from airflow_provider_cdc.ui import task_instances
+
+    with _session() as session:
+        tasks = ActionTarget(shown, session).tasks_of_kind("CdcSnapshotOperator")
+        return sorted({group for task in tasks for group in task_instances.find_failed_groups(session, task)})
+
+
+def _missing_right(user: Any, preview: ActionPreview) -> str | None:
+    """What a user must not do, in words; nothing if all is well."""
+    if (may_trigger if preview.starts_run else may_edit)(user, preview.dags):
+        return None
+    return (
+        f"It takes the right to start runs of {preview.dags[0]}"
+        if preview.starts_run
+        else _edit_right_text(preview.dags)
+    )
+
+
+def _edit_right_text(dags: tuple[str, ...]) -> str:
+    what = f"edit task instances of {' or '.join(dags)}" if dags else "edit Airflow's connections, as it has no DAG"
+    return f"It takes the right to {what}"
+
+
+def _audit_values(action_request: ActionRequest) -> dict[str, Any]:
+    """For the audit log; a condition holds keys, which are values of rows."""
+    return action_request.model_dump(exclude={"dry_run", "condition"}, exclude_none=True)
+
+
+def _write_audit_log(session: Any, preview: ActionPreview, by: str, act: str, **what: object) -> None:
+    """A line for the task instance concerned, or for each DAG concerned, or one without a DAG."""
+    from airflow.models.log import Log
+
+    if preview.instance is not None:
+        about = {name: getattr(preview.instance, name) for name in ("task_id", "run_id", "map_index", "try_number")}
+    else:
+        about = {}
+    for dag in preview.dags or (None,):
+        session.add(Log(event=act, owner=by, owner_display_name=by, extra=json.dumps(what), dag_id=dag, **about))
+    session.flush()
+
+
+def _airflow_errors() -> tuple[type[Exception], ...]:
+    """Errors of Airflow that say that something cannot be, as a run whose parameters have no value."""
+    from airflow.providers.common.compat.sdk import AirflowException
+
+    return (AirflowException, ValueError)
+
+
+@contextmanager
+def _session() -> Iterator[Any]:
+    """A session of Airflow's own database: one transaction, and none if something goes wrong."""
+    from airflow.utils.session import create_session
+
+    with create_session(scoped=False) as session:
+        yield session

@@ -1,0 +1,379 @@
+"""What people can do from the page: what each act would do now, or why it is impossible.
+
+What can be done by clearing a task is done by clearing that task; the rest is wanted of the stream in the bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate, parse_key_predicate
+from airflow_provider_cdc.state.models import EpochRow, TableStateRow
+from airflow_provider_cdc.state.reader import StateDatabaseReader
+from airflow_provider_cdc.ui import task_instances
+from airflow_provider_cdc.ui.declared_tasks import STREAM_OPERATOR, DeclaredTask
+from airflow_provider_cdc.ui.state_databases import ShownPipeline
+
+SNAPSHOT_OPERATOR, _VERIFY_OPERATOR = "CdcSnapshotOperator", "CdcVerifyOperator"
+
+
+class ActionImpossible(Exception):
+    """An act cannot be done now. The text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class ActionTarget:
+    """What an act is about.
+
+    :param shown: the pipeline.
+    :param session: of Airflow's own database.
+    :param group: number of a chunk group; ``table``: ``database.table``; ``condition``: one on its key; ``id``: of an
+        event or a request.
+    """
+
+    shown: ShownPipeline
+    session: Any = field(repr=False)
+    group: int | None = None
+    table: str | None = None
+    condition: str | None = None
+    id: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the pipeline."""
+        return self.shown.overview.name
+
+    @cached_property
+    def reader(self) -> StateDatabaseReader:
+        """Its bookkeeping."""
+        return self.shown.database.open_reader()
+
+    @cached_property
+    def stream_run(self) -> EpochRow | None:
+        """The newest run of its stream, as it is now."""
+        return self.reader.newest_epoch(self.name)
+
+    @property
+    def stream_is_running(self) -> bool:
+        """Whether there is a stream that could be asked for something."""
+        return (
+            self.stream_run is not None
+            and self.stream_run.state == "running"
+            and self.stream_run.desired_state != "stop"
+        )
+
+    def tasks_of_kind(self, kind: str, *, repair: bool = False) -> list[DeclaredTask]:
+        """The pipeline's tasks of one kind."""
+        return [one for one in self.shown.tasks if one.operator_name == kind and one.repair == repair]
+
+    @property
+    def stream_dags(self) -> tuple[str, ...]:
+        """The DAGs with the stream, or else all: who may edit tasks of one of them may ask the stream for something."""
+        return tuple(dict.fromkeys(one.dag_id for one in self.tasks_of_kind(STREAM_OPERATOR))) or self.shown.dags
+
+
+@dataclass(frozen=True)
+class ActionPreview:
+    """What would be done.
+
+    :param description: that, for the person who is asked.
+    :param execute: does it, in the name of somebody; says whether it was done.
+    :param dags: who may edit task instances of one of these DAGs may do it; without any, who may edit connections.
+    :param starts_run: whether a run is started instead, which is another right.
+    :param instance: the task instance concerned.
+    :param event: kind and text of what is noted in the bookkeeping, unless that does so itself.
+    :param table: the table that this is about.
+    :param missing_input: what has to be typed, if it is not there yet.
+    """
+
+    description: str
+    execute: Callable[[str], object]
+    dags: tuple[str, ...]
+    starts_run: bool = False
+    instance: Any = None
+    event: tuple[str, str] | None = None
+    table: str | None = None
+    missing_input: str | None = None
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """Something that can be done.
+
+    :param label: what the button says.
+    :param preview: finds out what would be done.
+    :raises Impossible: (``plan``) if it cannot be done now.
+    """
+
+    label: str
+    preview: Callable[[ActionTarget], ActionPreview]
+
+
+def offered_actions(target: ActionTarget) -> list[str]:
+    """The acts that concern the pipeline as a whole and fit its state, possible or not."""
+    paused = target.stream_run is not None and target.stream_run.paused_by is not None
+    pause_actions = ["resume"] if paused else ["pause"] if target.stream_is_running else []
+    return [*pause_actions, "stop" if target.stream_is_running else "start", "verify", "repair"]
+
+
+# By clearing a task
+
+
+def _preview_retry(target: ActionTarget) -> ActionPreview:
+    if target.group is None:
+        raise ActionImpossible("No chunk group is named")
+    snapshot = target.shown.overview.snapshot
+    groups = target.reader.groups(target.name, snapshot[0]) if snapshot else []
+    group_row = next((group for group in groups if group.group_no == target.group), None)
+    if group_row is None:
+        raise ActionImpossible(f"There is no chunk group {target.group}")
+    if group_row.state == "done":
+        raise ActionImpossible(
+            f"Group {target.group} is published: read its tables, or some of their keys, again instead"
+        )
+    tasks = target.tasks_of_kind(SNAPSHOT_OPERATOR)
+    if not tasks:
+        raise ActionImpossible(f"No DAG reads it. {_cli_command('snapshot', target)} reads what is missing")
+    instances_of_group = [
+        one
+        for task in tasks
+        if (one := task_instances.find_group_instance(target.session, task, target.group)) is not None
+    ]
+    if not instances_of_group:
+        dags = ", ".join(dict.fromkeys(task.dag_id for task in tasks))
+        raise ActionImpossible(f"No run has a task for it: start a run of {dags}, which reads what is missing")
+    instance = max(instances_of_group, key=lambda one: one.dag_run.id)
+    what = f"group {target.group} is read again: {_instance_name(instance)} was cleared"
+    return _preview_clear(target, instance, f"What is missing of group {target.group} is read", "group_retried", what)
+
+
+def _preview_start(target: ActionTarget) -> ActionPreview:
+    tasks = target.tasks_of_kind(STREAM_OPERATOR)
+    if target.stream_is_running and target.shown.database.is_stream_alive(target.shown.overview) is not False:
+        raise ActionImpossible("The stream runs")
+    if not tasks:
+        raise ActionImpossible(
+            f"No DAG has its stream. {_cli_command('stream', target)} starts it, on a host of your choice"
+        )
+    if busy := _newest_instance(task_instances.find_active, target, tasks):
+        raise ActionImpossible(
+            f"{_instance_name(busy)} is {_state_text(busy)}: it starts the stream, or looks after it"
+        )
+    instance = _newest_instance(task_instances.find_newest_ended, target, tasks)
+    if instance is None:
+        dags = ", ".join(dict.fromkeys(task.dag_id for task in tasks))
+        raise ActionImpossible(f"The task of the stream has never run: start a run of {dags}")
+    what = f"the stream is started: {_instance_name(instance)} was cleared"
+    return _preview_clear(target, instance, "The stream goes on from where it has stopped", "stream_start", what)
+
+
+def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPreview:
+    tasks = target.tasks_of_kind(_VERIFY_OPERATOR, repair=repair)
+    arguments = ", repair=True" if repair else ""
+    if not target.shown.dags:
+        raise ActionImpossible(
+            f"The pipeline has no DAG. Run {_cli_command('verify' + (' --repair' if repair else ''), target)}"
+        )
+    if not tasks:
+        raise ActionImpossible(
+            f"None of its DAGs has a task for that: add CdcVerifyOperator(pipeline=...{arguments}), best in a DAG of "
+            f"its own, or run {_cli_command('verify' + (' --repair' if repair else ''), target)}"
+        )
+    # One that comes after a stream may wait for ever.
+    if busy := _newest_instance(
+        lambda of, task: task_instances.find_active(of, task, include_waiting=not task.dag_has_stream), target, tasks
+    ):
+        raise ActionImpossible(f"{_instance_name(busy)} is {_state_text(busy)}: see there")
+    description = "Source and copy are compared, table by table" + (
+        "; rows that differ are read again and exchanged" if repair else ". Nothing is written"
+    )
+    instance = _newest_instance(task_instances.find_newest_ended, target, tasks)
+    if instance is not None:
+        kind, what = (
+            "repair" if repair else "verify",
+            f"source and copy are compared: {_instance_name(instance)} was cleared",
+        )
+        return _preview_clear(target, instance, description, kind, what)
+    dag = next((task.dag_id for task in tasks if not task.dag_has_stream), None)
+    if dag is None:
+        raise ActionImpossible(
+            f"The task has never run, and DAG {tasks[0].dag_id} holds a stream as well, which a new run would begin: put "
+            f"the comparison into a DAG of its own, or run {_cli_command('verify', target)}"
+        )
+    obstacle, delay = task_instances.find_obstacle(target.session, dag)
+    if obstacle:
+        raise ActionImpossible(obstacle)
+    return ActionPreview(
+        _join_sentences(f"A run of DAG {dag} is started, with all of its tasks", description, delay),
+        lambda by: task_instances.trigger_run(target.session, dag, by),
+        (dag,),
+        starts_run=True,
+        event=("repair" if repair else "verify", f"source and copy are compared: a run of {dag} was started"),
+    )
+
+
+def _preview_clear(target: ActionTarget, instance: Any, description: str, kind: str, event_text: str) -> ActionPreview:
+    if instance.state not in task_instances.RETRIABLE_STATES:
+        raise ActionImpossible(f"{_instance_name(instance)} is {_state_text(instance)}: see its log in Airflow")
+    obstacle, delay = task_instances.find_obstacle(target.session, instance.dag_id, instance.dag_run)
+    if obstacle:
+        raise ActionImpossible(obstacle)
+    return ActionPreview(
+        _join_sentences(f"{_instance_name(instance)} is cleared, and no other task", description, delay),
+        lambda _: task_instances.clear_instance(target.session, instance),
+        (instance.dag_id,),
+        instance=instance,
+        event=(kind, event_text),
+    )
+
+
+# By asking the stream
+
+
+def _preview_stop(target: ActionTarget) -> ActionPreview:
+    if not target.stream_is_running:
+        raise ActionImpossible("No stream runs, or it was asked to stop already")
+    says = (
+        "The stream ends after the transaction that it is at. The task that looks after it succeeds, and the stream "
+        "stays where it is until somebody starts it, or its DAG runs again"
+    )
+    return ActionPreview(says, lambda by: target.reader.stop_stream(target.name, by), target.stream_dags)
+
+
+def _preview_pause(target: ActionTarget) -> ActionPreview:
+    if not target.stream_is_running:
+        raise ActionImpossible("No stream runs")
+    says = (
+        "The stream stays where it is and reads nothing more until it is resumed, also if it is started anew. Tables "
+        "fall behind meanwhile, and the source must keep its binlogs"
+    )
+    return ActionPreview(says, lambda by: target.reader.pause_stream(target.name, by), target.stream_dags)
+
+
+def _preview_resume(target: ActionTarget) -> ActionPreview:
+    if target.stream_run is None or target.stream_run.paused_by is None:
+        raise ActionImpossible("The stream is not paused")
+    return ActionPreview(
+        "The stream goes on", lambda by: target.reader.resume_stream(target.name, by), target.stream_dags
+    )
+
+
+def _preview_suspend(target: ActionTarget) -> ActionPreview:
+    if _find_table_row(target).state == "suspended":
+        raise ActionImpossible(f"{target.table} is suspended already")
+    says = (
+        f"The stream goes on without {target.table}: its copy stays as it is, until somebody resumes it, which reads all "
+        "of the table again"
+    )
+    return _preview_request(target, "suspend", says)
+
+
+def _preview_resnapshot(target: ActionTarget) -> ActionPreview:
+    says = f"All of {target.table} is read again, while the stream goes on, and its rows are exchanged in one commit"
+    if _find_table_row(target).state == "suspended":
+        says += ". The table rejoins the stream with that"
+    return _preview_request(target, "reread", says)
+
+
+def _preview_resnapshot_keys(target: ActionTarget) -> ActionPreview:
+    table_row, condition = _find_table_row(target), (target.condition or "").strip()
+    key = table_row.definitions[-1]["key"] if table_row.definitions else []
+    if table_row.state == "suspended":
+        raise ActionImpossible(f"{target.table} is suspended: resume it, which reads all of it")
+    if not key:
+        raise ActionImpossible(f"{target.table} has no key: read all of it again")
+    if condition:
+        try:
+            parse_key_predicate(condition, key)
+        except InvalidKeyPredicate as error:
+            raise ActionImpossible(str(error)) from None
+    missing_input = None if condition else f"A condition on {', '.join(key)}"
+    says = f"The rows of {target.table} whose keys are as the condition says are read again, while the stream goes on"
+    return _preview_request(target, "reread", says, condition or None, missing_input=missing_input)
+
+
+def _preview_request(
+    target: ActionTarget, kind: str, description: str, condition: str | None = None, missing_input: str | None = None
+) -> ActionPreview:
+    table = str(target.table)
+    delay = None if target.stream_is_running else "No stream runs now: the next one does it"
+    wanted = "suspend it" if kind == "suspend" else "read some of its keys again" if condition else "read it again"
+    return ActionPreview(
+        _join_sentences(description, delay),
+        lambda by: target.reader.add_request(target.name, kind, table, by, condition),
+        target.stream_dags,
+        event=("request", f"{table}: the stream was asked to {wanted}"),
+        table=table,
+        missing_input=missing_input,
+    )
+
+
+def _preview_withdraw(target: ActionTarget) -> ActionPreview:
+    number = -1 if target.id is None else target.id
+    request = target.reader.request(target.name, number)
+    if request is None or request.state != "open":
+        raise ActionImpossible(
+            "There is no such request that still waits: the stream has taken it up, or it was withdrawn"
+        )
+    says = f"What {request.by} wants of {request.table} is not done"
+    return ActionPreview(says, lambda by: target.reader.withdraw_request(target.name, number, by), target.stream_dags)
+
+
+def _preview_acknowledge(target: ActionTarget) -> ActionPreview:
+    number = -1 if target.id is None else target.id
+    says = "Your name is put beside this event, for everybody to see that you take care of it. Nothing else changes"
+    return ActionPreview(says, lambda by: target.reader.acknowledge_event(target.name, number, by), target.shown.dags)
+
+
+def _find_table_row(target: ActionTarget) -> TableStateRow:
+    """How the table stands that is meant."""
+    for row in target.reader.table_states(target.name):
+        if f"{row.database}.{row.name}" == target.table:
+            return row
+    raise ActionImpossible(
+        f"The pipeline has no table {target.table or 'without a name'}, or no driver has told of it yet"
+    )
+
+
+def _newest_instance(
+    find: Callable[[Any, DeclaredTask], Any], target: ActionTarget, tasks: Sequence[DeclaredTask]
+) -> Any | None:
+    """Of the instances of several tasks the one in the newest run."""
+    instances_found = [one for task in tasks if (one := find(target.session, task)) is not None]
+    return max(instances_found, key=lambda one: one.dag_run.id, default=None)
+
+
+def _instance_name(instance: Any) -> str:
+    index = f"[{instance.map_index}]" if instance.map_index >= 0 else ""
+    return f"Task {instance.task_id}{index} of DAG {instance.dag_id}, run {instance.run_id},"
+
+
+def _state_text(instance: Any) -> str:
+    return str(instance.state or "waiting for its turn").replace("_", " ")
+
+
+def _cli_command(words: str, target: ActionTarget) -> str:
+    return f"airflow-cdc {words} -f with the file of {target.name}"
+
+
+def _join_sentences(*sentences: str | None) -> str:
+    return ". ".join(sentence for sentence in sentences if sentence)
+
+
+ACTIONS: dict[str, ActionSpec] = {
+    "retry": ActionSpec("Retry", _preview_retry),
+    "start": ActionSpec("Start the stream", _preview_start),
+    "stop": ActionSpec("Stop the stream", _preview_stop),
+    "pause": ActionSpec("Pause the stream", _preview_pause),
+    "resume": ActionSpec("Resume the stream", _preview_resume),
+    "verify": ActionSpec("Verify now", _preview_verify),
+    "repair": ActionSpec("Repair", lambda case: _preview_verify(case, repair=True)),
+    "suspend": ActionSpec("Suspend", _preview_suspend),
+    "reread": ActionSpec("Read again", _preview_resnapshot),
+    "reread_keys": ActionSpec("Read some keys again", _preview_resnapshot_keys),
+    "withdraw": ActionSpec("Withdraw", _preview_withdraw),
+    "acknowledge": ActionSpec("Acknowledge", _preview_acknowledge),
+}

@@ -1,0 +1,271 @@
+"""The bookkeeping databases that the page shows: where they are, how they are asked, and which pipelines they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import URL, make_url
+
+from airflow_provider_cdc.config.connections import ResolvedConnection, database_url
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.model.supervision import HeartbeatMonitor
+from airflow_provider_cdc.state.models import TableStateRow
+from airflow_provider_cdc.state.reader import PipelineOverview, StateDatabaseReader
+from airflow_provider_cdc.ui.change_rates import ChangeRate
+from airflow_provider_cdc.ui.declared_tasks import DeclaredTask
+
+#: Seconds for which an overview is good, and for which a database that did not answer is not asked again.
+OVERVIEW_SECONDS, RETRY_SECONDS = 1.5, 15.0
+#: Seconds for which one request waits for the databases. What comes later is there for the next one.
+WAIT_SECONDS = 4.0
+
+
+def database_key(url: URL) -> str:
+    """A short name for a database, which says nothing of it."""
+    return hashlib.sha256(url.set(query={}).render_as_string(hide_password=True).encode()).hexdigest()[:12]
+
+
+@dataclass
+class PageDatabase:
+    """One bookkeeping database. Threads may share it.
+
+    :param key: its name in addresses of the page.
+    :param label: what people call it: the id of the connection, or the file.
+    :param url: its address; holds the password.
+    """
+
+    key: str
+    label: str
+    url: URL = field(repr=False)
+    _reader: StateDatabaseReader | None = field(default=None, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _overview: list[PipelineOverview] = field(default_factory=list, repr=False)
+    _queried_at: float = float("-inf")
+    _error: CdcError | None = None
+    _pulses: dict[tuple[object, ...], HeartbeatMonitor] = field(default_factory=dict, repr=False)
+    _rates: dict[tuple[str, str, str], ChangeRate] = field(default_factory=dict, repr=False)
+
+    def open_reader(self) -> StateDatabaseReader:
+        """The database, connected.
+
+        :raises CdcError: if it cannot be used; for a while it is then not asked again.
+        """
+        with self._lock:
+            if self._error is not None and time.monotonic() < self._queried_at + RETRY_SECONDS:
+                raise self._error
+            if self._reader is None:
+                try:
+                    self._reader, self._error = StateDatabaseReader.open(self.url, migrate=False), None
+                except CdcError as error:
+                    self._error, self._queried_at = error, time.monotonic()
+                    raise
+            return self._reader
+
+    def read_overview(self) -> list[PipelineOverview]:
+        """All its pipelines; several requests at once ask the database once.
+
+        :raises CdcError: if it cannot be read.
+        """
+        reader = self.open_reader()
+        with self._lock:
+            if time.monotonic() >= self._queried_at + OVERVIEW_SECONDS:
+                try:
+                    self._overview = reader.read_overview()
+                except TransientError as error:
+                    self._error = error
+                    raise
+                finally:
+                    self._queried_at = time.monotonic()
+                self._error = None
+            return self._overview
+
+    def is_stream_alive(self, overview: PipelineOverview) -> bool | None:
+        """Whether the newest run of the stream gives signs of life; ``None`` before that can be told, as after a start.
+
+        No clocks of two hosts are compared: what counts is how long the heartbeat has stood still on this one's.
+        """
+        if overview.newest_epoch is None:
+            return False
+        return self._is_beating(
+            (overview.name, "stream"), (overview.newest_epoch.epoch, overview.newest_epoch.heartbeat_at)
+        )
+
+    def lost_groups(self, overview: PipelineOverview) -> frozenset[int]:
+        """Chunk groups that were begun and that nobody reads any more: their readers have given up, or died."""
+        held_groups = () if overview.chunk_groups is None else overview.chunk_groups.unfinished
+        return frozenset(
+            one.group_no
+            for one in held_groups
+            if (one.heartbeat_at is None and one.state == "running")
+            or (
+                one.heartbeat_at is not None
+                and self._is_beating((overview.name, one.group_no), (one.attempt, one.heartbeat_at)) is False
+            )
+        )
+
+    def change_rates(self, row: TableStateRow) -> tuple[float, ...] | None:
+        """Inserts, updates and deletes a second that the stream applies to a table, if that can be told by now."""
+        counts = (row.inserts, row.updates, row.deletes)
+        with self._lock:
+            rate = self._rates.setdefault((row.pipeline, row.database, row.name), ChangeRate())
+            return rate.update(row.updated_at, counts, time.monotonic())
+
+    def _is_beating(self, owner: tuple[object, ...], beat: object) -> bool | None:
+        with self._lock:
+            return self._pulses.setdefault(owner, HeartbeatMonitor()).observe(beat, time.monotonic())
+
+    def close(self) -> None:
+        """Give back its connections."""
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+
+
+@dataclass(frozen=True)
+class DatabaseTrouble:
+    """A database that is not shown: which one, why, what to do, and the DAGs that need it; none: it is configured."""
+
+    label: str
+    message: str
+    remedy: str
+    dags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShownPipeline:
+    """A pipeline, and the tasks that work for it."""
+
+    database: PageDatabase
+    overview: PipelineOverview
+    tasks: tuple[DeclaredTask, ...]
+
+    @property
+    def dags(self) -> tuple[str, ...]:
+        """Ids of its DAGs; none if it was made by the command line."""
+        return tuple(dict.fromkeys(one.dag_id for one in self.tasks))
+
+
+class PageDatabases:
+    """All bookkeeping databases of this Airflow: those that its DAGs name, and those that are configured.
+
+    :param declared: what the DAGs have.
+    :param configured: connection ids, and absolute paths of SQLite files.
+    :param resolve: finds a connection by its id.
+    """
+
+    def __init__(
+        self,
+        declared: Callable[[], Iterable[DeclaredTask]],
+        configured: Callable[[], Iterable[str]],
+        resolve: Callable[[str], ResolvedConnection],
+    ) -> None:
+        self._declared, self._configured, self._resolve = declared, configured, resolve
+        self._lock = threading.Lock()
+        self._databases: dict[str, PageDatabase] = {}
+        self._urls: dict[str, tuple[float, URL | CdcError]] = {}
+        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="cdc-page")
+        self._pending: dict[str, Future[list[PipelineOverview]]] = {}
+
+    def read_all(self) -> tuple[list[ShownPipeline], list[DatabaseTrouble]]:
+        """Every pipeline that can be read, and every database that cannot."""
+        wanted, troubles = self._wanted_databases()
+        with self._lock:
+            for key, (database, _) in wanted.items():
+                if key not in self._pending:
+                    self._pending[key] = self._pool.submit(database.read_overview)
+            queries = {key: self._pending[key] for key in wanted}
+        wait(queries.values(), timeout=WAIT_SECONDS)
+        shown: list[ShownPipeline] = []
+        for key, future in queries.items():
+            database, declared = wanted[key]
+            try:
+                if not future.done():
+                    raise TransientError(
+                        f"bookkeeping {database.label} has not answered yet", "It is asked all the while"
+                    )
+                overviews = future.result()
+            except CdcError as error:
+                troubles.append(_make_trouble(database.label, error, declared))
+            else:
+                names: dict[str, list[DeclaredTask]] = {}
+                for one in declared:
+                    names.setdefault(one.pipeline_name, []).append(one)
+                shown += [ShownPipeline(database, row, tuple(names.get(row.name, ()))) for row in overviews]
+            finally:
+                with self._lock:
+                    if future.done() and self._pending.get(key) is future:
+                        del self._pending[key]
+        return shown, troubles
+
+    def find_pipeline(self, key: str, name: str) -> ShownPipeline | None:
+        """One pipeline; ``None`` if there is none.
+
+        :raises CdcError: if its database cannot be read.
+        """
+        database, declared = self._wanted_databases()[0].get(key, (None, []))
+        if database is None:
+            return None
+        row = next((row for row in database.read_overview() if row.name == name), None)
+        return row and ShownPipeline(database, row, tuple(one for one in declared if one.pipeline_name == name))
+
+    def close(self) -> None:
+        """Give back all connections."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for database in self._databases.values():
+            database.close()
+
+    def _wanted_databases(self) -> tuple[dict[str, tuple[PageDatabase, list[DeclaredTask]]], list[DatabaseTrouble]]:
+        """The databases by key, each with the pipelines that DAGs keep in it."""
+        places: dict[str, list[DeclaredTask]] = {place: [] for place in self._configured()}
+        for one in self._declared():
+            if one.pipeline_name:
+                places.setdefault(str(one.conn_id or one.state_file), []).append(one)
+        wanted: dict[str, tuple[PageDatabase, list[DeclaredTask]]] = {}
+        troubles: list[DatabaseTrouble] = []
+        for place, declared in places.items():
+            try:
+                url = self._resolve_url(place)
+            except CdcError as error:
+                troubles.append(_make_trouble(place, error, declared))
+                continue
+            with self._lock:
+                database = self._databases.setdefault(key := database_key(url), PageDatabase(key, place, url))
+                if database.url != url:  # another password
+                    database.close()
+                    database = self._databases[key] = PageDatabase(key, place, url)
+            wanted.setdefault(key, (database, []))[1].extend(declared)
+        return wanted, troubles
+
+    def _resolve_url(self, place: str) -> URL:
+        expires_at, cached = self._urls.get(place, (0.0, None))
+        if cached is None or time.monotonic() > expires_at:
+            try:
+                cached = make_url(f"sqlite:///{place}") if place.startswith("/") else database_url(self._resolve(place))
+            except CdcError as error:
+                cached = error
+            self._urls[place] = time.monotonic() + RETRY_SECONDS, cached
+        if isinstance(cached, CdcError):
+            raise cached
+        return cached
+
+
+def _make_trouble(label: str, error: CdcError, declared: Iterable[DeclaredTask]) -> DatabaseTrouble:
+    remedy = error.remedy
+    if isinstance(error, NotReadyError) and label.startswith("/"):
+        remedy = (
+            "Nothing has run yet, or the file is on another host than this API server: then give the pipeline a "
+            "bookkeeping database of its own (state.conn_id)"
+        )
+    return DatabaseTrouble(label, error.message, remedy, tuple(dict.fromkeys(one.dag_id for one in declared)))
+
+
+def split_setting(text: Any) -> list[str]:
+    """The places in a configuration value: separated by commas or white space."""
+    return str(text or "").replace(",", " ").split()

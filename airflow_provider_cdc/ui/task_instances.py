@@ -1,0 +1,177 @@
+"""Task instances of a pipeline's tasks in Airflow's own database: which ones there are, and how they are cleared.
+
+Clearing does what Airflow's own button and its REST API do, so that its history tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from airflow_provider_cdc.ui.declared_tasks import DeclaredTask
+
+#: Runs of a DAG that are looked at, the newest first.
+_MAX_RUNS = 50
+#: States of a task that has come to an end, and those from which it can be tried again.
+_ENDED_STATES = ("success", "failed", "upstream_failed", "skipped", "removed")
+_WORKED_STATES = ("success", "failed")
+RETRIABLE_STATES = ("failed", "upstream_failed", "up_for_retry", "success", "skipped")
+
+
+def find_newest_ended(session: Any, task: DeclaredTask) -> Any | None:
+    """The instance of a task that has come to an end in the newest run; those that were skipped never began."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+
+    query = _select_instances(task).where(Instance.state.in_(_WORKED_STATES)).order_by(DagRun.id.desc())
+    return session.scalars(query.limit(1)).first()
+
+
+def find_active(session: Any, task: DeclaredTask, *, include_waiting: bool = True) -> Any | None:
+    """An instance of a task that is, or will be, at work: it has not ended, and its run goes on.
+
+    :param include_waiting: whether that is one, too, whose turn has not come.
+    """
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+
+    has_begun = Instance.state.not_in(_ENDED_STATES)
+    query = (
+        _select_instances(task)
+        .where(
+            has_begun | Instance.state.is_(None) if include_waiting else has_begun,
+            DagRun.state.in_(("running", "queued")),
+        )
+        .order_by(DagRun.id.desc())
+    )
+    return session.scalars(query.limit(1)).first()
+
+
+def find_group_instance(session: Any, task: DeclaredTask, group: int) -> Any | None:
+    """The instance of a task that holds a chunk group, in the newest run that has it."""
+    for instances in _instances_by_run(session, task):
+        group_by_index = _group_of_instances(session, task, instances)
+        for index, instance in instances.items():
+            if group_by_index.get(index) == group:
+                return instance
+    return None
+
+
+def find_failed_groups(session: Any, task: DeclaredTask) -> dict[int, Any]:
+    """Chunk groups whose instance in the newest run that was mapped has failed, each with it."""
+    for instances in _instances_by_run(session, task):
+        failed = {i: one for i, one in instances.items() if one.state in ("failed", "upstream_failed")}
+        group_by_index = _group_of_instances(session, task, instances) if failed else {}
+        return {group_by_index[index]: instance for index, instance in failed.items() if index in group_by_index}
+    return {}
+
+
+def _instances_by_run(session: Any, task: DeclaredTask) -> Iterator[dict[int, Any]]:
+    """Instances of a task that reads chunk groups by map index, run by run, the newest first; not runs without any."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+    from sqlalchemy import select
+
+    query = select(DagRun.run_id).where(DagRun.dag_id == task.dag_id).order_by(DagRun.id.desc()).limit(_MAX_RUNS)
+    mapped = not (isinstance(task.groups, tuple) and len(task.groups) == 1)
+    for run in session.scalars(query).all():
+        instances_by_index = {
+            one.map_index: one for one in session.scalars(_select_instances(task).where(Instance.run_id == run))
+        }
+        if any(index >= 0 for index in instances_by_index) or (instances_by_index and not mapped):
+            yield instances_by_index
+
+
+def _group_of_instances(session: Any, task: DeclaredTask, instances: Mapping[int, Any]) -> dict[int, int]:
+    """The group that each instance of one run holds: what it ran with, or else what it was mapped over."""
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import select
+
+    run = next(iter(instances.values())).run_id
+    groups: Any = task.groups
+    if isinstance(groups, str):
+        xcom_filter = XComModel.dag_id == task.dag_id, XComModel.task_id == groups, XComModel.run_id == run
+        row = session.scalars(select(XComModel).where(*xcom_filter, XComModel.key == "return_value").limit(1)).first()
+        groups = None if row is None else XComModel.deserialize_value(row)
+    group_by_index = {}
+    if isinstance(groups, list | tuple):
+        group_by_index = {index: _group_number(group) for index, group in enumerate(groups)}
+        if len(groups) == 1:
+            group_by_index[-1] = group_by_index[0]
+    rendered_filter = Rendered.dag_id == task.dag_id, Rendered.task_id == task.task_id, Rendered.run_id == run
+    for index, fields in session.execute(select(Rendered.map_index, Rendered.rendered_fields).where(*rendered_filter)):
+        number = _group_number(fields.get("group")) if isinstance(fields, Mapping) else None
+        group_by_index |= {} if number is None else {index: number}
+    return {index: number for index, number in group_by_index.items() if number is not None}
+
+
+def _group_number(group: Any) -> int | None:
+    value: Any = group.get("group") if isinstance(group, Mapping) else group
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _select_instances(task: DeclaredTask) -> Any:
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+    from sqlalchemy import select
+
+    same = (DagRun.dag_id == Instance.dag_id) & (DagRun.run_id == Instance.run_id)
+    task_filter = Instance.dag_id == task.dag_id, Instance.task_id == task.task_id
+    return select(Instance).join(DagRun, same).where(*task_filter)
+
+
+def clear_instance(session: Any, instance: Any) -> bool:
+    """Clear one task instance, and nothing after it, as Airflow's button does. A run that has ended goes on.
+
+    :returns: whether it was done: not if somebody else was faster.
+    """
+    from airflow.models.taskinstance import TaskInstance, clear_task_instances
+
+    state, number = instance.state, instance.try_number
+    session.refresh(instance, with_for_update={"of": TaskInstance})
+    if (state, number) != (instance.state, instance.try_number):
+        return False
+    latest = False
+    try:
+        from airflow.api_fastapi.common.dagbag import resolve_run_on_latest_version
+    except ImportError:  # Airflow before 3.3
+        pass
+    else:
+        latest = resolve_run_on_latest_version(None, instance.dag_id, session)
+    clear_task_instances([instance], session, run_on_latest_version=latest)
+    return True
+
+
+def trigger_run(session: Any, dag: str, by: str) -> Any:
+    """Start a run of a DAG, as Airflow's button does; returns it."""
+    from airflow.api.common.trigger_dag import trigger_dag
+    from airflow.utils.types import DagRunTriggeredByType
+
+    return trigger_dag(dag, triggered_by=DagRunTriggeredByType.UI, triggering_user_name=by, session=session)
+
+
+def find_obstacle(session: Any, dag: str, run: Any | None = None) -> tuple[str | None, str | None]:
+    """What keeps a DAG from running a task that is cleared, or triggered.
+
+    :param run: the run that goes on; ``None`` for a new one.
+    :returns: why it cannot be, and why it may take long.
+    """
+    from airflow.models.dag import DagModel
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy import func, select
+
+    model = session.get(DagModel, dag)
+    if model is None or model.is_stale:
+        return f"Airflow has no DAG {dag} any more", None
+    if model.is_paused:
+        return f"DAG {dag} is paused, so that none of its tasks would begin: switch it on first", None
+    if run is not None and str(run.state) in ("running", "queued"):
+        return None, None
+    active = session.scalar(select(func.count()).where(DagRun.dag_id == dag, DagRun.state == "running"))
+    if model.max_active_runs and active >= model.max_active_runs:
+        return None, f"It waits until a run of {dag} that is active now has ended (max_active_runs)"
+    return None, None

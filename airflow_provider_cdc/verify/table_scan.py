@@ -1,0 +1,155 @@
+"""Rows of one side of a comparison on their way into sums, or picked out by their buckets. Tasks do it for a sink."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
+from airflow_provider_cdc.sinks.scan_tasks import ScanTask
+from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
+
+#: Threads of this process that read at a time: each holds a row group.
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class RowHasher:
+    """How rows are told apart, and what of them is compared.
+
+    :param columns: the columns that are compared.
+    :param key: those that tell rows apart; none: all of them do.
+    :param secret: two words of the hashes.
+    """
+
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    secret: tuple[int, int]
+
+    def hashes(self, rows: pa.Table) -> tuple[Any, Any]:
+        """Hashes of rows: two arrays of uint64."""
+        return self._hash_columns(rows, self.columns)
+
+    def key_hashes(self, rows: pa.Table) -> Any:
+        """What tells rows apart, as one word each: an array of uint64."""
+        return self._hash_columns(rows, self.key or self.columns)[0]
+
+    def buckets(self, rows: pa.Table) -> Any:
+        """Buckets of rows: an array of uint16."""
+        return _hash_buckets(self.key_hashes(rows))
+
+    def add_to_sums(self, rows: pa.Table, sums: BucketSums, weights: Any = None) -> None:
+        """Take rows into sums.
+
+        :param weights: as for :meth:`BucketSums.add`.
+        """
+        first, second = self.hashes(rows)
+        sums.add(self.buckets(rows) if self.key else _hash_buckets(first), first, second, weights)
+
+    def _hash_columns(self, rows: pa.Table, columns: Sequence[str]) -> tuple[Any, Any]:
+        from airflow_provider_cdc.sinks.row_hashes import hash_rows  # compiled: not for drivers that need none of it
+
+        return hash_rows(rows, columns, np.array(self.secret, np.uint64))
+
+
+def _hash_buckets(hashes: Any) -> Any:
+    return (hashes & np.uint64(BUCKET_COUNT - 1)).astype(np.uint16)
+
+
+@dataclass
+class RowCollector:
+    """What becomes of rows: they are summed, or those of some buckets are kept.
+
+    :param row_hasher: how they are told apart.
+    :param bucket_mask: a bit for each bucket whose rows are kept; ``None`` to sum all of them.
+    """
+
+    row_hasher: RowHasher
+    bucket_mask: bytes | None = None
+    sums: BucketSums = field(default_factory=BucketSums)
+    rows: list[pa.Table] = field(default_factory=list)
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in rows, with at least the columns that are compared."""
+        if not rows.num_rows:
+            return
+        if self.bucket_mask is not None:
+            if (matching := self.filter_rows(rows)).num_rows:
+                self.rows.append(matching)
+            return
+        self.sums.row_bytes += rows.nbytes
+        self.row_hasher.add_to_sums(rows, self.sums)
+
+    def filter_rows(self, rows: pa.Table) -> pa.Table:
+        """Rows of the wanted buckets."""
+        if self.bucket_mask is None or not rows.num_rows:
+            return rows
+        selected = np.unpackbits(np.frombuffer(self.bucket_mask, np.uint8), bitorder="little")
+        return rows.filter(pa.array(selected[self.row_hasher.buckets(rows)].astype(bool)))
+
+    def merge(self, other: RowCollector) -> None:
+        """Take in what another one has gathered."""
+        self.sums.merge(other.sums)
+        self.rows += other.rows
+
+
+def make_bucket_mask(buckets: Iterable[int]) -> bytes:
+    """A bit for each of some buckets."""
+    mask = np.zeros(BUCKET_COUNT, np.uint8)
+    mask[np.fromiter(buckets, np.int64)] = 1
+    return np.packbits(mask, bitorder="little").tobytes()
+
+
+@dataclass(frozen=True)
+class SinkScan:
+    """A task's share of a table.
+
+    :param portions: what it reads.
+    :param row_hasher: how rows are told apart.
+    :param bucket_mask: as for :class:`RowCollector`.
+    """
+
+    portions: tuple[ScanTask, ...]
+    row_hasher: RowHasher
+    bucket_mask: bytes | None = None
+
+    def run(self) -> RowCollector:
+        """Read it."""
+        collector = RowCollector(self.row_hasher, self.bucket_mask)
+        for portion in self.portions:
+            for rows in portion.read_rows(self.row_hasher.columns):
+                collector.add(rows)
+        return collector
+
+
+#: Runs scans wherever there is room; the results are in their order.
+ScanRunner = Callable[[Sequence[SinkScan]], Sequence[RowCollector]]
+
+
+def split_evenly(portions: Iterable[ScanTask], count: int) -> list[tuple[ScanTask, ...]]:
+    """Portions in shares of about the same size; none is empty.
+
+    :param count: how many shares at most.
+    """
+    bins: list[tuple[int, list[ScanTask]]] = [(0, []) for _ in range(count)]
+    for portion in sorted(portions, key=lambda p: p.size_bytes, reverse=True):
+        number = min(range(count), key=lambda n: bins[n][0])
+        size, bin_portions = bins[number]
+        bins[number] = size + portion.size_bytes + 1, [*bin_portions, portion]
+    return [tuple(held) for _, held in bins if held]
+
+
+def run_scans_in_threads(scans: Sequence[SinkScan]) -> Sequence[RowCollector]:
+    """Runner for this process: reading and hashing is machine code, which runs without Python's lock."""
+
+    def run(scan: SinkScan) -> RowCollector:
+        return scan.run()
+
+    with ThreadPoolExecutor(max(1, min(len(scans), os.cpu_count() or 1, _THREADS))) as pool:
+        return list(pool.map(with_current_counts(run), scans))

@@ -1,0 +1,97 @@
+"""What OpenLineage hears: asked as Airflow's provider asks, which need not be installed, and written by its client."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc import (
+    CdcResnapshotOperator,
+    CdcSnapshotOperator,
+    CdcStreamOperator,
+    CdcVerifyOperator,
+    Pipeline,
+    Sink,
+    Source,
+)
+from airflow_provider_cdc.airflow.openlineage import copy_dataset_name
+from tests.support.cli import Cli
+from tests.support.servers import MySQLServer
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/data/lake", ("file", "/data/lake/shop/orders")),
+        ("s3://bucket/lake", ("s3://bucket", "lake/shop/orders")),
+        ("gs://bucket", ("gs://bucket", "shop/orders")),
+        ("abfss://c0n@acc.dfs.core.windows.net/lake", ("abfss://c0n@acc.dfs.core.windows.net", "lake/shop/orders")),
+    ],
+)
+def test_copies_are_named_as_openlineage_names_files(path: str, place: tuple[str, str]) -> None:
+    assert (
+        copy_dataset_name(Pipeline(name="p", source=Source("c", ("a.b",)), sink=Sink(path)), ("shop", "orders"))
+        == place
+    )
+
+
+def test_what_is_said_of_each_task(
+    mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openlineage.client", reason="Airflow's OpenLineage provider is not installed")
+    from airflow.providers.openlineage.extractors.base import DefaultExtractor
+    from openlineage.client.serde import Serde
+
+    for table in ("one", "two"):
+        mysql_server.session(
+            database,
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, v VARCHAR(20), secret TEXT)",
+            f"INSERT INTO {table} VALUES (1, 'a', 'x')",
+        )
+    cli = Cli(tmp_path, mysql_server, f"{database}..*", source={"exclude_columns": [f"{database}..*.secret"]})
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    pipeline: dict[str, Any] = {"pipeline": str(cli.file), "task_id": "t"}
+
+    def told(operator: Any, ended: Any = None) -> dict[str, Any]:
+        extractor = DefaultExtractor(operator)
+        operator.ended = ended
+        found = extractor.extract() if ended is None else extractor.extract_on_complete(None)
+        assert found is not None
+        lists = {
+            name: [json.loads(Serde.to_json(one)) for one in getattr(found, name)] for name in ("inputs", "outputs")
+        }
+        return {**lists, **{name: json.loads(Serde.to_json(facet)) for name, facet in found.run_facets.items()}}
+
+    assert told(CdcStreamOperator(**pipeline)) == {"inputs": [], "outputs": []}, "there is no plan yet"
+    cli.snapshot()
+    found = told(CdcStreamOperator(**pipeline))
+    source = f"mysql://127.0.0.1:{mysql_server.port}"
+    assert [(one["namespace"], one["name"]) for one in found["inputs"]] == [
+        (source, f"{database}.one"),
+        (source, f"{database}.two"),
+    ]
+    assert [(one["namespace"], one["name"]) for one in found["outputs"]] == [
+        ("file", f"{cli.sink}/{database}/one"),
+        ("file", f"{cli.sink}/{database}/two"),
+    ]
+    fields = found["inputs"][0]["facets"]["schema"]["fields"]
+    assert [(field["name"], field["type"]) for field in fields] == [("id", "int"), ("v", "varchar(20)")]
+    copy = found["outputs"][0]["facets"]
+    assert [field["name"] for field in copy["schema"]["fields"]] == ["id", "v", "_cdc_seq", "_cdc_op", "_cdc_ts"]
+    assert copy["columnLineage"]["fields"].keys() == {"id", "v"}
+    (field,) = copy["columnLineage"]["fields"]["v"]["inputFields"]
+    assert (field["namespace"], field["name"], field["field"]) == (source, f"{database}.one", "v")
+    assert found["cdc"]["pipeline"] == "p" and found["cdc"]["position"]["file"] and found["cdc"]["result"] == {}
+
+    done = told(CdcStreamOperator(**pipeline), {"epoch": 1, "changes": 7})
+    assert done["cdc"]["result"] == {"epoch": 1, "changes": 7} and done["outputs"] == found["outputs"]
+    group = told(CdcSnapshotOperator(group=0, **pipeline))
+    assert [one["name"] for one in group["inputs"]] == [f"{database}.one", f"{database}.two"]
+    again = told(CdcResnapshotOperator(table=f"{database}.two", **pipeline))
+    assert [one["name"] for one in again["inputs"]] == [f"{database}.two"]
+    compared = told(CdcVerifyOperator(**pipeline))
+    assert len(compared["inputs"]) == 4 and compared["outputs"] == []
