@@ -35,7 +35,8 @@ class BatchPlanner:
     :param open_at: opens a binlog stream at a position.
     :param captured: captured tables; what may not happen to them stops the scan.
     :param timeline: numbers the transactions.
-    :param stop_at_ddl: whether a batch ends before what changes the definition of a captured table, instead of an error.
+    :param stop_at_ddl: whether a batch ends before what changes the definition of a captured table, instead of an
+        error.
 
     ``full`` says whether the last batch ended because it was full: there is more behind it.
     """

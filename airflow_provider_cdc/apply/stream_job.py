@@ -60,8 +60,8 @@ class StreamJob:
     :param section: number of the epoch's section: one ends where a DDL has to be followed.
     :param follows_ddl: whether it is, instead of an error.
     :param only_table: index of the only table whose changes are wanted, if not all are.
-    :param plan_file: name of the plan by which a table is read again as a whole: what is read by it no planner has walked
-        before. ``None`` for the pipeline's own plan.
+    :param plan_file: name of the plan by which a table is read again as a whole: what is read by it no planner has
+        walked before. ``None`` for the pipeline's own plan.
     """
 
     connect_args: dict[str, Any]

@@ -47,7 +47,8 @@ class SnapshotCoverage:
     :param chunks: chunks of the table in key order.
     :param high_watermarks: ``_cdc_seq`` of the HW of each.
     :param rows: rows that the snapshot wrote.
-    :param binlog_files: the binlog files of the high watermarks: base of the segment, name, and when the server had begun it.
+    :param binlog_files: the binlog files of the high watermarks: base of the segment, name, and when the server had
+        begun it.
     """
 
     chunks: tuple[Chunk, ...]

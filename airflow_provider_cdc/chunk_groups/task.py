@@ -50,8 +50,8 @@ class SnapshotJob:
     tasks have to know of tables and chunks they read from the group's share of the plan in the sink.
 
     :param connect_args: pymysql.connect keyword arguments.
-    :param replica_ids: for each worker (server id, replica uuid) of each copy of its task that may be at work at the same
-        time.
+    :param replica_ids: for each worker (server id, replica uuid) of each copy of its task that may be at work at the
+        same time.
     :param sink: where the rows go.
     :param storage: where plan and manifests are.
     :param layout: names in it.
@@ -86,8 +86,8 @@ class SnapshotJob:
 
         :param worker: number of the worker, from 0.
         :param task_copy: how many copies of this worker were started before.
-        :returns: the manifests of the finished slices, each with ``request_counts``: the requests to an object store since the
-            one before.
+        :returns: the manifests of the finished slices, each with ``request_counts``: the requests to an object store
+            since the one before.
         """
         with count_requests_in(RequestCounts()) as request_counts:
             reader = _SliceReader(self, worker, task_copy)

@@ -56,7 +56,9 @@ def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
 def open_for_run(
     path: str, need_snapshot: bool = False, allow_stream: bool = False
 ) -> Iterator[tuple[RunContext, StateDatabase, SparkSession]]:
-    """Preflight, bookkeeping and Spark for the commands that change something; ``allow_stream``: while a stream may run."""
+    """Preflight, bookkeeping and Spark for the commands that change something; ``allow_stream``: while a stream may
+    run.
+    """
     from airflow_provider_cdc.preflight.run import require_preflight
     from airflow_provider_cdc.spark.session import start_session
 

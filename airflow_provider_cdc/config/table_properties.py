@@ -87,7 +87,8 @@ def _check_name(name: str) -> None:
     if (name.lower().startswith(_DELTA_PREFIX) and name not in _SETTABLE) or name.lower().startswith(OWN_PREFIX):
         raise NotReadyError(
             f"sink.table_properties: {name} is not a property that this version understands",
-            f"It may be {', '.join(_SETTABLE)}, or a name of your own that begins with neither {_DELTA_PREFIX} nor {OWN_PREFIX}",
+            f"It may be {', '.join(_SETTABLE)}, or a name of your own that begins with neither {_DELTA_PREFIX} nor "
+            f"{OWN_PREFIX}",
         )
 
 

@@ -94,7 +94,8 @@ class TlsSettings:
         for name, meant in implied_flags.items():
             if settings_given.get(name, meant) != meant:
                 raise NotReadyError(
-                    f"{what}: {name} is {str(settings_given[name]).lower()}, which contradicts {_describe_mode(settings_given, explicit_mode, mode)}",
+                    f"{what}: {name} is {str(settings_given[name]).lower()}, which contradicts "
+                    f"{_describe_mode(settings_given, explicit_mode, mode)}",
                     "Leave one of them out; ssl_mode says it all",
                 )
         unused = [*texts] if mode == DISABLED else [] if verifies else [*({"ssl_ca", "ssl_capath"} & texts.keys())]

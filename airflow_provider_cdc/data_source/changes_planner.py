@@ -126,7 +126,8 @@ class ChangesPlanner:
     def altered_error(self, item: Transaction) -> TerminalError:
         """The error for a transaction that alters the table."""
         return TerminalError(
-            f"table {self._table_changes.table.label} is altered at {item.file}:{item.start_position}, or its rows there have "
+            f"table {self._table_changes.table.label} is altered at {item.file}:{item.start_position}, or its rows "
+            "there have "
             "another layout than the table has now",
             f"Begin after it: with {item.file}:{item.position} as `start`, and a new checkpoint",
         )

@@ -48,7 +48,8 @@ class Statement:
     :param xid: of an XA statement, the transaction's name as :func:`xid_text` writes it.
     :param may_change_any_table: whether it may change any table at all (a stored routine was called).
     :param mentioned_names: of a statement that may call stored functions, everything that its words could name.
-    :param dropped_index: of a DROP INDEX (or CREATE OR REPLACE INDEX), the index, likewise: of the table no rows are changed.
+    :param dropped_index: of a DROP INDEX (or CREATE OR REPLACE INDEX), the index, likewise: of the table no rows are
+        changed.
     :param summary: the statement's first words, for messages; never values or names.
     :param emptied_table: the (database, table) that has no rows behind a TRUNCATE or a CREATE TABLE, spelled as in the
         statement.

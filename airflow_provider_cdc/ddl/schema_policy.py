@@ -25,7 +25,8 @@ class SchemaPolicy:
 
     :param mode: one of :data:`~airflow_provider_cdc.model.schema_modes.SCHEMA_MODES`.
     :param copies_new_columns: whether new columns are copied; else they are left out.
-    :param drops_removed_columns: whether columns that the source has no more go; else they stay, and are NULL in what is written.
+    :param drops_removed_columns: whether columns that the source has no more go; else they stay, and are NULL in what
+        is written.
     :param allowed_types: which other types a column may have: ``all``, ``wider`` or ``none``.
     """
 
@@ -61,8 +62,8 @@ class SchemaPolicy:
         :param before: the definition before it.
         :param after: what the source makes of it, with the columns left out that the pipeline does not copy.
         :param overwrites_rows: whether all rows are exchanged; else they stay as they are.
-        :param is_requested: whether somebody has asked for that: then what the copy has to take over is taken over, such as
-            another type.
+        :param is_requested: whether somebody has asked for that: then what the copy has to take over is taken over,
+            such as another type.
         :raises NotFollowed: if the copy would have to take over what it is not to, and nobody has asked for it.
         """
         known = {column.name.lower() for column in (*before.copied_columns, *before.retained)}
@@ -122,7 +123,8 @@ class SchemaPolicy:
             if self.allowed_types == "wider" and is_wider(was.arrow_type, column.arrow_type):
                 continue
             raise DdlNotFollowed(
-                f"column {column.name} was {was.column_type} and is {column.column_type}, which {self._setting_text} does not "
+                f"column {column.name} was {was.column_type} and is {column.column_type}, which {self._setting_text} "
+                "does not "
                 "take over"
             )
 

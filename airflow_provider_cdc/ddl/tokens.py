@@ -23,8 +23,10 @@ _ESCAPED, _PLAIN = r"%s(?:[^%s\\]|\\.|%s)*%s", r"%s(?:[^%s]|%s)*%s"
 class Quoting:
     """How the session that wrote a statement quotes.
 
-    :param backslash_escapes: whether a backslash in a string hides the sign behind it: not under ``NO_BACKSLASH_ESCAPES``.
-    :param ansi_quotes: whether a double-quoted word is a name (``ANSI_QUOTES``), in which a backslash is a sign like others.
+    :param backslash_escapes: whether a backslash in a string hides the sign behind it: not under
+        ``NO_BACKSLASH_ESCAPES``.
+    :param ansi_quotes: whether a double-quoted word is a name (``ANSI_QUOTES``), in which a backslash is a sign like
+        others.
     """
 
     backslash_escapes: bool = True

@@ -172,7 +172,8 @@ class ReadHistory:
     def _published_range_reads(self, last_number: int) -> set[int]:
         """Numbers of the readings of ranges of the table whose rows were exchanged.
 
-        :param last_number: number of the reading with which the table has rejoined; others count only if they began later.
+        :param last_number: number of the reading with which the table has rejoined; others count only if they began
+            later.
         """
         layout, generation, storage = self.context.layout, self.plan.generation, self.context.storage
         numbers = set()

@@ -33,8 +33,8 @@ class RowChangeSegment:
     :param changes: its changes, in binlog order.
     :param gtids: GTIDs of their transactions by ``_cdc_seq``, and more.
     :param truncation: ``_cdc_seq`` and time (in microseconds since 1970) of a TRUNCATE or a CREATE TABLE.
-    :param altered_at: where a DDL ends that alters the table, or a transaction whose rows have another layout. What stands
-        before it may be of another table of the same name.
+    :param altered_at: where a DDL ends that alters the table, or a transaction whose rows have another layout. What
+        stands before it may be of another table of the same name.
     """
 
     timeline: Timeline

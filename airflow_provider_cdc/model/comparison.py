@@ -67,8 +67,8 @@ class CopyPosition:
     """How far a copy stands.
 
     :param position: the position up to which it has everything.
-    :param oldest_missing_commit: when the oldest commit was made that it lacks, in ISO 8601; ``None`` if it lacks none, or if that is
-        not known.
+    :param oldest_missing_commit: when the oldest commit was made that it lacks, in ISO 8601; ``None`` if it lacks none,
+        or if that is not known.
     :param lag_seconds: how long ago that was; 0 if it lacks none, ``None`` if that is not known.
     """
 
@@ -79,7 +79,10 @@ class CopyPosition:
     def __str__(self) -> str:
         if self.oldest_missing_commit is None or self.lag_seconds is None:
             return f"the copy stands at {self.position}"
-        return f"the copy stands at {self.position} and lacks commits since {self.oldest_missing_commit} ({format_duration(self.lag_seconds)})"
+        return (
+            f"the copy stands at {self.position} and lacks commits since {self.oldest_missing_commit} "
+            f"({format_duration(self.lag_seconds)})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
@@ -111,7 +114,8 @@ class TableComparison:
     :param different: keys whose rows differ.
     :param at: the common position; ``None`` if the table was not compared.
     :param examples: a few of the keys (or rows), for people who asked for them.
-    :param retained: keys that only the sink has, as it may: rows that the source has deleted (``sink.deletes: ignore``).
+    :param retained: keys that only the sink has, as it may: rows that the source has deleted (``sink.deletes:
+        ignore``).
     :param refusal: why it cannot be compared; ``None`` if it was.
     :param at_least: whether there are more differences than were counted: after some thousands nobody looks on.
     :param differences: the first thousand of the differing keys; none of a table without a key.

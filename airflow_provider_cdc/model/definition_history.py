@@ -20,8 +20,8 @@ class DefinitionHistory:
         from the beginning; else nothing that the binlog says of the table before it is of concern, since the table was
         planned again there.
     :param revision: how often the table was planned again.
-    :param suspended_from: the place from which on nothing is of concern, since the table is suspended, and ``ended``: whether it
-        is, with an ``end`` of ``None`` from the beginning.
+    :param suspended_from: the place from which on nothing is of concern, since the table is suspended, and ``ended``:
+        whether it is, with an ``end`` of ``None`` from the beginning.
     """
 
     versions: tuple[tuple[Position | None, TableSchema], ...]

@@ -70,12 +70,12 @@ class Offset:
     :param at: file and position, always the end of a complete transaction.
     :param gtid_set: GTIDs at or before the position, in the server's text form. At the very start of a pipeline it may
         hold a few GTIDs just behind the position (transactions in flight then); reading on makes it exact.
-    :param open_xa: XA transactions that are prepared and still open at the position: the xid alone if it holds no row of a
-        captured table, else with the position where it begins (``mysql/binlog/events/xa.py``).
-    :param already_applied: GTIDs that the sink holds although they stand behind the position: the server committed in another
-        order than the one before it.
-    :param file_start_time: when the server began the file, in seconds by its own clock: a file of the same name that was begun at
-        another time is another file. 0 if that is not known, as in offsets of older versions.
+    :param open_xa: XA transactions that are prepared and still open at the position: the xid alone if it holds no row
+        of a captured table, else with the position where it begins (``mysql/binlog/events/xa.py``).
+    :param already_applied: GTIDs that the sink holds although they stand behind the position: the server committed in
+        another order than the one before it.
+    :param file_start_time: when the server began the file, in seconds by its own clock: a file of the same name that
+        was begun at another time is another file. 0 if that is not known, as in offsets of older versions.
     :param gtid_mode_on: whether ``gtid_mode`` of MySQL was ON at the position, so that what stands behind it has GTIDs.
         ``False`` also where that is not known.
     :param before_ddl: whether a DDL follows that the stream has to follow before it reads on. Only of ends of batches,

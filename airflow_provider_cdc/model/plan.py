@@ -101,8 +101,8 @@ class Plan:
     :param all_amendments: what has happened to them in the stream since, in order of ``_cdc_seq``.
     :param chunks: chunks in key order, table by table. A table without chunks was empty, or is not what the snapshot
         has read any more.
-    :param superseded: chunks as they were planned of tables that are not what the snapshot has read any more: they were read
-        again as a whole, or are suspended.
+    :param superseded: chunks as they were planned of tables that are not what the snapshot has read any more: they were
+        read again as a whole, or are suspended.
     :param costs: what planning each table cost; empty in a plan that was made before.
     :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
         plan has no chunks, as if all tables were empty at P0.
@@ -355,7 +355,8 @@ class Plan:
         """The groups for people and schedulers: ``group``, ``label``, ``tables``, ``chunks``, ``rows`` (about).
 
         :param chunk_rows: expected rows a chunk.
-        :param include_superseded: whether groups are among them of which there is nothing left to read: all that were planned.
+        :param include_superseded: whether groups are among them of which there is nothing left to read: all that were
+            planned.
         """
         summaries = []
         groups = self.groups() | (self.superseded_groups() if include_superseded else {})

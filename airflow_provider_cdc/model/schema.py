@@ -214,17 +214,17 @@ class TableSchema:
     :param excluded: names of the columns that the pipeline does not copy; never one of the key.
     :param zero_dates: what becomes of an invalid date such as 0000-00-00: ``error`` or ``null``; a setting of the
         pipeline, and no part of the definition.
-    :param full_before_images: whether the old rows of updates and deletes are wanted whole; else their key is enough, if there
-        is one. Of the reader, too.
+    :param full_before_images: whether the old rows of updates and deletes are wanted whole; else their key is enough,
+        if there is one. Of the reader, too.
     :param key_index: name of the index that is the key; ``None`` where that was not written down, or there is none. No
         part of the definition.
     :param comments: what the columns' comments say, by name, as far as they have one. No part of the definition.
     :param collation: collation of the columns that are added without one; ``None`` where that was not written down. No
         part of the definition.
-    :param auto_excluded: those of the columns that are left out which came when ``stream.schema_changes`` said so. No part of
-        the definition.
-    :param retained: columns that the source has no more and the copy still has: NULL in each row that is written. No part
-        of the definition.
+    :param auto_excluded: those of the columns that are left out which came when ``stream.schema_changes`` said so. No
+        part of the definition.
+    :param retained: columns that the source has no more and the copy still has: NULL in each row that is written. No
+        part of the definition.
     :param removed: names of columns that neither has any more, and that files of the copy may still have. No part of
         the definition.
     """

@@ -68,7 +68,8 @@ def binlog_value_error(
 def select_value_error(table: TableSchema, column: Column, error: UnsupportedValue) -> UnfitError:
     """The error for a value that a SELECT has found."""
     return UnfitError(
-        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {error.description}",
+        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: "
+        f"{error.description}",
         _SELECT_REMEDIES[error.reason],
         table=table.label,
         column=column.name,

@@ -48,8 +48,8 @@ def active_alerts(
 ) -> dict[AlertKey, str]:
     """The troubles that stand, each with a line about it. A failure begins elsewhere, and only ends here.
 
-    :param active_before: those that stood before: they are over only well within their limits. What is not known changes
-        nothing.
+    :param active_before: those that stood before: they are over only well within their limits. What is not known
+        changes nothing.
     """
     active = {(SUSPENDED, table): f"table {table} is suspended: {why}" for table, why in observed.suspended.items()}
     lag, max_lag, was_lagging = observed.lag_seconds, limits.lag_seconds, (LAG, "") in active_before

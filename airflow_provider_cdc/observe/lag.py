@@ -32,8 +32,8 @@ class Lag:
 
     :param seconds: how long ago the oldest transaction behind it was committed; 0 if there is none.
     :param bytes: bytes of binlog behind it.
-    :param seconds_to_purge: seconds until the server may remove what has to be read from there; 0 if it is gone, ``None`` for
-        never.
+    :param seconds_to_purge: seconds until the server may remove what has to be read from there; 0 if it is gone,
+        ``None`` for never.
     :param unknown: why something of it is ``None`` that should not be, in one line.
     """
 

@@ -62,7 +62,8 @@ def check_server(context: RunContext, connection: Connection[Any]) -> Iterator[C
         yield CheckResult(
             "warning",
             f"{' and '.join(not_durable)}: a server that crashes may lose commits that the copy holds already",
-            f"{change(', '.join(f'{name} = 1' for name in DURABILITY_VARIABLES))}; or run `airflow-cdc verify` after a crash",
+            f"{change(', '.join(f'{name} = 1' for name in DURABILITY_VARIABLES))}; or run `airflow-cdc verify` after "
+            "a crash",
         )
     expire = int(variables.get("binlog_expire_logs_seconds", "0"))
     if service and service.retention_hint:
@@ -85,7 +86,8 @@ def check_server(context: RunContext, connection: Connection[Any]) -> Iterator[C
         )
         yield CheckResult(
             "warning",
-            f"binlog_row_metadata is {metadata!r}: the binary log does not say the {missing_facts} of tables, so a change of "
+            f"binlog_row_metadata is {metadata!r}: the binary log does not say the {missing_facts} of tables, so a "
+            "change of "
             "these that it leaves out (sql_log_bin=0) would not be noticed",
             change("binlog_row_metadata = 'FULL'"),
         )

@@ -119,7 +119,8 @@ def _check_aria_tables(connection: Connection[Any]) -> Iterator[CheckResult]:
     if aria_tables:
         yield CheckResult(
             "warning",
-            f"there are transactional Aria tables, such as {'.'.join(map(str, aria_tables[0]))} ({len(aria_tables)} in all): a "
+            f"there are transactional Aria tables, such as {'.'.join(map(str, aria_tables[0]))} ({len(aria_tables)} "
+            "in all): a "
             "transaction that changes one of them together with a captured table stops the copy",
             "Unless that never happens: ALTER TABLE ... TRANSACTIONAL=0, or ENGINE=InnoDB",
         )
@@ -157,7 +158,8 @@ def _check_replica(
         ):
             yield CheckResult(
                 "warning",
-                f"table {database}.{table}: this server leaves out its changes as a replica ({', '.join(filter_names)})",
+                f"table {database}.{table}: this server leaves out its changes as a replica "
+                f"({', '.join(filter_names)})",
                 "What is copied is what this server has: read its source, or change the filter",
             )
 

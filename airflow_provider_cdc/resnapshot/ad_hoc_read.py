@@ -86,8 +86,8 @@ def stage_ad_hoc_read(
 def wait_for_ad_hoc_read(group: ChunkGroup, store: StateDatabase, staged: StagedRead, description: str) -> bool:
     """Wait while a stream runs that will publish a table, or ranges of its keys.
 
-    :returns: and raises what :func:`~airflow_provider_cdc.resnapshot.staged_reads.wait_until_published` does, which has these
-        parameters.
+    :returns: and raises what :func:`~airflow_provider_cdc.resnapshot.staged_reads.wait_until_published` does, which has
+        these parameters.
     """
 
     def outcome() -> ReadOutcome | None:

@@ -42,8 +42,8 @@ def run_resnapshot(context: RunContext, store: StateDatabase, label: str, where_
     """Read a table again, or the rows of it whose keys are as a condition says, and wait for the stream.
 
     :param where_key: the condition; ``None`` for the whole table.
-    :returns: what :func:`~airflow_provider_cdc.resnapshot.whole_table.resnapshot_table` or :func:`resnapshot_where` does, which
-        say what it raises.
+    :returns: what :func:`~airflow_provider_cdc.resnapshot.whole_table.resnapshot_table` or :func:`resnapshot_where`
+        does, which say what it raises.
     """
     if where_key is None:
         return resnapshot_table(context, store, label, run)

@@ -235,7 +235,10 @@ def describe_suspensions(context: RunContext, plan: Plan) -> list[str]:
     missing = tables_known_missing(context, plan)
     lines = []
     for suspension in list_suspensions(context, plan):
-        since = f"table {plan.tables[suspension.table].label} is suspended since {suspension.since}, at {suspension.at}: {suspension.message}"
+        since = (
+            f"table {plan.tables[suspension.table].label} is suspended since {suspension.since}, at {suspension.at}: "
+            f"{suspension.message}"
+        )
         remedy = (
             "The source does not have it any more"
             if suspension.table in missing

@@ -36,8 +36,8 @@ class Heartbeat:
     :param details: what else the bookkeeping knows of it, in case that it loses it.
     :param stop: set when somebody wants it to stop.
     :param has_progressed: whether it has got further since the last beat.
-    :param lease_seconds: seconds for which it continues without a task that supervises it; ``None``: for ever. Time in which
-        the bookkeeping could not be queried does not count: the task could not write to it either.
+    :param lease_seconds: seconds for which it continues without a task that supervises it; ``None``: for ever. Time in
+        which the bookkeeping could not be queried does not count: the task could not write to it either.
     :param on_reply: gets what people want of the stream, with each beat.
     """
 
@@ -167,6 +167,7 @@ class LivenessMonitor:
 
 def _already_running_error(epoch_row: EpochRow) -> AlreadyRunningError:
     return AlreadyRunningError(
-        f"a stream of {epoch_row.pipeline} is running (epoch {epoch_row.epoch}, process {epoch_row.pid} on {epoch_row.host})",
+        f"a stream of {epoch_row.pipeline} is running (epoch {epoch_row.epoch}, process {epoch_row.pid} on "
+        f"{epoch_row.host})",
         "Stop it with `airflow-cdc stop`, and run this again when it has ended",
     )

@@ -116,8 +116,8 @@ class OverwriteRange:
     """A chunk group, or ranges of keys, were read again: the slices take the place of all rows that belong to them.
 
     :param slices: what :meth:`SinkTable.stage` returned.
-    :param chunk_group: number of the snapshot and of the chunk group, whose earlier slices go as a whole; ``None`` for ranges
-        of keys.
+    :param chunk_group: number of the snapshot and of the chunk group, whose earlier slices go as a whole; ``None`` for
+        ranges of keys.
     :param owns_rows: for the key columns of some rows (without a key: ``_cdc_seq``), a mask of those that belong to it.
     :param key_span: smallest and largest key of its rows, only for a single integer key.
     """
@@ -220,9 +220,9 @@ class SinkTable(Fenceable, Protocol):
         """Put slices in the place of all rows, and give the table the columns of its definition, whatever it had, also
         another key, in one commit (:attr:`Feature.REREAD` and :attr:`Feature.ALTER`).
 
-        All rows go, whoever has written them, unless ``keep_deleted_to`` is given and ``sink.deletes`` is not ``hard``. Then
-        those stay whose keys the slices do not have: the source has deleted them. Where that is marked, all of them
-        are marked; those that were not keep their ``_cdc_seq``. Columns that are new are NULL in them.
+        All rows go, whoever has written them, unless ``keep_deleted_to`` is given and ``sink.deletes`` is not ``hard``.
+        Then those stay whose keys the slices do not have: the source has deleted them. Where that is marked, all of
+        them are marked; those that were not keep their ``_cdc_seq``. Columns that are new are NULL in them.
 
         Objects of the definition before are of no use for rows from then on, as for :meth:`alter`, if its columns or
         its key are others.
@@ -232,8 +232,8 @@ class SinkTable(Fenceable, Protocol):
         :param markers: (name -> value) to write in the same commit; if all of them stand already, at these values or
             higher ones, nothing happens, whatever slices there are.
         :param fence: checked, and written, in the same commit.
-        :param keep_deleted_to: ``_cdc_seq`` of the place that the slices are of. Rows of the table with a higher one come
-            again, and go. What :meth:`loss` tells of cannot be asked for.
+        :param keep_deleted_to: ``_cdc_seq`` of the place that the slices are of. Rows of the table with a higher one
+            come again, and go. What :meth:`loss` tells of cannot be asked for.
         :returns: whether something was committed; ``True`` only if it is known to stand.
         :raises FencedError: if a writer with a larger fence value has been here.
         :raises TerminalError: if a slice is not there, or not whole, or is part of the table; if the table cannot have

@@ -88,7 +88,8 @@ class GroupClaim:
         if self._taken_over.is_set():
             row = self.store.group(*self._key)
             raise TransientError(
-                f"group {self._group.number} was taken over by {_holder_name(row.holder)} (attempt {row.attempt}) while "
+                f"group {self._group.number} was taken over by {_holder_name(row.holder)} (attempt {row.attempt}) "
+                "while "
                 f"attempt {self.attempt} was read",
                 "Run again to adopt its result",
             )

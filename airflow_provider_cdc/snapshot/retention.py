@@ -18,8 +18,8 @@ class Retention:
     use is never removed.
 
     :param expire_seconds: seconds that the server's settings keep a file after its end; ``None`` for ever.
-    :param observed_seconds: seconds after which files were seen to go earlier than that (a full disk, a limit of the total
-        size, a person, a managed service); ``None`` if none was.
+    :param observed_seconds: seconds after which files were seen to go earlier than that (a full disk, a limit of the
+        total size, a person, a managed service); ``None`` if none was.
     """
 
     expire_seconds: float | None

@@ -132,7 +132,10 @@ class SnapshotForecast:
 
     def __str__(self) -> str:
         retention = "for ever" if self.seconds_to_purge is None else f"for {format_duration(self.seconds_to_purge)}"
-        return f"about {self.rows:,} rows, {format_duration(self.seconds)} at a cautious guess; the binlog is kept {retention}"
+        return (
+            f"about {self.rows:,} rows, {format_duration(self.seconds)} at a cautious guess; the binlog is kept "
+            f"{retention}"
+        )
 
 
 def forecast_snapshot(
@@ -222,8 +225,10 @@ class RetentionGuard:
             return
         file = self._plan.p0.at.file
         message = (
-            f"the snapshot needs about {format_duration(eta)} more, and binlog file {file}, with which the stream has to "
-            f"begin, may be removed in {format_duration(seconds_left)} (binlogs are kept {state.watch.retention_text()}); "
+            f"the snapshot needs about {format_duration(eta)} more, and binlog file {file}, with which the stream has "
+            "to "
+            f"begin, may be removed in {format_duration(seconds_left)} (binlogs are kept "
+            f"{state.watch.retention_text()}); "
             f"so far: {progress}"
         )
         if urgency == "lost":

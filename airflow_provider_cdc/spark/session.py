@@ -181,7 +181,8 @@ def _start_error(master: str, error: Exception) -> CdcError:
 def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) -> Iterator[None]:
     """Say so if Spark waits for executors: its own log, where it says that, is not shown.
 
-    :param report_line: gets one line, after half a minute in which a job has had no task, and once more every ten minutes.
+    :param report_line: gets one line, after half a minute in which a job has had no task, and once more every ten
+        minutes.
     """
     ended, master = threading.Event(), str(spark.sparkContext.master)
     tracker = spark.sparkContext.statusTracker()
@@ -201,7 +202,8 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
                 elif now - last_busy > _WAITING_SECONDS and now - last_warned > _REPEAT_SECONDS:
                     last_warned = now
                     report_line(
-                        f"Spark at {master} has begun no task for {now - last_busy:.0f} s: it waits for an executor, so "
+                        f"Spark at {master} has begun no task for {now - last_busy:.0f} s: it waits for an executor, "
+                        "so "
                         "for cores or memory of the cluster (spark.cores.max, spark.executor.memory in spark.conf)"
                     )
 

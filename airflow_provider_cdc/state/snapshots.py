@@ -147,7 +147,8 @@ class SnapshotRecords(Database):
         :param newest_in_sink: highest attempt that left anything in the sink; the new one is above it.
         :param holder: who claims it, for people and for those who wait for it.
         :param state: ``running``, or ``rereading`` for a group that is published; then also one that is done is taken.
-        :return: number of the new attempt, from 1; 0 if the group is done, or was taken by another since ``expected_attempt``.
+        :return: number of the new attempt, from 1; 0 if the group is done, or was taken by another since
+            ``expected_attempt``.
         :raises NotReadyError: if there is no such group.
         """
         with self._write_session() as session:
@@ -242,7 +243,8 @@ class SnapshotRecords(Database):
 
         A group that is being read again stays so.
 
-        :param expected_attempt: attempt number that the caller has read; nothing is changed if it is another one by now.
+        :param expected_attempt: attempt number that the caller has read; nothing is changed if it is another one by
+            now.
         :param attempt: the published attempt; the others as in :meth:`finish_group`.
         :return: whether it was written.
         """

@@ -58,7 +58,8 @@ def request_and_wait(context: RunContext, store: StateDatabase, kind: str, table
         elif request.state == "open" and time.monotonic() > warn_at:
             warn_at = float("inf")
             context.reporter.line(
-                f"request {request_id}: epoch {run.epoch} of the stream has not taken it up yet. It is in the middle of a "
+                f"request {request_id}: epoch {run.epoch} of the stream has not taken it up yet. It is in the middle "
+                "of a "
                 "batch, or of a version that knows of no requests: the next epoch sees to it as well, so this need not "
                 "be waited for (Ctrl-C)"
             )

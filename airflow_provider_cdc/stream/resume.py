@@ -125,9 +125,11 @@ def _fail_over(
     for table in map(plan.tables.__getitem__, plan.active_tables):
         if missing := {name for channel in channels if (name := excluding_filter(channel, *table.id))}:
             raise TerminalError(
-                f"the connection reaches server {server_identity(connection)} now, a replica that leaves out changes of "
+                f"the connection reaches server {server_identity(connection)} now, a replica that leaves out changes "
+                "of "
                 f"{table.label} ({', '.join(sorted(missing))}), or was one",
-                f"{_OTHER_SERVER_REMEDY}. If it has never left out anything with this filter, remove that, and run again",
+                f"{_OTHER_SERVER_REMEDY}. If it has never left out anything with this filter, remove that, and run "
+                "again",
             )
     remaining_plan = suspend_in_plan(
         context,
@@ -136,7 +138,8 @@ def _fail_over(
     )
     applier.use_plan(remaining_plan)
     try:
-        applier.check_snapshot_passed()  # before anything is written down: who is sent back finds all tables there as they were
+        # Before anything is written down: who is sent back finds all tables there as they were.
+        applier.check_snapshot_passed()
     except TerminalError as error:
         if new_offset.server != old_offset.server:
             raise
@@ -164,7 +167,8 @@ def _fail_over(
             f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.offset.at}",
         )
     context.reporter.line(
-        f"continuing on server {applier.offset.server}, {applier.offset.at} (before: {old_offset.server}, {old_offset.at})"
+        f"continuing on server {applier.offset.server}, {applier.offset.at} (before: {old_offset.server}, "
+        f"{old_offset.at})"
     )
     return remaining_plan
 
@@ -177,7 +181,10 @@ def _find_redefined_tables(
     for index in plan.active_tables:
         table = plan.tables[index]
         if not _has_definition(connection, table) and not _ddl_leads_to_definition(context, connection, at, table):
-            message = f"the connection reaches server {server_identity(connection)} now, where {table.label} has another definition"
+            message = (
+                f"the connection reaches server {server_identity(connection)} now, where {table.label} has another "
+                "definition"
+            )
             errors[index] = NotFollowedError(message, _OTHER_SERVER_REMEDY, table=table.label)
     return errors
 

@@ -18,8 +18,8 @@ class UserRights:
     """What a user may see.
 
     :param dags: ids of the DAGs that the user may read.
-    :param sees_without_dag: whether the user may see pipelines of no DAG: those who may read Airflow's connections, since it takes a
-        connection to reach their bookkeeping.
+    :param sees_without_dag: whether the user may see pipelines of no DAG: those who may read Airflow's connections,
+        since it takes a connection to reach their bookkeeping.
     """
 
     dags: frozenset[str]

@@ -200,7 +200,8 @@ def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPrev
     dag = next((task.dag_id for task in tasks if not task.dag_has_stream), None)
     if dag is None:
         raise ActionImpossible(
-            f"The task has never run, and DAG {tasks[0].dag_id} holds a stream as well, which a new run would begin: put "
+            f"The task has never run, and DAG {tasks[0].dag_id} holds a stream as well, which a new run would begin: "
+            "put "
             f"the comparison into a DAG of its own, or run {_cli_command('verify', target)}"
         )
     obstacle, delay = task_instances.find_obstacle(target.session, dag)
@@ -265,7 +266,8 @@ def _preview_suspend(target: ActionTarget) -> ActionPreview:
     if _find_table_row(target).state == "suspended":
         raise ActionImpossible(f"{target.table} is suspended already")
     says = (
-        f"The stream goes on without {target.table}: its copy stays as it is, until somebody resumes it, which reads all "
+        f"The stream goes on without {target.table}: its copy stays as it is, until somebody resumes it, which reads "
+        "all "
         "of the table again"
     )
     return _preview_request(target, "suspend", says)

@@ -78,9 +78,11 @@ class _BothSides:
     :param timeline: numbers the transactions.
     :param copy_seq: ``_cdc_seq`` up to which the copy has everything.
     :param sink: what was gathered of the copy, and ``source``: of the source.
-    :param low_seq: ``_cdc_seq`` of the low watermark before the chunks, and ``high``: of the high watermarks of the chunks.
+    :param low_seq: ``_cdc_seq`` of the low watermark before the chunks, and ``high``: of the high watermarks of the
+        chunks.
     :param common_position: the position that both sides are brought to.
-    :param read_missing_changes: reads the changes that either side may lack, piece by piece; with the old rows of updates, or not.
+    :param read_missing_changes: reads the changes that either side may lack, piece by piece; with the old rows of
+        updates, or not.
     """
 
     timeline: Timeline
@@ -269,7 +271,8 @@ class TableComparer:
             except (_RetryError, FileNotFoundError):
                 continue
         raise TransientError(
-            f"{self.table.label} was truncated, or files of its copy were deleted, in each of the {_MAX_TRIES} times that "
+            f"{self.table.label} was truncated, or files of its copy were deleted, in each of the {_MAX_TRIES} times "
+            "that "
             "it was read",
             "Run again when that has stopped",
         )

@@ -24,8 +24,8 @@ class RowDiff:
 
     :param counts: how many keys (or rows) are missing, extra and different.
     :param allowed_extra: keys that only the sink has, as it may.
-    :param differing_keys: for each of the first that are not the same what it is, its key as a table of one row or more, and for
-        each of these the columns that differ.
+    :param differing_keys: for each of the first that are not the same what it is, its key as a table of one row or
+        more, and for each of these the columns that differ.
     :param differing_columns: how many rows differ in a column.
     :param examples: a few of the keys or rows.
     """

@@ -191,7 +191,7 @@ def main() -> None:
 
         print(cache_folder(Path(__file__)))
     elif command == "hits":
-        from airflow_provider_cdc.native.primitives import PADDING
+        from airflow_provider_cdc.mysql.resultset import row_kernel
 
         made: Any
         for made in (row_kernel.read_row, row_kernel.read_rows):

@@ -157,7 +157,8 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
 
         :param event: ``epoch``, ``verdict``, and whether it was ``found`` running; ``unseen`` in the place of the
             verdict says why the triggerer has never seen it; empty after a wait.
-        :param losses: as in :class:`~airflow_provider_cdc.model.supervision.RestartHistory`; ``failures``, ``seconds`` alike.
+        :param losses: as in :class:`~airflow_provider_cdc.model.supervision.RestartHistory`; ``failures``, ``seconds``
+            alike.
         :param pending: an event that could not be dealt with before the wait.
         :param fresh: whether the task has not had a stream yet, and is to pause or to resume it.
         """
@@ -256,7 +257,8 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         restarts = restarts.with_failure(ran_seconds, made_progress=made_progress, lost=driver_lost)
         if restarts.is_crash_looping:
             raise TransientError(
-                f"the Spark driver was lost {MAX_LOSSES} times within {LOSS_WINDOW_SECONDS / 60:g} minutes of running; at last: "
+                f"the Spark driver was lost {MAX_LOSSES} times within {LOSS_WINDOW_SECONDS / 60:g} minutes of "
+                "running; at last: "
                 f"{error.message}",
                 error.remedy,
             )

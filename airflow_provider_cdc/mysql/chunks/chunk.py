@@ -145,7 +145,10 @@ def _no_round_trip_error(
     connection: Connection[Any], table: TableSchema, column: Column, condition: str
 ) -> NoRoundTripError:
     """The error for the value of a key that does not come back from Unicode, with one of those that are there now."""
-    sql = f"SELECT HEX({quote_name(column.name)}) FROM {table_name(table)} WHERE {condition} AND NOT ({round_trip_condition(column)})"
+    sql = (
+        f"SELECT HEX({quote_name(column.name)}) FROM {table_name(table)} WHERE {condition} AND NOT "
+        f"({round_trip_condition(column)})"
+    )
     return no_round_trip_error(column, query_value(connection, f"{sql} LIMIT 1") or "")
 
 

@@ -100,8 +100,10 @@ def read_keyless(
         change_count += changes
         time.sleep(min(_LONGEST_WAIT, 0.02 * 1.25**attempt) * random.uniform(0.5, 1.5))
     raise TransientError(
-        f"table {table.label}, which has no usable key, was written to in each of the {_MAX_VIEWS} moments in which its "
-        f"reading was begun ({1000 * window_seconds / _MAX_VIEWS:.1f} ms long, {change_count / _MAX_VIEWS:.1f} changes each; "
+        f"table {table.label}, which has no usable key, was written to in each of the {_MAX_VIEWS} moments in which "
+        "its "
+        f"reading was begun ({1000 * window_seconds / _MAX_VIEWS:.1f} ms long, {change_count / _MAX_VIEWS:.1f} "
+        "changes each; "
         f"{time.monotonic() - started:.0f} s in all)",
         watermarks.imprecision or _PAUSE_WRITERS,
     )

@@ -51,7 +51,8 @@ class WindowReader:
     :param timeline: numbers the transactions.
     :param look_back: finds XA transactions of the table that are prepared at a place.
     :param decoders: how its text is decoded.
-    :param with_before_images: whether updates give their old image, too, as ``b``; the definitions then want old rows whole.
+    :param with_before_images: whether updates give their old image, too, as ``b``; the definitions then want old rows
+        whole.
     """
 
     def __init__(

@@ -56,7 +56,8 @@ class CheckpointedFile:
     """A binlog file of MariaDB; all transactions before it are committed in the engine.
 
     :param start: its beginning.
-    :param exact_from: the first place in it that is the exact position of a view, if a view is opened from now on there.
+    :param exact_from: the first place in it that is the exact position of a view, if a view is opened from now on
+        there.
     """
 
     start: Position

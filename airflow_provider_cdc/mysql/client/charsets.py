@@ -104,8 +104,8 @@ def load_decoders(
 ) -> CharsetDecoders:
     """Decoders of all character sets that tables have.
 
-    :param open_connection: opens a connection to the server, or hands out one that is open; called only where a table has a
-        character set that is not a form of Unicode.
+    :param open_connection: opens a connection to the server, or hands out one that is open; called only where a table
+        has a character set that is not a form of Unicode.
     :raises TerminalError: for a character set that is not known here.
     """
     table_by_charset = {str(c.charset): table.label for table in tables for c in table.columns if c.charset}

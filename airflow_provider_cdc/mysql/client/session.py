@@ -68,7 +68,8 @@ def _assignments(settings: Mapping[str, str]) -> str:
 #: The first statement of every session. Only MySQL of these versions executes the first two comments, only MariaDB the
 #: last one.
 SESSION_SQL = (
-    f"SET SESSION {_assignments(_SETTINGS)} /*!80000 , {_assignments(_MYSQL_SETTINGS)} *//*!80030 , {_assignments(_MYSQL_8030_SETTINGS)} */"
+    f"SET SESSION {_assignments(_SETTINGS)} /*!80000 , {_assignments(_MYSQL_SETTINGS)} *//*!80030 , "
+    f"{_assignments(_MYSQL_8030_SETTINGS)} */"
     f"/*M!100600 , {_assignments(_MARIADB_SETTINGS)} */"
 )
 #: Access denied (database, user, host, table, column, privilege), account locked, password expired, TLS demanded: a

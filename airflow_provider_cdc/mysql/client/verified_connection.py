@@ -29,7 +29,8 @@ _SERVER_CA_HINT = (
 
 
 class VerifiedConnection(_Connection):
-    """Keyword arguments are those of ``pymysql.connect``; for TLS, :data:`~airflow_provider_cdc.config.tls.TLS_SETTINGS`.
+    """Keyword arguments are those of ``pymysql.connect``; for TLS,
+    :data:`~airflow_provider_cdc.config.tls.TLS_SETTINGS`.
 
     :raises NotReadyError: if the server is not what is demanded of it, or wants the password itself without a proof.
     """
@@ -100,7 +101,8 @@ class VerifiedConnection(_Connection):
                 raise NotReadyError(
                     f"the server at {self._address} does not prove its identity: certificate verify failed: "
                     f"{cause.verify_message.rstrip('.')} (ssl_mode {self._tls.mode})",
-                    f"Set ssl_ca to the authority that signed its certificate. {_SERVER_CA_HINT}. ssl_mode REQUIRED gives up "
+                    f"Set ssl_ca to the authority that signed its certificate. {_SERVER_CA_HINT}. ssl_mode REQUIRED "
+                    "gives up "
                     "the check",
                 ) from None
             if error.args[0] == CR.CR_SSL_CONNECTION_ERROR:

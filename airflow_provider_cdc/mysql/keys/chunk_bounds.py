@@ -205,7 +205,8 @@ class ChunkBounds:
         for start in range(0, len(ranges), _RANGES_PER_QUERY):
             batch = ranges[start : start + _RANGES_PER_QUERY]
             selects = (
-                f"SELECT {key_list(self._table)} {self._from_sql} {self._use_index_sql} WHERE {self._range_condition(r)}"
+                f"SELECT {key_list(self._table)} {self._from_sql} {self._use_index_sql} WHERE "
+                f"{self._range_condition(r)}"
                 for r in batch
             )
             sql = f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(selects)}"

@@ -102,7 +102,8 @@ def plan_without_snapshot(
     tables = tuple(read_captured_schemas(connection, captures, keeps))
     if without := [table.label for table in tables if not table.key]:
         raise NotReadyError(
-            f"{_SETTING}: {', '.join(without[:3])} has no usable key, so a delete of a row that the sink lacks cannot be "
+            f"{_SETTING}: {', '.join(without[:3])} has no usable key, so a delete of a row that the sink lacks cannot "
+            "be "
             "told from a mistake",
             "Give it a key, leave it out with source.exclude, or begin with a snapshot",
         )
@@ -210,7 +211,8 @@ class PositionFinder:
                 raise NotReadyError(
                     f"{_SETTING}: {item.gtid} is not in the set, but stands before the last transactions of the set in "
                     "the binlog",
-                    f"Give a set that ends at one place in the server's binlog, such as {place.gtids} at {place.position}",
+                    f"Give a set that ends at one place in the server's binlog, such as {place.gtids} at "
+                    f"{place.position}",
                 )
             return False
 

@@ -58,7 +58,8 @@ class XaLookback:
         place = self.prepare_position(xid)
         if place is None:
             raise UnknownPrepareError(
-                f"XA transaction {xid} is committed at {Position(xa_commit.file, xa_commit.start_position)}, and what it changed "
+                f"XA transaction {xid} is committed at {Position(xa_commit.file, xa_commit.start_position)}, and what "
+                "it changed "
                 "is no longer in the binlog (or was prepared with sql_log_bin=0)",
                 self._remedy,
             )

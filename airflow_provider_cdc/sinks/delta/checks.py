@@ -43,7 +43,8 @@ def check_settings(log: DeltaLog, partitioning: Partitioning, options: DeltaTabl
     table_source, own_source = log.configuration.get(SOURCE_PROPERTY), options.properties.get(SOURCE_PROPERTY)
     if table_source is not None and own_source is not None and table_source != own_source:
         raise NotReadyError(
-            f"the {log.name} is the copy of table {table_source}, and not of {own_source}: two folders are one there, as if case "
+            f"the {log.name} is the copy of table {table_source}, and not of {own_source}: two folders are one there, "
+            "as if case "
             "did not count",
             "Tell the tables apart in sink.table_path, or exclude one of them",
         )
@@ -52,5 +53,6 @@ def check_settings(log: DeltaLog, partitioning: Partitioning, options: DeltaTabl
     if table_deletes != options.deletes:
         raise NotReadyError(
             f"the {log.name} was made with sink.deletes {table_deletes}, and it is {options.deletes} now",
-            f"It cannot be changed later: set it back to {table_deletes} for this table, or start with a fresh sink.path",
+            f"It cannot be changed later: set it back to {table_deletes} for this table, or start with a fresh "
+            "sink.path",
         )

@@ -213,7 +213,8 @@ def _retention_seconds(log: DeltaLog) -> float:
     retention = file_retention(log.configuration)
     if retention is None:
         raise TerminalError(
-            f"no old files of the {log.name} are deleted: it has {DELETED_FILE_RETENTION} = {log.configuration[DELETED_FILE_RETENTION]!r}, "
+            f"no old files of the {log.name} are deleted: it has {DELETED_FILE_RETENTION} = "
+            f"{log.configuration[DELETED_FILE_RETENTION]!r}, "
             "which this version does not understand",
             "Write it as interval 7 days: in sink.table_properties, or with ALTER TABLE",
         )

@@ -67,7 +67,8 @@ class DeltaSink:
         properties = {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label}
         if has_feed(properties) and (reserved_names := reserved_by_feed(c.name for c in table.sink_columns)):
             raise NotReadyError(
-                f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, which readers of a change data "
+                f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, which readers of a "
+                "change data "
                 "feed take for one of theirs",
                 f"Leave the table out of those with {CHANGE_DATA_FEED}, or the column out by source.exclude_columns",
             )

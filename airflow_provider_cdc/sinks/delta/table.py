@@ -342,7 +342,8 @@ class DeltaSinkTable(SliceStaging):
         return drop_deleted_rows(read_living_rows(log, self.schema)), dict(log.markers)
 
     def plan_scan(self) -> tuple[list[FileScanTask], Markers]:
-        """The newest version in portions, and its markers; see :class:`~airflow_provider_cdc.sinks.scan_tasks.Scannable`.
+        """The newest version in portions, and its markers; see
+        :class:`~airflow_provider_cdc.sinks.scan_tasks.Scannable`.
 
         Its files stay for an hour at least after a newer version has no more use for them.
         """
@@ -376,7 +377,8 @@ class DeltaSinkTable(SliceStaging):
                 switch_vectors_actions(log.protocol, log.metadata, vectors=False), "DROP FEATURE"
             )  # else the next time
             log.checkpoint_version = None
-        self._forget_revived_keys()  # an object that only looks after the table never commits rows, and would keep them all
+        # An object that only looks after the table never commits rows, and would keep them all.
+        self._forget_revived_keys()
         vacuum_files(log)
         write_checkpoint_if_due(log)
 

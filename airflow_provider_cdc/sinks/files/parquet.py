@@ -205,7 +205,8 @@ def read_row_groups(
     :param schema: schema of its rows.
     :param columns: only these columns.
     :param partition: columns that are not in the file, as in :class:`DataFile`.
-    :param may_lack_columns: whether the file may be older than some of the table's columns: those are NULL in all of its rows.
+    :param may_lack_columns: whether the file may be older than some of the table's columns: those are NULL in all of
+        its rows.
     :raises TerminalError: if it lacks others.
     """
     wanted_schema = schema if columns is None else pa.schema([schema.field(c) for c in columns])

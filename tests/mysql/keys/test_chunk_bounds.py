@@ -198,7 +198,8 @@ def test_keys_in_other_character_sets(
     connection: Connection[Any], monkeypatch: pytest.MonkeyPatch, collation: str, letters: str
 ) -> None:
     """Bounds and keys travel in UTF-8, and the server converts both: range and owner of each key agree."""
-    monkeypatch.setattr(Column, "unsupported_reason", lambda _: None)  # whether such columns are copied is another question
+    # Whether such columns are copied is another question.
+    monkeypatch.setattr(Column, "unsupported_reason", lambda _: None)
     charset = collation.split("_")[0]
     choice = ", ".join(f"'{letter}'" for letter in letters)
     several = f"CONCAT(ELT(1 + i % {len(letters)}, {choice}), ELT(1 + i DIV 7 % {len(letters)}, {choice}), i)"

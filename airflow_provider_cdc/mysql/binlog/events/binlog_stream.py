@@ -287,7 +287,8 @@ class BinlogStream:
         known = self.file_start_times.setdefault(file, start_time)
         if known != start_time:
             raise OtherHistoryError(
-                f"binlog file {file} of the server was begun at {_format_time(start_time)}, and the one that was read, of the "
+                f"binlog file {file} of the server was begun at {_format_time(start_time)}, and the one that was "
+                "read, of the "
                 f"same name, at {_format_time(known)}"
             )
 

@@ -32,7 +32,8 @@ class GtidEvent:
     :param commit_us: commit time on this server, microseconds since the epoch, UTC.
     :param has_begun: whether no BEGIN follows.
     :param is_xa: whether rows follow that an XA PREPARE ends.
-    :param is_idle_alter: whether the statement that follows has changed nothing: an ALTER that only begins, or has failed.
+    :param is_idle_alter: whether the statement that follows has changed nothing: an ALTER that only begins, or has
+        failed.
     """
 
     gtid: str

@@ -41,8 +41,8 @@ class RowsEvent:
     :param operation: what happened to the rows.
     :param images: row images one after the other; for updates before and after in turn.
     :param location: place for messages.
-    :param present_columns: bitmaps of the columns that the images have, of an update one for the old images and one for the
-        new ones; empty if they have all.
+    :param present_columns: bitmaps of the columns that the images have, of an update one for the old images and one for
+        the new ones; empty if they have all.
     """
 
     table: TableMap

@@ -56,7 +56,10 @@ class StatementGuard:
             changed = [schema for _, schema in live[:1]]
         if changed and statement.kind == "dml":
             # Of the first of them: each of the others has its turn when that one is suspended.
-            message = f"{statement.summary} logged by statement may change captured table {changed[0].label}, at {event.location}"
+            message = (
+                f"{statement.summary} logged by statement may change captured table {changed[0].label}, at "
+                f"{event.location}"
+            )
             raise DdlError.for_table(
                 f"{message}: its rows are not in the binlog",
                 changed[0].label,
@@ -78,7 +81,8 @@ class StatementGuard:
         if event.flags & THREAD_SPECIFIC_FLAG:
             label = ".".join(statement.emptied_table or ())
             raise DdlError.for_table(
-                f"{statement.summary} by a session that uses temporary tables, at {event.location}: whether of captured table "
+                f"{statement.summary} by a session that uses temporary tables, at {event.location}: whether of "
+                "captured table "
                 f"{label} or of a temporary one with its name, the binlog does not tell",
                 label,
                 place=event.location,
@@ -100,7 +104,8 @@ class StatementGuard:
             self._indirect_writes = lookup()
         if self._indirect_writes is None:
             raise DdlError(
-                f"{statement.summary} logged by statement, at {event.location}: whether a view, a trigger or a function leads "
+                f"{statement.summary} logged by statement, at {event.location}: whether a view, a trigger or a "
+                "function leads "
                 "from what it names to a captured table may not be seen",
                 f"{_GRANT_CATALOG}; if one does, let writers use binlog_format=ROW, then start with a fresh sink.path",
             )
@@ -108,7 +113,8 @@ class StatementGuard:
             # Of the first of the tables to which it leads: each of the others has its turn when that one is suspended.
             labels = (schema.label for name, schema in live if self._indirect_writes.can_change(statement, name))
             raise DdlError.for_table(
-                f"{statement.summary} logged by statement may change captured tables through {'.'.join(paths[0])} (a view, "
+                f"{statement.summary} logged by statement may change captured tables through {'.'.join(paths[0])} (a "
+                "view, "
                 f"trigger, function or foreign key), at {event.location}: the rows are not in the binlog",
                 next(labels, live[0][1].label),
                 place=event.location,

@@ -101,8 +101,8 @@ class TableMap:
 
     :param schema: the captured table.
     :param columns: layout of each column, in the schema's order.
-    :param member_bytes: the bytes of the members of ENUM and SET columns, if the server tells them: exact, unlike those of
-        the catalog.
+    :param member_bytes: the bytes of the members of ENUM and SET columns, if the server tells them: exact, unlike those
+        of the catalog.
     :param location: place for messages.
     """
 
@@ -273,7 +273,8 @@ def with_exact_members(column: Column, table: TableMap, decoders: CharsetDecoder
         known = ", ".join(column.members)
         _fail_mismatch(
             schema,
-            f"has other {kind} members in the binlog for column {column.name}: ({binlog_members}), and ({known}) in the catalog",
+            f"has other {kind} members in the binlog for column {column.name}: ({binlog_members}), and ({known}) in "
+            "the catalog",
             table.location,
         )
     return replace(column, members=members)

@@ -151,7 +151,8 @@ def _compare_key(whole: memoryview | None, prefixes: memoryview | None, schema: 
     key_in_binlog = [schema.columns[number].name + (f"({size})" if size else "") for number, size in parts]
     if key_in_binlog != [*schema.key]:
         raise MetadataMismatch(
-            f"has the primary key ({', '.join(key_in_binlog)}) in the binlog and ({', '.join(schema.key)}) in the catalog"
+            f"has the primary key ({', '.join(key_in_binlog)}) in the binlog and ({', '.join(schema.key)}) in the "
+            "catalog"
         )
 
 

@@ -74,8 +74,8 @@ class Transaction:
     :param xa_finished: name of the XA transaction that an XA COMMIT or XA ROLLBACK ends here.
     :param xa_committed: whether it was an XA COMMIT.
     :param emptied_table: captured table that a TRUNCATE empties here.
-    :param altered_tables: captured tables that another DDL changes here, or whose rows here have another layout than theirs
-        (only where the reader asked to be told instead of an error).
+    :param altered_tables: captured tables that another DDL changes here, or whose rows here have another layout than
+        theirs (only where the reader asked to be told instead of an error).
     :param ddl: the statement that does so, if it is one by itself.
     :param may_be_temporary: whether its session may mean a temporary table of that name.
     """
@@ -219,7 +219,8 @@ class TransactionAssembler:
         elif kind in BETWEEN_TRANSACTIONS:
             if self.open_transaction is not None:
                 raise TornFileError(
-                    f"transaction {self.open_transaction.gtid} is cut off, at {event.location} (event type {event.type})",
+                    f"transaction {self.open_transaction.gtid} is cut off, at {event.location} (event type "
+                    f"{event.type})",
                     "nothing proves that what follows goes on with what lies before: start with a fresh sink.path",
                 )
             yield ReachedPosition(event.file, event.position)

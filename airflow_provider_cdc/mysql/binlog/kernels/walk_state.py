@@ -18,11 +18,11 @@ NEED_DATA, FOR_PYTHON, PAUSE, WRONG_END, NEED_UNPACKED = range(10, 15)
     POSITION,
     FILE_SEQ,  # _cdc_seq of position 0 of the file
     HAS_CHECKSUMS,  # whether events have a checksum
-    PAYLOAD_MODE,  # whether the events inside of a compressed transaction are walked, bare ones: STREAMED or WHOLE, else 0
-    PAYLOAD_AT,  # where to go on in them, and where they end; where the outer event, at whose end all of them are, begins
+    PAYLOAD_MODE,  # whether the events of a compressed transaction are walked, bare ones: STREAMED or WHOLE, else 0
+    PAYLOAD_AT,  # where to go on in them, and where they end; and where the outer event begins, at whose end all are
     PAYLOAD_END,
     PAYLOAD_POSITION,
-    UNPACKED_COUNT,  # compressed transactions of this block that have been unpacked ahead, and how many of them were walked
+    UNPACKED_COUNT,  # compressed transactions of this block that have been unpacked ahead, and how many were walked
     UNPACKED_USED,
     MARIADB,
     COUNT_ONLY,  # count rows, do not decode them

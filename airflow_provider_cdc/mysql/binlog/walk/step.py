@@ -21,8 +21,8 @@ class WalkStep:
     :param counted_rows: changes of captured tables in them, where rows are only counted; an update is one.
     :param gtids: their GTIDs, runs of one source in one text: ``uuid:7-9``, ``uuid:tag:7-9``; of MariaDB the last one:
         ``0-1-9``.
-    :param transaction: a transaction that is more than its rows: TRUNCATE, a change of a definition, or one that began as XA;
-        its rows, if any, have not been decoded: see :meth:`BinlogWalker.add`. It is the last one of the step.
+    :param transaction: a transaction that is more than its rows: TRUNCATE, a change of a definition, or one that began
+        as XA; its rows, if any, have not been decoded: see :meth:`BinlogWalker.add`. It is the last one of the step.
     :param has_open_transaction: whether another transaction has been begun.
     :param reached_position: end of the last event, in the file that is being read.
     """

@@ -45,7 +45,8 @@ BUFFER_BYTES = 64 << 20
 _SETTING = "sink.partition_by"
 _CHANGE_VALUE_REMEDY = "Give the row another value in the source"
 _PARTITION_VALUE_REMEDY = (
-    f"{_CHANGE_VALUE_REMEDY}, then read the table again (airflow-cdc resnapshot); or leave the column out of {_SETTING} and start with "
+    f"{_CHANGE_VALUE_REMEDY}, then read the table again (airflow-cdc resnapshot); or leave the column out of "
+    f"{_SETTING} and start with "
     "a fresh sink.path"
 )
 
@@ -177,7 +178,8 @@ class Partitioning:
         for name, value in values.items():
             if value == "" or value == _NULL_FOLDER:
                 raise TerminalError(
-                    f"a row has {'an empty text' if value == '' else _NULL_FOLDER} in column {name}, by which its table is "
+                    f"a row has {'an empty text' if value == '' else _NULL_FOLDER} in column {name}, by which its "
+                    "table is "
                     "partitioned: Delta readers would take it for NULL",
                     _PARTITION_VALUE_REMEDY,
                     first=_CHANGE_VALUE_REMEDY,

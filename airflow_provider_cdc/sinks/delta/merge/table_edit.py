@@ -44,7 +44,8 @@ class TableEdit:
     :param removed_files: live files that go as a whole.
     :param rewritten_new: files that are added, with the rows of them that are dead already.
     :param key_hashes: what is known of the rows of new files.
-    :param definition_actions: actions of the log that give the table another definition: they are all that is committed.
+    :param definition_actions: actions of the log that give the table another definition: they are all that is
+        committed.
     :param delete_on_conflict: files that were written for these actions, and are nobody's if they do not stand.
     :param operation: what the log calls it.
     """
