@@ -136,8 +136,8 @@ class Sink:
     def sink_arguments(self) -> dict[str, Any]:
         """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
         arguments: dict[str, Any] = {}
-        if copies := self._patterns_of_mode("merge", "copy_on_write"):
-            arguments["copies"] = copies
+        if copy_on_write_tables := self._patterns_of_mode("merge", "copy_on_write"):
+            arguments["copy_on_write_tables"] = copy_on_write_tables
         if self.delete_policy != ALL_HARD:
             arguments["deletes"] = self.delete_policy
         if self.table_paths != DEFAULT_TABLE_PATHS:

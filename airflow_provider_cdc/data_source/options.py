@@ -120,7 +120,7 @@ class SourceOptions:
             *self.table,
             self.zero_dates,
             self.exclude,
-            piece_bytes=self.partition_bytes,
+            range_bytes=self.partition_bytes,
             before_images=self.before_images,
             server_id=self.server_id,
         )

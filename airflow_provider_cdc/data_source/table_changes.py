@@ -142,8 +142,16 @@ class TableChanges:
         lookback = XaLookback(start.at, sizes, open_beside, captured, "Start behind it")
         prepared = PreparedXaRows(read_prepared_rows(ending, open_at, captured), lookback.prepared_rows, captured)
         # What leads to the table the planner has looked up, which has walked here before.
-        reader_options: dict[str, Any] = {"both": self.before_images, "named": True, "detours": IndirectWrites}
-        with closing(BinlogReader(open_at, captured, timeline, text_decoders, **reader_options)) as binlog:
+        binlog_reader = BinlogReader(
+            open_at,
+            captured,
+            timeline,
+            text_decoders,
+            with_before_images=self.before_images,
+            with_gtids=True,
+            indirect_writes=IndirectWrites,
+        )
+        with closing(binlog_reader) as binlog:
             binlog.expect_offset(start)
             for step in binlog.steps(start.at, end.at):
                 if (item := step.transaction) is not None:

@@ -62,7 +62,7 @@ class World:
             return binlog_end(connection)
 
     def log(self, **how: Any) -> TableChanges:
-        how = {"piece_bytes": 64 << 20, **how}
+        how = {"range_bytes": 64 << 20, **how}
         return TableChanges.look_up(ConnectionLookup(conn_file=str(self.file)), self.database, "t", "error", **how)
 
     def offset(self, at: Position | str, log: TableChanges | None = None) -> Offset:
@@ -146,7 +146,7 @@ def test_the_pieces_do_not_change_what_is_read(world: World, piece: int) -> None
         names.append(last_gtid(world))
         world.run(f"INSERT INTO other VALUES ({n})", *(["FLUSH BINARY LOGS"] if n % 3 == 2 else []))
         expected.append(("c", n, str(n)))
-    found = world.read(piece_bytes=piece)
+    found = world.read(range_bytes=piece)
     assert short(found) == expected
     assert [r["_cdc_gtid"] for r in found] == names
     assert len({r["_cdc_file"] for r in found}) == 3
@@ -171,7 +171,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
         world.server.execute(f"SET GLOBAL {name} = OFF")
     assert end.position - world.begin.position < 1 << 19
     world.run("INSERT INTO t VALUES (-2, 'after')")
-    assert [row["id"] for row in world.read(piece_bytes=1 << 20)] == [*range(3000), -2]
+    assert [row["id"] for row in world.read(range_bytes=1 << 20)] == [*range(3000), -2]
 
 
 def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.M
     end = world.run("BEGIN", f"INSERT INTO t VALUES {values}", *rest, "COMMIT")
     name = last_gtid(world)
     world.run("INSERT INTO t VALUES (-2, 'after')")
-    log = world.log(piece_bytes=1 << 20)
+    log = world.log(range_bytes=1 << 20)
     with contextlib.closing(ChangesPlanner(log)) as planner:
         first = planner.find_offset(str(world.begin))
         ends, _ = planner.find_range_ends(first, planner.binlog_end())
@@ -216,7 +216,7 @@ def test_xa_counts_where_it_is_committed(world: World) -> None:
     world.run("XA COMMIT 'late'")
     expected = [("c", 2, "plain"), ("c", 5, "plain"), ("c", 1, "early"), ("c", 3, "late"), ("c", 4, "late")]
     for piece in (1, 64 << 20):
-        found = world.read(start, piece_bytes=piece)
+        found = world.read(start, range_bytes=piece)
         assert short(found) == expected
         assert (found[2]["_cdc_file"], found[2]["_cdc_pos"], found[2]["_cdc_gtid"]) == (end.file, end.position, name)
     assert short(world.read(middle)) == expected[2:]
@@ -355,11 +355,11 @@ def test_a_place_that_is_gone(world: World) -> None:
 def test_what_is_no_table(world: World) -> None:
     with pytest.raises(NotReadyError, match="there is no table"):
         TableChanges.look_up(
-            ConnectionLookup(conn_file=str(world.file)), world.database, "none", "error", piece_bytes=1
+            ConnectionLookup(conn_file=str(world.file)), world.database, "none", "error", range_bytes=1
         )
     world.run("CREATE TABLE m (id INT PRIMARY KEY) ENGINE = MyISAM")
     with pytest.raises(NotReadyError, match="engine MyISAM"):
-        TableChanges.look_up(ConnectionLookup(conn_file=str(world.file)), world.database, "m", "error", piece_bytes=1)
+        TableChanges.look_up(ConnectionLookup(conn_file=str(world.file)), world.database, "m", "error", range_bytes=1)
 
 
 def test_a_server_restored_from_a_dump(server: MySQLServer, tmp_path: Path) -> None:

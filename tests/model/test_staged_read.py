@@ -46,7 +46,7 @@ def staged(number: int, scope: str = TABLE, steps: Sequence[Amendment] = (), **m
     """Rows of table 0 that began to be read at position 100, when some steps stood."""
     plan = with_steps(*steps)
     since, high = Offset("server", Position("binlog.000001", 100), ""), Position("binlog.000001", 200)
-    values: dict[str, Any] = {"revision": plan.revision_of(0), "steps": amendment_ids(plan, 0)} | more
+    values: dict[str, Any] = {"revision": plan.revision_of(0), "amendments": amendment_ids(plan, 0)} | more
     return StagedRead(number, scope, None if scope == GROUP else 0, number, 1, high, since, LINEAGE, **values)
 
 
@@ -122,7 +122,7 @@ def test_another_server_and_older_versions() -> None:
     elsewhere = LINEAGE.with_segment("other", "binlog.000001", seq(300))
     found = publish_refusal(staged(7), 0, PLAN, elsewhere, PublishedReadNumbers(0, 0), captured=True)
     assert found is not None and "was read at server server" in found.reason
-    one = staged(7, RANGES, steps=(followed(50),), request=3, by="ann")
+    one = staged(7, RANGES, steps=(followed(50),), request_id=3, requested_by="ann")
     assert StagedRead.from_json(one.to_json(), LINEAGE) == one
     plain = {"group": 2, "attempt": 3, "high": ["b.1", 4], "since": one.start.to_json()}
     assert StagedRead.from_json(plain, LINEAGE).scope == GROUP and StagedRead.from_json(plain, LINEAGE).number == 0

@@ -639,7 +639,7 @@ class SinkConformance:
                 writer.add(rows(KEYED, row).to_batches()[0])
             writer.close()
         names = ["epoch-3/one", "epoch-3/two"]
-        other = pickle.loads(pickle.dumps(sink)).staging()
+        other = pickle.loads(pickle.dumps(sink)).change_staging()
         for found in (other.read(KEYED, names), other.changes(KEYED, names)):
             assert list(zip(found["id"].to_pylist(), found[SEQ_COLUMN].to_pylist(), strict=True)) == [
                 (1, 1),
@@ -891,7 +891,7 @@ class SinkConformance:
         for row in ((7, (1, "x", 5, "u")), (8, (1, "new", 6, "u")), (None, (4, "a", 6, "d")), (9, (9, "i", 6, "c"))):
             writer.add(wide(KEYED, row).to_batches()[0])
         writer.close()
-        staging = pickle.loads(pickle.dumps(sink)).staging()
+        staging = pickle.loads(pickle.dumps(sink)).change_staging()
         assert staging.read(table, ["epoch-1/one"])[BETWEEN].to_pylist() == [7, 8, None, 9]
         changes = staging.changes(table, ["epoch-1/one"]).slice(1)
         assert target.commit(lambda _: Upsert(changes), {"stream": 6}, FENCE)

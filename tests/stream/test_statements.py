@@ -53,7 +53,7 @@ def test_through_a_view(server: MySQLServer, database: str, tmp_path: Path) -> N
 
 
 def test_the_data_source(server: MySQLServer, database: str) -> None:
-    log = TableChanges.look_up(server.connect_args, "d", "t", "error", piece_bytes=1 << 20)
+    log = TableChanges.look_up(server.connect_args, "d", "t", "error", range_bytes=1 << 20)
     with contextlib.closing(ChangesPlanner(log)) as planner:
         start = planner.find_offset("latest")
         server.session("d", "SET SESSION binlog_format = STATEMENT", "INSERT INTO mine VALUES (5)")

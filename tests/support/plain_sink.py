@@ -311,5 +311,5 @@ class PlainResumePoint(States):
         return Offset.from_json(state["offset"]), Timeline.from_segments(state["lineage"])
 
     def write(self, offset: Offset, timeline: Timeline, fence: Fence) -> None:
-        state = {"offset": offset.to_json(), "timeline": timeline.segments_to_json()}
+        state = {"offset": offset.to_json(), "lineage": timeline.segments_to_json()}
         self.change(lambda _: dict(state), {}, fence)

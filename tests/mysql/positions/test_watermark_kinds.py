@@ -332,7 +332,7 @@ def test_an_xa_commit_while_a_view_is_opened(servers: dict[str, MySQLServer], mo
         marks: Any = make_watermarks(connection)
         marks.low()  # the file that is in use is known from now on
         opened: list[Position] = []
-        open_view = marks._view
+        open_view = marks._start_view
 
         def view() -> Position:
             if not opened:

@@ -65,7 +65,7 @@ def test_it_is_adopted(tmp_path: Path, copies: bool, deletes: DeletePolicy) -> N
         tmp_path, description="orders of the shop", configuration={"delta.logRetentionDuration": "interval 9 days"}
     )
     before = theirs.metadata()
-    target = sink(tmp_path, copies=("shop..*",) if copies else (), deletes=deletes)
+    target = sink(tmp_path, copy_on_write_tables=("shop..*",) if copies else (), deletes=deletes)
     assert target.will_adopt("p")
     target.create("p")
     assert target.load_log().version == theirs.version() + 1

@@ -58,10 +58,10 @@ class BinlogReader:
         self._open_at, self._captured, self._lineage, self._texts = open_at, captured, timeline, decoders
         self._walker_options: dict[str, Any] = {
             "count_only": count_only,
-            "both": with_before_images,
-            "named": with_gtids,
-            "tell_ddl": yield_ddl,
-            "detours": indirect_writes,
+            "with_before_images": with_before_images,
+            "with_gtids": with_gtids,
+            "yield_ddl": yield_ddl,
+            "indirect_writes": indirect_writes,
         }
         self._stream: BinlogStream | None = None
         self._walker: BinlogWalker | None = None
