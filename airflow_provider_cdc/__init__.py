@@ -35,7 +35,7 @@ _HOMES = {
         "CdcMaintainOperator",
         "CdcResnapshotOperator",
     ),
-    "airflow.operators.asking": ("CdcStopOperator", "CdcStatusOperator"),
+    "airflow.operators.control": ("CdcStopOperator", "CdcStatusOperator"),
     "airflow.sensors.cdc": ("CdcSnapshotSensor",),
     "airflow.task_group": ("cdc_pipeline",),
     "airflow.assets": ("cdc_asset", "cdc_assets"),

@@ -49,7 +49,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": _NAME,
                 "python-modules": [
-                    f"airflow_provider_cdc.airflow.triggers.{m}" for m in ("cdc", "stream_end", "windows")
+                    f"airflow_provider_cdc.airflow.triggers.{m}" for m in ("cdc", "stream_end", "asset_windows")
                 ],
             }
         ],

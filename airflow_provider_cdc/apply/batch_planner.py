@@ -137,7 +137,7 @@ class BatchPlanner:
                 # The first offset of an older version may hold a few GTIDs from just behind its position.
                 if step.gtids:
                     new_gtids = kind.parse(",".join(step.gtids))
-                    if start.file_start_time and (repeated := gtids.again(new_gtids)):
+                    if start.file_start_time and (repeated := gtids.repeated_in(new_gtids)):
                         raise OtherHistoryError(
                             f"{repeated} is in the binlog of the server before {at}, and was read before"
                         )

@@ -228,6 +228,6 @@ def test_the_first_try_after_a_clear_ends_the_epoch_of_the_try_before(
             Heartbeat(store, "p", number, {}, threading.Event(), lambda: False),
             pytest.raises(TransientError, match="the task was stopped") if cleared else nullcontext(),
         ):
-            assert operator._attach(cast("Any", {"ti": second}), context, store) == (number, True)
+            assert operator._find_or_start(cast("Any", {"ti": second}), context, store) == (number, True)
         run = store.newest_epoch("p")
         assert run is not None and run.desired_state == ("stop" if cleared else "run")

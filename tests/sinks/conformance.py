@@ -640,7 +640,7 @@ class SinkConformance:
             writer.close()
         names = ["epoch-3/one", "epoch-3/two"]
         other = pickle.loads(pickle.dumps(sink)).change_staging()
-        for found in (other.read(KEYED, names), other.changes(KEYED, names)):
+        for found in (other.read_changes(KEYED, names), other.changes(KEYED, names)):
             assert list(zip(found["id"].to_pylist(), found[SEQ_COLUMN].to_pylist(), strict=True)) == [
                 (1, 1),
                 (1, 2),
@@ -892,7 +892,7 @@ class SinkConformance:
             writer.add(wide(KEYED, row).to_batches()[0])
         writer.close()
         staging = pickle.loads(pickle.dumps(sink)).change_staging()
-        assert staging.read(table, ["epoch-1/one"])[BETWEEN].to_pylist() == [7, 8, None, 9]
+        assert staging.read_changes(table, ["epoch-1/one"])[BETWEEN].to_pylist() == [7, 8, None, 9]
         changes = staging.changes(table, ["epoch-1/one"]).slice(1)
         assert target.commit(lambda _: Upsert(changes), {"stream": 6}, FENCE)
         left: Rows = {key: 1 for key in self.OLD if key[1] not in (1, 4)}

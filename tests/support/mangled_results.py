@@ -122,7 +122,7 @@ def _read(data: Any, size: int, row: int, space: Any, state: Any) -> int:
         assert (
             state[row_kernel.WANTED_BYTES] <= size + space.lines[state[row_kernel.FAILED_COLUMN], row_kernel.CAPACITY]
         )
-        space.make_room(int(state[row_kernel.FAILED_COLUMN]), int(state[row_kernel.WANTED_BYTES]))
+        space.grow_column(int(state[row_kernel.FAILED_COLUMN]), int(state[row_kernel.WANTED_BYTES]))
 
 
 def mangle(seed: int, tries: int = 20_000) -> None:

@@ -86,7 +86,7 @@ class CdcTableTrigger(BaseEventTrigger):
                 if (asset_store := self._asset_store()) is not None:
                     return await asset_store.aget(STORE_KEY)  # type: ignore[no-any-return]
                 # A list, so that nothing told yet differs from no answer.
-                answer = lambda store: [store.told(self.pipeline, WATCHER, (self.database, self.table))]  # noqa: E731
+                answer = lambda store: [store.window_end(self.pipeline, WATCHER, (self.database, self.table))]  # noqa: E731
                 if (answers := await state_db.query_or_none(answer)) is not None:
                     return answers[0]  # type: ignore[no-any-return]
             except Exception as error:

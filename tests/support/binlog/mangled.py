@@ -244,10 +244,10 @@ def _compiled(
         why = kernel.read_rows(placed, at, end, 0, change, where, 1, 7, 9, line, space.lines, state)
         at = int(state[kernel.NEXT_IMAGE])
         if why == kernel.NEED_ROWS:
-            space.more_rows()
+            space.grow_rows()
         elif why == kernel.NEED_ROOM:
             assert state[kernel.WANTED_SIZE] < 1 << 28
-            space.make_room(int(state[kernel.FAILED_COLUMN]), int(state[kernel.WANTED_SIZE]))
+            space.grow_column(int(state[kernel.FAILED_COLUMN]), int(state[kernel.WANTED_SIZE]))
         else:
             break
     if why != kernel.DONE:

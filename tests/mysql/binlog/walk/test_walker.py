@@ -167,7 +167,7 @@ def test_rows_that_become_visible_later(mixed: tuple[Recording, Captured]) -> No
     (at_once,) = (t for t in items if t.xa_prepared is None and t.xa_finished is None and t.emptied_table is None)
     assert at_once.rows and all(row.images for row in at_once.rows), "an XA transaction of one phase"
     items.remove(at_once)
-    names = ("file", "position", "start_position", "gtid", "commit_us", "xa_prepared", "xa_finished", "emptied")
+    names = ("file", "position", "start_position", "gtid", "commit_us", "xa_prepared", "xa_finished", "emptied_table")
     assert [[getattr(t, n) for n in names] for t in items] == [[getattr(t, n) for n in names] for t in plain]
     prepared = [[(r.operation, bytes(r.images), r.schema.id) for r in t.prepared_rows] for t in items]
     assert prepared == [[(r.operation, bytes(r.images), r.schema.id) for r in t.prepared_rows] for t in plain]
