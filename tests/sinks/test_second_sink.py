@@ -107,7 +107,7 @@ def test_what_a_sink_does_not_support(cli: Cli, database: str) -> None:
     cli.write()
     said = [finding.message for finding in run_preflight(cli.context, spark=False) if finding.level == "error"]
     assert said == [
-        "stream.on_purged is reread: a sink of kind narrow does not support reading rows again",
+        "stream.on_purged is reread: a sink of kind narrow does not support re-snapshots",
         f"table {database}.log has no usable key: a sink of kind narrow does not support tables without a usable key",
     ]
     with pytest.raises(NotReadyError, match="does not support tables without a usable key"):
