@@ -191,7 +191,7 @@ def test_why_a_row_is_as_it_is(pair: Pair) -> None:
         between = why(key)
         assert between.equal is None and "the connection reaches server" in between.not_compared_reason
         assert [row["v"] for row in between.copy.rows] == [value] and between.source.rows
-        assert "whose binlog is not at hand" in between.corrections.unknown_reason
+        assert "whose binlog is not available" in between.corrections.unknown_reason
         assert between.last_change is not None and between.last_change.operation == "update", (
             "the new server has that as well"
         )
