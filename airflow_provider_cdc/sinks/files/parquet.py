@@ -92,7 +92,7 @@ def write_file(
     :param stats_column: name of the single integer key column, for statistics.
     :param ordered_by: columns by which the rows are ordered.
     :param partition: values, the same for all rows, of the columns that the schema lacks.
-    :param row_group_size: rows per row group; ``None`` for no limit.
+    :param row_group_size: rows per row group; ``None`` for all rows that are combined.
     """
     spans = {name: _MinMax() for name in (stats_column, SEQ_COLUMN) if name is not None and name in schema.names}
     rows = 0
@@ -334,7 +334,7 @@ class ChangeFileWriter:
 
     :param name: name of the file.
     :param schema: schema of its rows.
-    :param row_group_size: rows per row group; ``None`` for no limit.
+    :param row_group_size: rows per row group; ``None`` for all rows that are combined.
     """
 
     def __init__(self, storage: Storage, name: str, schema: pa.Schema, row_group_size: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Whether a storage keeps the promises that exactly-once rests on, found out by trying."""
+"""Checks by trial whether a storage keeps the guarantees that exactly-once delivery relies on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: Writers that want to be the first at the same time.
+#: Writers that try to create the same file at the same time.
 _WRITERS = 4
 
 
 def check_storage_guarantees(storage: Storage, folder: str) -> None:
-    """Write, read, list and delete a small file; nothing is left behind.
+    """Write, read, list and delete a small file, leaving nothing behind.
 
-    :param folder: the folder of the pipeline in the storage.
-    :raises NotReadyError: if the storage does not do what it must do.
+    :param folder: folder of the pipeline in the storage.
+    :raises NotReadyError: if the storage does not keep a guarantee.
     """
     name = f"{folder}/check/{uuid.uuid4().hex}"
     where = storage.location(folder)

@@ -1,4 +1,4 @@
-"""What an object store's answers mean: worth a retry, or a matter of settings. No message holds a secret."""
+"""Translates errors of object stores: worth a retry, or a matter of settings. No message contains a secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_CREDENTIALS = (
     "instance of this host"
 )
 _NAME_REGION = "Name the bucket's region: region_name in the extra of sink.conn_id, or AWS_REGION"
-#: Codes of answers and their status, and what to do.
+#: Remedies by error code or status of a response.
 _REMEDIES_BY_CODE: dict[str, str] = {
     "NoSuchBucket": "Create the bucket, or correct sink.path",
     "ContainerNotFound": "Create the container, or correct sink.path",
@@ -40,7 +40,7 @@ _REMEDIES_BY_CODE: dict[str, str] = {
     "401": _CHECK_KEYS,
     "301": _NAME_REGION,
 }
-#: Of the library itself, before anything is asked.
+#: Remedies by text of an error that the library raises before it makes a request.
 _REMEDIES_BY_LIBRARY_TEXT = {
     "missing bucket": "Correct sink.path",
     "incorrectly configured region": _NAME_REGION,
@@ -53,20 +53,20 @@ _REMEDIES_BY_LIBRARY_TEXT = {
 }
 
 
-#: Of where keys come from.
+#: Remedies by code or text of an error from a source of credentials.
 _CREDENTIAL_REMEDIES: dict[str, str] = {
     "ExpiredToken": "The session token has expired: give a new one, keys that last, or a role",
     "external aws credential provider": "See that role_arn is right, and that who asks may assume it",
-    # Where the library looks last: it was told nothing.
+    # The last source of credentials that the library tries: no other was configured.
     "169.254.169.254": _NO_CREDENTIALS,
     "metadata.google.internal": _NO_CREDENTIALS,
 }
 
 
 def translate_store_error(error: BaseException, operation: str, secrets: Iterable[str]) -> CdcError:
-    """The error to be raised for one of the library.
+    """Return the error to raise for an error of the library.
 
-    :param operation: what was asked for, and of what place.
+    :param operation: what was attempted, and where.
     :param secrets: texts that must not appear.
     """
     text = str(error)
@@ -75,7 +75,7 @@ def translate_store_error(error: BaseException, operation: str, secrets: Iterabl
     for secret in secrets:
         cause = cause.replace(secret, "***")
     message = f"{operation} failed: {cause}"
-    # Where keys come from may be out of order for a while, as the store itself.
+    # The source of credentials may be unavailable for a while, like the store itself.
     credential_remedy = next(
         (todo for words, todo in _CREDENTIAL_REMEDIES.items() if words in text.lower() or words == code), None
     )
@@ -92,18 +92,18 @@ def translate_store_error(error: BaseException, operation: str, secrets: Iterabl
 
 
 def is_missing_bucket(error: BaseException) -> bool:
-    """Whether what is not there is the bucket itself, and not a file in it."""
+    """Return whether the bucket itself is missing, rather than a file in it."""
     return any(
         code in str(error) for code in ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
     )
 
 
 def _status_and_code(text: str) -> tuple[str, str]:
-    """Status and code of an answer; empty if there was none."""
+    """Return status and code of a response; empty if there was none."""
     status, code = _STATUS.search(text), _CODE.search(text)
     return (status[1].strip() if status else ""), ((code[1] or code[2]) if code else "")
 
 
 def _first_line(text: str) -> str:
-    """What the library says where there was no answer. Addresses may have signatures behind a question mark."""
+    """Return the library's text if there was no response. URLs may carry signatures in their query string."""
     return _URL.sub(r"\1", text.split("\n", 1)[0])[:_MAX_TEXT_LENGTH].strip()
