@@ -324,7 +324,7 @@ def test_a_delete_that_finds_nothing(world: World) -> None:
             world.stream()
         said = f"table d.narrow, which has no usable key: .* up to {at[0][0]}:{at[0][1]}, 1 with the same values"
         assert re.search(said, caught.value.message)
-        assert "then read the table again: airflow-cdc resnapshot" in caught.value.remedy
+        assert "then re-snapshot the table: airflow-cdc resnapshot" in caught.value.remedy
     now = world.version(), world.counts()
     assert now[1] == before[1] and now[0] == before[0] + 1, (
         "nothing but the fence of the second epoch: the first one failed"
