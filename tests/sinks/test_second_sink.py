@@ -134,7 +134,7 @@ def test_a_sink_that_cannot_be_read_back(cli: Cli, database: str) -> None:
     cli.value["source"]["tables"] = [rf"{database}\.b"]
     cli.write()
     cli.snapshot()
-    with pytest.raises(NotReadyError, match="cannot be read back: a sink of kind narrow is for writing"):
+    with pytest.raises(NotReadyError, match="cannot be read back: a sink of kind narrow is write-only"):
         verify_tables(cli.context)
 
 
