@@ -37,7 +37,7 @@ def status_lines(status: dict[str, Any]) -> Iterator[str]:
             f"{stream['changes']} changes, {stream['changes_per_second']:,} changes/s{_apply_lag_text(stream)}"
         )
         if stream["paused_by"] is not None:
-            yield f"    paused: {stream['paused_by']} asked for it. To let it go on: airflow-cdc resume"
+            yield f"    paused: {stream['paused_by']} asked for it. To resume it: airflow-cdc resume"
         if stream["index_bytes"]:
             spilled = f", {stream['index_disk_bytes']:,} more on disk" if stream["index_disk_bytes"] else ""
             limit_text = f"at most {stream['index_bytes_per_table']:,} in memory for a table"
