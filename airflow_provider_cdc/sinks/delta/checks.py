@@ -1,4 +1,4 @@
-"""Whether a Delta table is the one that it was, and is to be written to."""
+"""Checks that a Delta table is still the expected one and may be written to."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from airflow_provider_cdc.sinks.delta.table_metadata import DELETES_PROPERTY, SO
 
 
 def check_owner(log: DeltaLog, pipeline: str) -> None:
-    """Refuse a table that another pipeline owns, or none.
+    """Refuse a table that the pipeline does not own.
 
-    :raises TerminalError: if it is one.
+    :raises TerminalError: if another pipeline, or none, owns it.
     """
     if owner_of(log.metadata) != pipeline:
         raise TerminalError(
@@ -25,7 +25,7 @@ def check_owner(log: DeltaLog, pipeline: str) -> None:
 def check_has_owner(log: DeltaLog) -> None:
     """Refuse a table that no pipeline owns.
 
-    :raises TerminalError: if it is one.
+    :raises TerminalError: if it has no owner.
     """
     if owner_of(log.metadata) is None:
         raise TerminalError(
@@ -35,10 +35,10 @@ def check_has_owner(log: DeltaLog) -> None:
 
 
 def check_settings(log: DeltaLog, partitioning: Partitioning, options: DeltaTableOptions) -> None:
-    """Refuse a table that was made under settings which cannot be changed, or of another source table.
+    """Refuse a table that was created with other unchangeable settings, or for another source table.
 
-    :raises TerminalError: if it is partitioned otherwise.
-    :raises NotReadyError: if it was made under another ``sink.deletes``, or is another one's copy.
+    :raises TerminalError: if its partitioning differs.
+    :raises NotReadyError: if its ``sink.deletes`` differs, or it is the copy of another table.
     """
     table_source, own_source = log.configuration.get(SOURCE_PROPERTY), options.properties.get(SOURCE_PROPERTY)
     if table_source is not None and own_source is not None and table_source != own_source:
