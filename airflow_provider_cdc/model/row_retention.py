@@ -52,9 +52,7 @@ def why_not_retainable(old: pa.Schema, old_key: Sequence[str], new: pa.Schema, n
     removed = [name for name in old.names if name not in new.names]
     added = [name for name in new.names if name not in old.names]
     if removed and added:
-        return (
-            f"column {removed[0]} is gone and column {added[0]} is new, which may be a renamed column"
-        )
+        return f"column {removed[0]} is gone and column {added[0]} is new, which may be a renamed column"
     return None
 
 
