@@ -111,7 +111,7 @@ def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
         while binlog_end(connection).position < at:
             number += 1
             server.execute(f"INSERT INTO d.t VALUES ({number})")
-        with pytest.raises(TerminalError, match=r"was begun at .* and the one that was read"):
+        with pytest.raises(TerminalError, match=r"was created at .* but the file of this name"):
             cli.catch_up()
         with pytest.raises(TerminalError, match=r"of the server stands for '.*', and was read as '0-1-"):
             check_resume_offset(
