@@ -105,7 +105,7 @@ def world(server: MySQLServer, tmp_path: Path) -> Iterator[World]:
 
 def test_the_stream_stops_with_what_to_do(world: World) -> None:
     world.change()
-    with pytest.raises(PurgedError, match=r"is no longer on the server.*read all tables again, use `airflow-cdc run`"):
+    with pytest.raises(PurgedError, match=r"is no longer on the server.*re-snapshot all tables, use `airflow-cdc run`"):
         world.cli.catch_up()
     value = yaml.safe_load(world.cli.file.read_text())
     world.cli.file.write_text(yaml.safe_dump({**value, "stream": {}}))
