@@ -21,5 +21,5 @@ def name_table_in_errors(table: TableSchema) -> Iterator[None]:
         error.table = error.table or table.label
         raise
     except FileNotFoundError as error:
-        message = f"the copy of table {table.label} lacks a file: {error.filename or error}"
-        raise TerminalError(message, "Find out who removes files of the copy", table=table.label) from error
+        message = f"a file of the copy of table {table.label} is missing: {error.filename or error}"
+        raise TerminalError(message, "Find out what deletes files of the copy", table=table.label) from error

@@ -17,7 +17,7 @@ def check_owner(log: DeltaLog, pipeline: str) -> None:
     """
     if owner_of(log.metadata) != pipeline:
         raise TerminalError(
-            f"the {log.name} was not made by pipeline {pipeline}",
+            f"the {log.name} was not created by pipeline {pipeline}",
             "Choose another sink.path: only one pipeline may write to a table",
         )
 
@@ -29,7 +29,7 @@ def check_has_owner(log: DeltaLog) -> None:
     """
     if owner_of(log.metadata) is None:
         raise TerminalError(
-            f"the {log.name} belongs to no pipeline: it was replaced by another one, or made by something else",
+            f"the {log.name} belongs to no pipeline: it was replaced by another one, or created by other software",
             "Start with a fresh sink.path",
         )
 
@@ -43,16 +43,15 @@ def check_settings(log: DeltaLog, partitioning: Partitioning, options: DeltaTabl
     table_source, own_source = log.configuration.get(SOURCE_PROPERTY), options.properties.get(SOURCE_PROPERTY)
     if table_source is not None and own_source is not None and table_source != own_source:
         raise NotReadyError(
-            f"the {log.name} is the copy of table {table_source}, and not of {own_source}: two folders are one there, "
-            "as if case "
-            "did not count",
-            "Tell the tables apart in sink.table_path, or exclude one of them",
+            f"the {log.name} is the copy of table {table_source}, and not of {own_source}: their folders are the same "
+            "there, as if case did not count",
+            "Give the tables different folders in sink.table_path, or exclude one of them",
         )
     partitioning.check_partition_columns(log.name, log.metadata)
     table_deletes = log.configuration.get(DELETES_PROPERTY, HARD)
     if table_deletes != options.deletes:
         raise NotReadyError(
-            f"the {log.name} was made with sink.deletes {table_deletes}, and it is {options.deletes} now",
+            f"the {log.name} was created with sink.deletes {table_deletes}, which is {options.deletes} now",
             f"It cannot be changed later: set it back to {table_deletes} for this table, or start with a fresh "
             "sink.path",
         )

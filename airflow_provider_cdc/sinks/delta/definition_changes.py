@@ -62,7 +62,7 @@ def alter_actions(
     if not has_same_columns(log, pa.schema([*old_schema, *[*declared][len(row_identity.schema) :]])):
         raise TerminalError(
             f"the {log.name} has other columns than {old_table.label} had before its definition changed",
-            f"Something else has altered it. {_FRESH_PATH_REMEDY}",
+            f"Other software has altered it. {_FRESH_PATH_REMEDY}",
         )
     if problem := _why_not_alterable(old_table, old_schema, row_identity):
         raise TerminalError(
@@ -151,11 +151,11 @@ def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, row_identi
     To support changes other than added and removed columns, allow them here and create actions for them.
     """
     if [*old_table.key] != [*row_identity.key_columns]:
-        return f"its key was ({', '.join(old_table.key)}), and is ({', '.join(row_identity.key_columns)})"
+        return f"its key was ({', '.join(old_table.key)}) and is now ({', '.join(row_identity.key_columns)})"
     for field in old_schema:
         index = row_identity.schema.get_field_index(field.name)
         if index >= 0 and (kind := row_identity.schema.field(index).type) != field.type:
-            return f"column {field.name} was {field.type}, and is {kind}"
+            return f"column {field.name} was {field.type} and is now {kind}"
     return _duplicate_column(row_identity.partitioning.table_schema)
 
 

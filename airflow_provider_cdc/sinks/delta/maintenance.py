@@ -63,7 +63,8 @@ def write_checkpoint_if_due(log: DeltaLog, commits: int | None = None) -> None:
             table.cleanup_metadata()
     except _OF_DELTA_RS as error:
         raise TransientError(
-            f"no checkpoint could be written of the {log.name}: {_one_line(error)}", "It is the next time"
+            f"no checkpoint of the {log.name} could be written: {_one_line(error)}",
+            "The next maintenance run will try again",
         ) from None
     log.checkpoint_version = log.version
 
@@ -89,13 +90,13 @@ def check_live_files(log: DeltaLog) -> None:
     except _OF_DELTA_RS as error:
         raise TransientError(
             f"no old files of the {log.name} were deleted: delta-rs cannot read it: {_one_line(error)}",
-            "They are the next time",
+            "The next maintenance run will try again",
         ) from None
     if delta_rs_paths != log.files.keys():
         names = sorted(delta_rs_paths ^ log.files.keys())
         raise TerminalError(
-            f"no old files of the {log.name} were deleted: version {log.version} has {len(log.files)} data files, and "
-            f"{len(delta_rs_paths)} as delta-rs reads it; {names[0]} is in one of the two only",
+            f"no old files of the {log.name} were deleted: version {log.version} has {len(log.files)} data files, but "
+            f"{len(delta_rs_paths)} as delta-rs reads it; {names[0]} is in only one of the two lists",
             "Do not run VACUUM. Stop the stream, run airflow-cdc verify, and report it with the folder _delta_log",
         )
 
@@ -142,7 +143,7 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
         log.forget_tombstones(last_expired)
     except OSError as error:
         raise TransientError(
-            f"old files of the {log.name} could not be deleted: {error}", "They are the next time"
+            f"old files of the {log.name} could not be deleted: {error}", "The next maintenance run will try again"
         ) from None
 
 
@@ -165,7 +166,7 @@ def _storage_time(log: DeltaLog) -> float:
     finally:
         log.storage.delete(name)
     if written_at_time is None or written_at_time == float("inf"):
-        raise FileNotFoundError(f"{log.storage.location(name)} was deleted at once")
+        raise FileNotFoundError(f"{log.storage.location(name)} was deleted immediately")
     return written_at_time
 
 
@@ -217,6 +218,6 @@ def _retention_seconds(log: DeltaLog) -> float:
             f"no old files of the {log.name} are deleted: it has {DELETED_FILE_RETENTION} = "
             f"{log.configuration[DELETED_FILE_RETENTION]!r}, "
             "which this version does not understand",
-            "Write it as interval 7 days: in sink.table_properties, or with ALTER TABLE",
+            "Write it in the form interval 7 days, in sink.table_properties or with ALTER TABLE",
         )
     return max(retention, MIN_RETENTION_HOURS * 3600)

@@ -67,10 +67,9 @@ class DeltaSink:
         properties = {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label}
         if has_feed(properties) and (reserved_names := reserved_by_feed(c.name for c in table.sink_columns)):
             raise NotReadyError(
-                f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, which readers of a "
-                "change data "
-                "feed take for one of theirs",
-                f"Leave the table out of those with {CHANGE_DATA_FEED}, or the column out by source.exclude_columns",
+                f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, a name that readers "
+                "of a change data feed use themselves",
+                f"Do not set {CHANGE_DATA_FEED} for this table, or leave the column out with source.exclude_columns",
             )
         nullable = frozenset(c.name for c in table.sink_columns if c.nullable or c.name in table.null_date_columns)
         options = DeltaTableOptions(

@@ -227,7 +227,7 @@ class DeltaSinkTable(SliceStaging):
             if log.commit([*actions, _marker_action(fence.name, fence.value)], "OVERWRITE"):
                 return
             back_off(attempt)
-        raise self._gave_up_error("others were always faster")
+        raise self._gave_up_error("other writers were always faster")
 
     def commit(self, decide: DecideChange, markers: Mapping[str, int], fence: Fence) -> bool:
         """Change rows and markers atomically; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
@@ -274,8 +274,8 @@ class DeltaSinkTable(SliceStaging):
             for file in slices:
                 if not self.is_staged(file):
                     raise TerminalError(
-                        f"the slice {self.storage.location(file.path)} is not there any more, or not whole",
-                        "The table is as it was: read it again. A VACUUM must not run while that is done",
+                        f"the slice {self.storage.location(file.path)} is missing or incomplete",
+                        "The table is unchanged: re-snapshot it again, and do not run VACUUM meanwhile",
                     )
             retained_files = RetainedFiles()
             if keep_deleted_to is not None and self.options.deletes != HARD:
@@ -337,7 +337,7 @@ class DeltaSinkTable(SliceStaging):
                     raise
                 continue
             back_off(attempt)
-        raise self._gave_up_error("others were always faster")
+        raise self._gave_up_error("other writers were always faster")
 
     def read(self) -> tuple[pa.Table, Markers]:
         """Return all rows of the newest version in the sink's schema, and its markers."""
@@ -541,7 +541,7 @@ class DeltaSinkTable(SliceStaging):
     def _gave_up_error(self, reason: str) -> TransientError:
         return TransientError(
             f"the {self.name} could not be committed in {_COMMIT_TRIES} tries: {reason}",
-            "Pause other writers of the table and look at the storage, then run again",
+            "Pause other writers of the table and check the storage, then run again",
         )
 
 

@@ -124,7 +124,7 @@ def with_current_properties(log: DeltaLog, options: DeltaTableOptions) -> Mappin
     )
 
 
-_FRESH_PATH_REMEDY = "Something else did that, and what it has written would be lost: use a fresh sink.path"
+_FRESH_PATH_REMEDY = "Other software did that, and what it has written would be lost: use a fresh sink.path"
 
 
 def check_not_replaced(log: DeltaLog, known_metadata: Mapping[str, Any] | None) -> None:
@@ -195,7 +195,7 @@ def check_column_names(log: DeltaLog, wanted_metadata: Mapping[str, Any]) -> Non
     if column_names(log.metadata) != column_names(wanted_metadata):
         raise TerminalError(
             f"the {log.name} has other columns than its source table",
-            "It was written by something else or under another definition: use a fresh sink.path, or remove it",
+            "It was written by other software, or under another definition: use a fresh sink.path, or remove it",
         )
 
 

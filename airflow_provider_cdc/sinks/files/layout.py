@@ -188,15 +188,17 @@ def _local_state_folder() -> Path:
     configured = os.environ.get("AIRFLOW_CDC_STATE_DIR", "")
     if configured:
         if not os.path.isabs(configured):
-            raise NotReadyError("AIRFLOW_CDC_STATE_DIR is not an absolute path", "Name a folder of this host")
+            raise NotReadyError(
+                "AIRFLOW_CDC_STATE_DIR is not an absolute path", "Set it to the absolute path of a folder on this host"
+            )
         return Path(configured)
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
         parent = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     except RuntimeError:  # a user without a home directory
         raise NotReadyError(
-            "there is no folder for the bookkeeping: this user has no home",
-            "Name a database in state.conn_id, or a folder of this host in AIRFLOW_CDC_STATE_DIR",
+            "there is no folder for the state database: this user has no home directory",
+            "Name a database in state.conn_id, or a folder on this host in AIRFLOW_CDC_STATE_DIR",
         ) from None
     return parent / "airflow-provider-cdc"
 

@@ -270,7 +270,7 @@ def _stored_schema(
     if missing := [n for n in absent_columns if not may_lack_columns or n in (*META_COLUMNS, DELETED_COLUMN)]:
         raise TerminalError(
             f"the file {storage.location(name)} lacks column {missing[0]}",
-            "It was written by something else, or under another definition: use a fresh sink.path",
+            "It was written by other software, or under another definition: use a fresh sink.path",
         )
     return pa.schema([f for f in wanted_schema if f.name not in partition and f.name not in absent_columns])
 

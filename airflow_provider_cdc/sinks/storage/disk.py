@@ -27,7 +27,7 @@ def translate_disk_full(path: str | Path | None = None) -> Iterator[None]:
         disk = f"the disk of {Path(os.fsdecode(failed_path)).parent}" if failed_path else "the disks of this host"
         raise NoRoomError(
             f"{failed_path or 'a file'} could not be written: {os.strerror(error.errno)}",
-            f"Make room on {disk} (or raise the quota), then run again: nothing is lost",
+            f"Make room on {disk} (or raise the quota), then run again: no data is lost",
         ) from None
 
 

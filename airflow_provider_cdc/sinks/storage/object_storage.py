@@ -36,7 +36,7 @@ _WRITE_ID_ATTRIBUTE = "cdcwrite"
 _WRITE_ONCE_TRIES, _WRITE_ONCE_SECONDS = 6, 60.0
 #: How often a listing is started, or continued after the last name listed.
 _LIST_TRIES = 4
-_STORE_REMEDY = "Look at the store and at the way to it, then run again"
+_STORE_REMEDY = "Check the store and the network connection to it, then run again"
 #: How often a read is tried if its response breaks off.
 _READ_TRIES = 5
 #: Pieces uploaded in parallel.
@@ -112,7 +112,7 @@ class ObjectStorage:
                 break
             time.sleep(0.05 * 2**attempt)
         raise problem or StoreError(
-            f"writing {self.location(name)} failed: the store says that it is there, and that it is not",
+            f"writing {self.location(name)} failed: the store reports both that it exists and that it does not",
             _STORE_REMEDY,
         )
 
@@ -248,7 +248,7 @@ class ObjectStorage:
 
     def _head(self, name: str) -> Any:
         try:
-            with self._bucket_errors("looking at", name, FileNotFoundError) as (bucket, key):
+            with self._bucket_errors("checking", name, FileNotFoundError) as (bucket, key):
                 current_counts().count("head")
                 return bucket.store.head(key)
         except FileNotFoundError:
@@ -257,7 +257,7 @@ class ObjectStorage:
     def _read_write_id(self, name: str) -> str | None:
         """Return the write identifier in a file's metadata; empty if it has none, ``None`` if there is no file."""
         try:
-            with self._bucket_errors("looking at", name, FileNotFoundError) as (bucket, key):
+            with self._bucket_errors("checking", name, FileNotFoundError) as (bucket, key):
                 current_counts().count("head")
                 attributes: Mapping[Any, Any] = bucket.store.get(key, options={"head": True}).attributes
                 return str(attributes.get(_WRITE_ID_ATTRIBUTE, ""))

@@ -31,18 +31,19 @@ def check_storage_guarantees(storage: Storage, folder: str) -> None:
         content = storage.read(name)
         if sum(won) != 1 or storage.write_once(name, b"later") or storage.read(name) != content:
             raise NotReadyError(
-                f"the store does not let one writer be the first: several have written {storage.location(name)}",
+                f"the store does not let only one writer create a file: several have created {storage.location(name)}",
                 "It must honour If-None-Match: * in PUT. Use a newer version of it, another store, or no proxy that "
-                "takes that header out",
+                "removes this header",
             )
         if (
             content != b"%d" % won.index(True)
             or [listed_name for listed_name, _ in storage.list(f"{folder}/check")].count(name) != 1
         ):
             raise NotReadyError(
-                f"what was written to {where} is not read and listed at once", "Use a store that is strongly consistent"
+                f"a file written to {where} cannot be read and listed immediately",
+                "Use a store that is strongly consistent",
             )
     finally:
         storage.delete(name)
     if storage.read(name) is not None:
-        raise NotReadyError(f"what was deleted in {where} is still read", "Use a store that is strongly consistent")
+        raise NotReadyError(f"a file deleted in {where} can still be read", "Use a store that is strongly consistent")

@@ -118,7 +118,7 @@ class Bucket:
         :raises RuntimeError: if the process was forked.
         """
         if os.getpid() != self._opened_in_pid:
-            raise RuntimeError("an object store was opened before this process was forked: start it afresh")
+            raise RuntimeError("an object store was opened before this process was forked: start a new process")
 
 
 def obstore_config(address: StoreAddress, access: StoreAccess | None) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _credential_provider(access: StoreAccess | None, region: str | None) -> Any:
     if access.assume_role_args:
         if find_spec("boto3") is None:
             raise NotReadyError(
-                f"{access.label} has a role_arn, and boto3 is not installed",
+                f"{access.label} has a role_arn, but boto3 is not installed",
                 'Run on every host: pip install "airflow-provider-cdc[aws]"',
             )
         return AssumedRoleCredentials(access.aws_keys, region, access.assume_role_args)
@@ -168,7 +168,7 @@ def _read_certificates(path: str) -> bytes:
     except OSError as error:
         raise NotReadyError(
             f"the certificates {path} (extra verify) cannot be read: {type(error).__name__}",
-            "The file must be on every host",
+            "The file must exist on every host",
         ) from None
 
 

@@ -116,7 +116,7 @@ class _CheckpointReader:
         rows = self._read_json(name) if name.endswith(".json") else self._read_parquet(name)
         for kind, value in rows:
             if kind not in allowed:
-                raise self._not_understood(name, f"it holds {kind}, which does not belong there")
+                raise self._not_understood(name, f"it contains {kind}, which does not belong there")
             self._kinds_seen.add(kind)
             if kind == "remove":
                 self.tombstones.append(value)
@@ -136,12 +136,12 @@ class _CheckpointReader:
             raise self._not_understood(name, f"it lacks {' and '.join(sorted(missing))}")
         if self._declared_add_count is not None and self._add_count != self._declared_add_count:
             raise self._not_understood(
-                name, f"it has {self._add_count} data files, and says that it has {self._declared_add_count}"
+                name, f"it has {self._add_count} data files, but declares {self._declared_add_count}"
             )
 
     def _note_metadata(self, name: str, metadata: dict[str, Any]) -> None:
         if metadata.get("version") != self.checkpoint.version:
-            raise self._not_understood(name, f"it says that it is of version {metadata.get('version')}")
+            raise self._not_understood(name, f"it declares version {metadata.get('version')}")
         count = str((metadata.get("tags") or {}).get("numOfAddFiles") or "")
         self._declared_add_count = int(count) if count.isdecimal() else None
 
@@ -155,9 +155,9 @@ class _CheckpointReader:
                 action = json.loads(line)
                 ((kind, value),) = action.items()
             except (ValueError, AttributeError):
-                raise self._not_understood(name, f"line {number} of it is not one action") from None
+                raise self._not_understood(name, f"line {number} is not one action") from None
             if kind not in _ACTION_KINDS or not isinstance(value, dict):
-                raise self._not_understood(name, f"line {number} of it is of the unknown kind {kind!r}")
+                raise self._not_understood(name, f"line {number} has the unknown kind {kind!r}")
             if kind == "remove":
                 tombstones.append({k: value[k] for k in _TOMBSTONE_FIELDS if value.get(k) is not None})
             elif kind not in _STATELESS_ACTIONS:

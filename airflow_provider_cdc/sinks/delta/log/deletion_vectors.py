@@ -92,7 +92,7 @@ def decode_vector(data: bytes) -> BitMap:
     """
     magic, count = struct.unpack_from("<iq", data)
     if magic != _MAGIC:
-        raise ValueError(f"a deletion vector begins with {magic}")
+        raise ValueError(f"unexpected magic number {magic}")
     if count == 0:
         return BitMap()
     if count == 1 and struct.unpack_from("<i", data, 12)[0] == 0:
@@ -130,13 +130,13 @@ def read_vector(storage: Storage, vector: DeletionVector) -> BitMap:
             dead = decode_vector(_from_z85(vector.path_or_inline)[: vector.size_bytes])
         elif vector.file_name is None:
             raise TerminalError(
-                f"a deletion vector lies outside of {storage.location()}: {vector.path_or_inline}", remedy
+                f"a deletion vector is outside of {storage.location()}: {vector.path_or_inline}", remedy
             )
         else:
             location = f"at {vector.offset or 0} of {storage.location(vector.file_name)}"
             dead = decode_vector(_read_vector_bytes(storage, vector.file_name, vector.offset or 0, vector.size_bytes))
         if len(dead) != vector.cardinality:
-            raise ValueError(f"it has {len(dead)} rows, the log says {vector.cardinality}")
+            raise ValueError(f"it has {len(dead)} rows, but the log records {vector.cardinality}")
         return dead
     except (FileNotFoundError, ValueError, struct.error) as error:
         raise TerminalError(f"the deletion vector {location} is missing or damaged: {error}", remedy) from None

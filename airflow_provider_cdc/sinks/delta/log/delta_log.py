@@ -162,7 +162,7 @@ class DeltaLog:
             except OSError as error:  # unknown outcome: files written for it must stay
                 problem = problem or error
         if not is_committed and problem is not None:
-            message, remedy = str(problem), "Look at the storage, then run again"
+            message, remedy = str(problem), "Check the storage, then run again"
             if isinstance(problem, CdcError):
                 message, remedy = problem.message, problem.remedy
             raise TransientError(f"the {self.name} could not be committed: {message}", remedy) from problem
@@ -242,7 +242,7 @@ class DeltaLog:
         try:
             actions = [json.loads(line) for line in data.splitlines() if line.strip()]
         except ValueError as error:
-            problem = f"it is cut off, or is no JSON ({error})"
+            problem = f"it is truncated or not JSON ({error})"
         else:
             problem = "it has an unknown form" if actions else "it is empty"
             if actions and all(isinstance(action, dict) for action in actions):
@@ -250,7 +250,7 @@ class DeltaLog:
         raise TerminalError(
             f"version {version} of the {self.name} is damaged: {problem}, in "
             f"{self.storage.location(self._commit_name(version))}",
-            "Restore this file from a backup, or start with a fresh sink.path: nobody can read the table without it",
+            "Restore this file from a backup, or start with a fresh sink.path: the table cannot be read without it",
         )
 
     def _is_own_commit(self, name: str, transaction_id: str) -> bool:
@@ -292,7 +292,7 @@ class DeltaLog:
             self._reset()
             if self._find_checkpoint() == checkpoint:
                 raise TerminalError(
-                    f"a checkpoint of the {self.name} is not whole: {error}",
+                    f"a checkpoint of the {self.name} is incomplete: {error}",
                     "Nothing was changed. Restore the file, or start with a fresh sink.path",
                 ) from None
             self._load()  # the log was cleaned up meanwhile

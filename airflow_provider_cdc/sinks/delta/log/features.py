@@ -213,9 +213,9 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
         statements = "; ".join(dict.fromkeys(filter(None, used.values())))
         raise TerminalError(
             f"the {name} uses {', '.join(sorted(used))}",
-            "Something else enabled it, and this version cannot merge into such a table: "
+            "Other software enabled this, and this version cannot merge into such a table: "
             + (
-                f"take it out, in Spark by {statements}, or use a fresh sink.path"
+                f"remove it, in Spark with {statements}, or use a fresh sink.path"
                 if statements
                 else "use a fresh sink.path"
             ),

@@ -306,8 +306,8 @@ class ChangeMerger:
         for file in files:
             if self._storage.size(file.path) != file.size:
                 raise TransientError(
-                    f"the file {self._storage.location(file.path)} is not there any more, or not whole",
-                    "Run again: it is read once more. A VACUUM must not run while a snapshot does",
+                    f"the file {self._storage.location(file.path)} is missing or incomplete",
+                    "Run again to read it again. Do not run VACUUM during a snapshot",
                 )
         return [(file, BitMap()) for file in files if file.rows]
 

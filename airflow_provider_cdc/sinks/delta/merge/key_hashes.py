@@ -87,7 +87,7 @@ class KeyHasher:
 
 def _order_preserving_uint64(column: pa.ChunkedArray) -> Any:
     if column.null_count:  # NumPy would convert all of them to floats and merge some integers
-        raise TerminalError("a key of the copy is NULL", "Copy the table again: `airflow-cdc resnapshot`")
+        raise TerminalError("a key of the copy is NULL", "Re-snapshot the table: `airflow-cdc resnapshot`")
     values = column.to_numpy()
     if values.dtype.kind == "u":
         return values.astype(np.uint64)

@@ -45,9 +45,8 @@ BUFFER_BYTES = 64 << 20
 _SETTING = "sink.partition_by"
 _CHANGE_VALUE_REMEDY = "Give the row another value in the source"
 _PARTITION_VALUE_REMEDY = (
-    f"{_CHANGE_VALUE_REMEDY}, then read the table again (airflow-cdc resnapshot); or leave the column out of "
-    f"{_SETTING} and start with "
-    "a fresh sink.path"
+    f"{_CHANGE_VALUE_REMEDY}, then re-snapshot the table (airflow-cdc resnapshot); or leave the column out of "
+    f"{_SETTING} and start with a fresh sink.path"
 )
 
 
@@ -121,9 +120,9 @@ class Partitioning:
         current_columns = list(metadata.get("partitionColumns") or ())
         if current_columns != self.columns:
             raise TerminalError(
-                f"the {name} is partitioned by {', '.join(current_columns) or 'nothing'}, and {_SETTING} says "
+                f"the {name} is partitioned by {', '.join(current_columns) or 'nothing'}, but {_SETTING} says "
                 f"{', '.join(self.columns) or 'nothing'}",
-                "Undo the change, or start with a fresh sink.path: a table is partitioned when it is made",
+                "Undo the change, or start with a fresh sink.path: the partitioning is fixed when a table is created",
             )
 
     @cached_property
@@ -182,16 +181,14 @@ class Partitioning:
         for name, value in values.items():
             if value == "" or value == _NULL_FOLDER:
                 raise TerminalError(
-                    f"a row has {'an empty text' if value == '' else _NULL_FOLDER} in column {name}, by which its "
-                    "table is "
-                    "partitioned: Delta readers would take it for NULL",
+                    f"a row has {'an empty text' if value == '' else _NULL_FOLDER} in partition column {name}: "
+                    "Delta readers would read it as NULL",
                     _PARTITION_VALUE_REMEDY,
                     first=_CHANGE_VALUE_REMEDY,
                 )
             if len(_partition_folder(name, value).encode()) > _MAX_FOLDER_BYTES:
                 raise TerminalError(
-                    f"a row has a text in column {name} that is too long for the name of a folder, and its table is "
-                    "partitioned by it",
+                    f"a row has a text in partition column {name} that is too long for the name of a folder",
                     _PARTITION_VALUE_REMEDY,
                     first=_CHANGE_VALUE_REMEDY,
                 )
@@ -324,13 +321,16 @@ def _why_not_partitionable(field: PartitionField, columns: Mapping[str, Column])
         return f"it has no column {field.column} that is copied", f"Its columns are {', '.join(columns)}"
     kind = column.data_type
     if not _ALLOWED_NAME.fullmatch(field.column):
-        return "the column's name cannot be that of a folder", f"Leave it out of {_SETTING}"
+        return "the column name cannot be a folder name", f"Leave it out of {_SETTING}"
     if field.unit is None and kind in _TIME_TYPES:
-        return f"of {column.column_type} only a part is of use", f"Write {{day: {field.column}}}, or year, month, hour"
+        return (
+            f"only a part of a {column.column_type} can be used",
+            f"Write {{day: {field.column}}}, or year, month, hour",
+        )
     if field.unit is None and kind not in _PARTITION_TYPES:
-        return f"values of type {column.column_type} make no partitions", "Take a column of integers, text, or dates"
+        return f"values of type {column.column_type} cannot form partitions", "Use a column of integers, text, or dates"
     if field.unit is not None and kind not in (*_TIME_TYPES, "date"):
-        return f"the column is {column.column_type}", "Take the part of a DATE, DATETIME, or TIMESTAMP"
+        return f"the column is {column.column_type}", "Use a part of a DATE, DATETIME, or TIMESTAMP"
     if field.unit == "hour" and kind == "date":
         return "a DATE has no hour", f"Write {{day: {field.column}}}"
     if field.unit is not None and field.column_name.lower() in {name.lower() for name in (*columns, *META_COLUMNS)}:

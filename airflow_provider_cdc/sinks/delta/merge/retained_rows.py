@@ -85,8 +85,8 @@ class RetainedRowFinder:
                 )[0]
         except pa.ArrowInvalid as error:
             raise TerminalError(
-                f"rows of the {self._log.name} that the source has deleted cannot have its new columns: {error}",
-                "Move the folder of the table away, and read it again: airflow-cdc resnapshot",
+                f"rows of the {self._log.name} that the source has deleted do not fit its new columns: {error}",
+                "Move the folder of the table away, and re-snapshot it: airflow-cdc resnapshot",
             ) from error
         return retained_files
 
