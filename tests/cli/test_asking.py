@@ -59,10 +59,10 @@ def test_where_one_runs(shared: Cli) -> None:
         assert "    paused: ann asked for it. To resume it: airflow-cdc resume" in done(shared, "status")
         said = done(shared, "resume", "--table", "d.plain")
         assert said.startswith("the stream is paused (ann asked for it): it re-snapshots the table when it is resumed")
-        assert done(shared, "resume") == f"epoch {epoch.number} goes on"
+        assert done(shared, "resume") == f"epoch {epoch.number} resumes"
         assert "paused" not in done(shared, "status")
         said = done(shared, "resume", "--table", "d.plain")  # the same request, if it still waits
-        assert said.startswith("d.plain was read again, and is part of the stream from ")
+        assert said.startswith("d.plain was re-snapshotted and is part of the stream from ")
         assert done(shared, "stop", "--by", "bob") == f"epoch {epoch.number} was asked to stop"
         wait_for("its end", epoch.stop.is_set)
     with shared.opened() as (_, store):

@@ -217,4 +217,4 @@ def test_a_link_that_airflow_does_not_take_ends_nothing() -> None:
     told: list[str] = []
     context: Any = {"ti": Ti()}
     push_spark_ui_link(context, "http://h:1", Log())
-    assert told == ["there is no link to Spark's page, http://h:1, because Airflow rejected it: spark_ui was not taken"]
+    assert told == ["there is no link to the Spark UI, http://h:1, because Airflow rejected it: spark_ui was not taken"]
