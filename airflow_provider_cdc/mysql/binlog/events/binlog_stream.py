@@ -137,7 +137,7 @@ class BinlogStream:
         return connection
 
     def _skip_to(self, file: str, position: int) -> None:
-        """Read up to a position that does not fit into the protocol's 32 bits, which takes a huge transaction."""
+        """Read up to a position that exceeds the protocol's 32 bits, as in the file of a huge transaction."""
         while self.position < position and (packet := self._read_packet()) is not None:
             self._parse_event(packet)
         if (self.file, self.position) != (file, position):
@@ -274,7 +274,7 @@ class BinlogStream:
         return event
 
     def next_file_after_torn_end(self, at: Position) -> Position | None:
-        """See :func:`~airflow_provider_cdc.mysql.client.binlog_headers.next_file_after_torn_end`."""
+        """Call :func:`~airflow_provider_cdc.mysql.client.binlog_headers.next_file_after_torn_end` on a new connection."""
         with contextlib.closing(connect(self._args)) as connection:
             return next_file_after_torn_end(connection, at)
 
