@@ -49,83 +49,83 @@ class Layout:
         self.change_staging_folder = f"{self.pipeline_folder}/staging"
 
     def next_plan(self, generation: int) -> str:
-        """Plan of a snapshot that replaces an earlier one; written once, before it becomes :attr:`plan`."""
+        """Return the file for the plan of a replacement snapshot; written once, before it becomes :attr:`plan`."""
         return f"{self.pipeline_folder}/plans/{generation}.json"
 
     def amendments_folder(self, generation: int) -> str:
-        """Folder of a snapshot's amendments."""
+        """Return the folder of a snapshot's amendments."""
         return f"{self.pipeline_folder}/amended/{generation}"
 
     def amendment(self, generation: int, table: int, revision: int) -> str:
-        """New plan of a table that was altered during its snapshot; written once."""
+        """Return the file for the new plan of a table that was altered during its snapshot; written once."""
         return f"{self.amendments_folder(generation)}/{table}-{revision}.json"
 
     def definition(self, generation: int, table: int, seq: int) -> str:
-        """Definition of a table after a DDL that the stream followed, by ``_cdc_seq`` of the DDL; written once."""
+        """Return the file for the definition of a table after a followed DDL with this ``_cdc_seq``; written once."""
         return f"{self.amendments_folder(generation)}/{table}-at-{seq}.json"
 
     def suspension(self, generation: int, table: int, revision: int) -> str:
-        """Why and where a table was suspended, by revision of its definitions; written once."""
+        """Return the file that records why and where a revision of a table was suspended; written once."""
         return f"{self.amendments_folder(generation)}/{table}-suspended-{revision}.json"
 
     def addition(self, generation: int, table: int) -> str:
-        """A table that was added to the plan; written once."""
+        """Return the file for a table that was added to the plan; written once."""
         return f"{self.amendments_folder(generation)}/{table}-added.json"
 
     def table_folder(self, table: TableSchema) -> str:
-        """Folder of a table."""
+        """Return the folder of a table."""
         return self._table_paths.path_of(*table.id)
 
     def groups_folder(self, generation: int) -> str:
-        """Parent folder of the folders of a snapshot's chunk groups."""
+        """Return the parent folder of the folders of a snapshot's chunk groups."""
         return f"{self.pipeline_folder}/groups/{generation}"
 
     def group_folder(self, generation: int, group: int) -> str:
-        """Folder of a chunk group's manifests, with one file per attempt."""
+        """Return the folder of a chunk group's manifests, with one file per attempt."""
         return f"{self.groups_folder(generation)}/{group}"
 
     def group_plan(self, generation: int, group: int) -> str:
-        """A chunk group's part of the plan, which its tasks read instead of the whole plan."""
+        """Return the file for a chunk group's part of the plan, which its tasks read instead of the whole plan."""
         return f"{self.group_folder(generation, group)}/plan.json"
 
     def attempt_manifest(self, generation: int, group: int, attempt: int) -> str:
-        """Manifest of one attempt at a group."""
+        """Return the manifest file of one attempt at a group."""
         return f"{self.group_folder(generation, group)}/attempt-{attempt}.json"
 
     def resnapshots_folder(self, generation: int) -> str:
-        """Folder of re-snapshots, with one file for each number drawn."""
+        """Return the folder of re-snapshots, with one file for each number drawn."""
         return f"{self.pipeline_folder}/readings/{generation}"
 
     def resnapshot(self, generation: int, number: int) -> str:
-        """What the re-snapshot with a number reads; written once, by the process that draws the number."""
+        """Return the file that defines a re-snapshot; written once, by the process that draws its number."""
         return f"{self.resnapshots_folder(generation)}/{number}.json"
 
     def resnapshot_outcome(self, generation: int, number: int) -> str:
-        """Outcome of a re-snapshot of a table or of key ranges."""
+        """Return the file for the outcome of a re-snapshot of a table or of key ranges."""
         return f"{self.group_folder(generation, number)}/outcome.json"
 
     def signals_folder(self, generation: int, group: int, attempt: int) -> str:
-        """Folder of the signals between driver and readers of an attempt; removed when the attempt ends."""
+        """Return the folder of signals between driver and readers of an attempt; removed when the attempt ends."""
         return f"{self.group_folder(generation, group)}/notes-{attempt}"
 
     def task_request(self, generation: int, group: int, task: str) -> str:
-        """The last request of a scheduler task for which a chunk group was finished; one file per task."""
+        """Return the file for the last request of a scheduler task for which a chunk group was finished."""
         return f"{self.group_folder(generation, group)}/tasks/{hashlib.sha256(task.encode()).hexdigest()[:32]}.json"
 
     def slices_folder(self, table: TableSchema, generation: int, group: int) -> str:
-        """Folder of a group's slices of one table, with a subfolder per attempt."""
+        """Return the folder of a group's slices of one table, with a subfolder per attempt."""
         return f"{self.table_folder(table)}/snapshot/{generation}/{group}"
 
     def slice_manifest(self, table: TableSchema, generation: int, group: int, attempt: int, number: int) -> str:
-        """Manifest of a slice; written once, when the slice is complete."""
+        """Return the manifest file of a slice; written once, when the slice is complete."""
         return f"{self.slices_folder(table, generation, group)}/{attempt}/slice-{number:05d}.json"
 
     def staged_reads_folder(self, generation: int) -> str:
-        """Folder of staged reads, with one file for each attempt that waits for the stream to publish it."""
+        """Return the folder of staged reads, with one file for each attempt that waits to be published."""
         return f"{self.pipeline_folder}/staged/{generation}"
 
     def reload_request(self, generation: int) -> str:
-        """Which tables the running stream is to copy from now on."""
+        """Return the file that lists the tables that the running stream is to copy from now on."""
         return f"{self.staged_reads_folder(generation)}/reload.json"
 
 
