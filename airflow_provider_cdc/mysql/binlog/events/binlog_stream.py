@@ -274,7 +274,7 @@ class BinlogStream:
         return event
 
     def next_file_after_torn_end(self, at: Position) -> Position | None:
-        """Call :func:`~airflow_provider_cdc.mysql.client.binlog_headers.next_file_after_torn_end` on a new connection."""
+        """Call :func:`.binlog_headers.next_file_after_torn_end` on a new connection."""
         with contextlib.closing(connect(self._args)) as connection:
             return next_file_after_torn_end(connection, at)
 
