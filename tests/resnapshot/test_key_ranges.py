@@ -300,7 +300,7 @@ def test_what_is_refused(server: MySQLServer, cli: Cli) -> None:
         (
             "number",
             "v = 1",
-            r"condition on the key of part\.number: v is not a column of the key \(id\)\. Say it as a range",
+            r"condition on the key of part\.number: v is not a column of the key \(id\)\. Write it as a range",
         ),
         ("number", "id = 'x'", "not a value"),
         ("number", "id = 1; DROP TABLE word", "not a condition"),

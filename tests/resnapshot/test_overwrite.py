@@ -259,7 +259,7 @@ def test_the_last_revision_of_a_table() -> None:
     last = replace(plan, amendments=(Rejoin(0, 999_999, 7, schema),))
     following = replace(plan, generation=2)
     assert generation_fence(plan, 0).value < generation_fence(last, 0).value < generation_fence(following, 0).value
-    with pytest.raises(TerminalError, match=r"d\.t was read again 1,000,000 times.*fresh sink\.path") as stopped:
+    with pytest.raises(TerminalError, match=r"d\.t was re-snapshotted 1,000,000 times.*fresh sink\.path") as stopped:
         generation_fence(last, 0, 1_000_000)
     assert stopped.value.table == "d.t"
 
