@@ -234,7 +234,7 @@ def test_writers_that_never_stop(world: World, written: Any, monkeypatch: pytest
     seen = written("after", lambda n: world.sql(f"INSERT INTO narrow VALUES ({n}, 'again')"))
     with pytest.raises(TransientError) as caught:
         world.cli.snapshot()
-    said = r"table d\.narrow, .* in each of the 4 moments .* \([\d.]+ ms long, 1\.0 changes each; \d+ s in all\)"
+    said = r"d\.narrow, .* during each of 4 attempts .* \(on average [\d.]+ ms and 1\.0 changes each; \d+ s in total\)"
     assert re.search(said, caught.value.message) and len(seen) == 4
     assert "writers pause" in caught.value.remedy and "primary key" in caught.value.remedy
     monkeypatch.undo()

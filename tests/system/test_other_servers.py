@@ -113,7 +113,7 @@ def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
             server.execute(f"INSERT INTO d.t VALUES ({number})")
         with pytest.raises(TerminalError, match=r"was created at .* but the file of this name"):
             cli.catch_up()
-        with pytest.raises(TerminalError, match=r"of the server stands for '.*', and was read as '0-1-"):
+        with pytest.raises(TerminalError, match=r"on the server corresponds to '.*', but was read as '0-1-"):
             check_resume_offset(
                 connection, replace(offset, file_start_time=0), context.binlog_opener(0)
             )  # of an older version
