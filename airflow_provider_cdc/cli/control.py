@@ -97,7 +97,7 @@ def reload(path: str) -> None:
         finally:
             store.close()
         if changes is None:
-            click.echo("no stream is running: the next one copies the tables of the file")
+            click.echo("no stream is running: the next one will copy the tables in the file")
             return
         added, removed = changes
         click.echo(f"added: {', '.join(added) or 'none'}; removed: {', '.join(removed) or 'none'}")

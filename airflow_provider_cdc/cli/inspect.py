@@ -81,7 +81,7 @@ def plan(path: str, as_json: bool) -> None:
             return
         click.echo(f"a snapshot of {snapshot_forecast}")
         click.echo(
-            f"{len(shown_plan.chunks)} chunks in {len(shown_plan.groups())} groups, at least 4 statements a chunk"
+            f"{len(shown_plan.chunks)} chunks in {len(shown_plan.groups())} groups, at least 4 statements per chunk"
         )
 
 

@@ -137,7 +137,7 @@ def test_what_a_status_fails_for(cli: Cli) -> None:
     assert ask("suspended", "stopped", "lag", "purge_risk", lag_seconds=60, hours_to_purge=1) == found
     with pytest.raises(AirflowFailException, match="fail_on has lag, but alerts.lag_seconds of .* is not set"):
         ask("lag")
-    with pytest.raises(AirflowFailException, match="the source may purge what is needed in .* h, less than 1e"):
+    with pytest.raises(AirflowFailException, match="the source may purge needed binlogs in .* h, less than 1e"):
         ask("purge_risk", hours_to_purge=1e6)
     assert TI.pushed["return_value"]["phase"] == "snapshot"
     for wrong in (["lags"], "lag"):

@@ -82,7 +82,7 @@ class PipelineTemplateMixin(BaseOperator if TYPE_CHECKING else object):  # type:
 
 def _read_pipeline_file(name: str, jinja_env: Environment) -> str:
     folders = getattr(jinja_env.loader, "searchpath", ["."])
-    # An absolute path stands for itself.
+    # For an absolute name, Path(folder, name) is the name itself.
     path = next((candidate for folder in folders if (candidate := Path(folder, name)).is_file()), None)
     if path is None:
         raise NotReadyError(

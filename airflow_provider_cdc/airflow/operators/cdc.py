@@ -111,7 +111,7 @@ class CdcPlanChunksOperator(PipelineOperator):
             with closing(run_context.open_state_database()) as store:
                 plan = replan_if_purged(run_context, store)
                 adopt_published_groups(run_context, store, plan)
-        self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
+        self.log.info("P0 (the lowest low watermark, where the stream begins) is %s", plan.p0.at)
         rows = run_context.pipeline.snapshot.chunk_rows
         if self._has_mapped_tasks(context):  # a superseded group keeps its map index
             return plan.group_summaries(rows, include_superseded=True)
@@ -286,6 +286,7 @@ class CdcVerifyOperator(OpenLineageMixin, PipelineOperator):
     XCom: list of tables, each with ``table``, ``verdict`` (``equal``, else the task fails), ``rows``, and the number of
     missing, extra and different rows.
 
+    :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
     :param show_values: also log the keys of a few differing rows, and return them in ``examples``. For a table without
         a key these are whole rows. The values are visible to everyone who can read the task's log and XComs.
     :param tables: patterns ``database.table`` of the tables to compare. Default: all. (templated)

@@ -199,12 +199,12 @@ def _failure_reasons(report: Mapping[str, Any], pipeline: Pipeline, fail_on: Seq
     if SUSPENDED in fail_on and report["suspended"]:
         yield "suspended: " + ", ".join(suspended_table["table"] for suspended_table in report["suspended"])
     if STOPPED in fail_on and report["phase"] in ("snapshot_complete", "stopped"):
-        yield f"no stream runs ({report['phase']})"
+        yield f"no stream is running ({report['phase']})"
     if report["lag_unknown"] and {LAG, PURGE_RISK} & {*fail_on}:
         yield f"the lag is unknown: {report['lag_unknown']}"
         return
     if LAG in fail_on and alerts.lag_seconds is not None and report["lag_seconds"] > alerts.lag_seconds:
-        yield f"{report['lag_seconds']:g} s behind, more than alerts.lag_seconds={alerts.lag_seconds:g}"
+        yield f"a lag of {report['lag_seconds']:g} s exceeds alerts.lag_seconds={alerts.lag_seconds:g}"
     hours_left = report["purge_in_hours"] if PURGE_RISK in fail_on else None  # None for never
     if hours_left is not None and alerts.hours_to_purge is not None and hours_left < alerts.hours_to_purge:
-        yield f"the source may purge what is needed in {hours_left:g} h, less than {alerts.hours_to_purge:g}"
+        yield f"the source may purge needed binlogs in {hours_left:g} h, less than {alerts.hours_to_purge:g}"

@@ -61,8 +61,7 @@ _POD_VARIABLE = "AIRFLOW_IS_K8S_EXECUTOR_POD"
 
 
 class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
-    """Follow the binlog from the lowest low watermark of the snapshot, or from the position at which the last stream
-    stopped.
+    """Follow the binlog from the lowest low watermark of the snapshot, or from where the last stream stopped.
 
     The Spark driver runs in its own session and outlives the task's process. The task defers and watches the driver
     through the state database. If a stream ends for a transient reason (the source is unavailable, the driver was

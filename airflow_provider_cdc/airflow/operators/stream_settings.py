@@ -30,19 +30,19 @@ def apply_changed_settings(run_context: RunContext, store: StateDatabase, run: E
     description = f"the pipeline has changed since epoch {run.epoch} began: {', '.join(changed)}"
     if run.log is None:  # it runs in a terminal
         log.warning(
-            "%s. It was started from the command line on %s, and keeps its old settings until it is restarted there",
+            "%s. The stream was started from the command line on %s, and keeps its old settings until it is restarted",
             description,
             run.host,
         )
         return False
     if RELOADABLE_SETTINGS.issuperset(changed):
         if run.desired_state != "run":
-            log.warning("%s. It is paused, and adopts the new list of tables when it is restarted", description)
+            log.warning("%s. The stream is paused, and adopts the new list of tables when it is restarted", description)
             return False
-        log.info("%s. It adopts these while it runs", description)
+        log.info("%s. The stream adopts these while it runs", description)
         added, removed = reload_tables(run_context, store) or ([], [])
         log.info("added: %s; removed: %s", ", ".join(added) or "none", ", ".join(removed) or "none")
         return False
-    log.info("%s. Asking it to stop; the next epoch begins with the new settings", description)
+    log.info("%s. Asking the stream to stop; the next epoch begins with the new settings", description)
     store.request_stop(run.pipeline, run.epoch, by=by)
     return True

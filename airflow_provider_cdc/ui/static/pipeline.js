@@ -51,7 +51,7 @@ function tiles(p, lag) {
     tile("Lag, p95", seconds(p.phase === "streaming" ? p.lag_seconds : null), newest ? `last with changes: ${seconds(newest[4])}` : "from commit to commit"),
     tile("Changes", rate(p.changes_per_second), operations(p)),
     tile("Merge", seconds(median(p.batches.map((b) => b.seconds))), `per batch; ${many(p.stream.batches, "batch", "batches")} in this run`),
-    tile("Behind", bytes(p.lag_bytes), p.lag_unknown ?? "of binlog"),
+    tile("Lag, bytes", bytes(p.lag_bytes), p.lag_unknown ?? "of binlog"),
     tile("Binlog read", bytes(p.stream.bytes), "in this run"));
   if (p.sampled_at) found.push(tile("Source keeps needed binlogs", p.purge_hours === null ? "forever" : seconds(p.purge_hours * 3600), ["sampled ", ago(p.sampled_at)]));
   return found.length ? h("div", { class: "tiles" }, found) : null;
