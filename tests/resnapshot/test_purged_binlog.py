@@ -249,7 +249,7 @@ def test_beside_a_stream_that_runs_nothing_is_planned(world: World) -> None:
 def test_what_it_does_not_go_with() -> None:
     value = {"name": "p", "source": {"conn_id": "c", "tables": ["d.t"]}, "sink": {"path": "/lake"}}
     for stream, said in (
-        ({"on_purged": "reread", "start": "latest"}, "nothing to read again"),
+        ({"on_purged": "reread", "start": "latest"}, "nothing to re-snapshot"),
         ({"on_purged": "again"}, "stream.on_purged is 'again'"),
     ):
         with pytest.raises(NotReadyError, match=said):

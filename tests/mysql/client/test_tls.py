@@ -108,7 +108,7 @@ def test_the_check_given_up(tls_server: MySQLServer, certificate: Certificate, m
             "airflow_provider_cdc.airflow.hooks.mysql.resolve_connection", {"cdc_mysql_default": found}.__getitem__
         )
         worked, text = CdcMySqlHook().test_connection()
-        assert worked and ", but " in text and "may pass for the server" in text
+        assert worked and ", but " in text and "can impersonate the server" in text
 
 
 def test_on_this_host_nothing_is_demanded(tls_server: MySQLServer) -> None:
