@@ -105,7 +105,7 @@ def connect(args: ConnectArgs) -> Connection[Any]:
                 "charset": "utf8mb4",
                 "connect_timeout": 10,
                 "read_timeout": _LOGIN_SECONDS,
-                "write_timeout": _LOGIN_SECONDS,  # of the TLS handshake, too, which would have none
+                "write_timeout": _LOGIN_SECONDS,  # also limits the TLS handshake, which has no timeout of its own
                 **args,
                 "conv": encoders,
                 "use_unicode": False,
