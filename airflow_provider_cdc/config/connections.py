@@ -83,7 +83,7 @@ class ResolvedConnection:
         return tuple(str(secret) for secret in values if secret)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values **with the secrets**, to pass to another process on its standard input; never store them."""
+        """Return plain values **with the secrets**: pass them to the standard input of a process, never store them."""
         return dataclasses.asdict(self)
 
     @classmethod

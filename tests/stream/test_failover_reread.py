@@ -275,7 +275,7 @@ def test_a_request_of_an_earlier_segment(pair: Pair) -> None:
         assert not list_pending_reads(context, context.require_plan())
     assert set(group(pair).published_by_table().values()) == {1}
     (told,) = events(pair, "reread_dropped")
-    assert told.startswith("group 0 was re-snapshotted (attempt 2), but cannot be published: it was read at server ")
+    assert told.startswith("group 0 was re-snapshotted (attempt 2), but cannot be published: it was read from server ")
     break_copy(pair)
     assert read_again(pair, pair.old).outcome == "staged"
     exact(pair, pair.old)
