@@ -112,7 +112,7 @@ class Snapshot:
             if getattr(self, name) is not None:
                 check_integer(f"snapshot.{name}", getattr(self, name), 1)
         if self.max_threads_running is not None:
-            # Each reader causes up to two running threads, and one more queries the number.
+            # Each reader itself causes up to two running threads, one of which queries the number.
             check_integer("snapshot.max_threads_running", self.max_threads_running, 2 * self.parallelism + 1)
 
     @property

@@ -75,7 +75,7 @@ class StoreAddress:
         return f"{self._base}/{'/'.join(part for part in (self.root, name) if part)}".rstrip("/")
 
     def uri(self, name: str = "") -> str:
-        """The same for libraries."""
+        """Return the address of the root in the form that libraries expect."""
         return f"{self._base}/{quote('/'.join(part for part in (self.root, name) if part), safe='/=')}".rstrip("/")
 
     @property

@@ -94,7 +94,7 @@ class SchemaPolicy:
             retained = [] if overwrites_rows else [*before.retained]
         elif (
             not decided.key and (unretainable := [*before.retained, *missing_columns]) and not is_requested
-        ):  # its rows are told apart by all values
+        ):  # its rows are compared by all values
             raise DdlNotFollowed(
                 f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep"
             )
