@@ -84,7 +84,7 @@ OF_ALL: dict[tuple[str, str, str], str] = {
         "rows",
         "XA transaction ",
     ): "the rows are gone, and so are the names of their tables",
-    ("apply/stream_job.py", "together", "a piece of a batch begins at "): _INSIDE,
+    ("apply/stream_job.py", "together", "a batch range begins at "): _INSIDE,
     (
         "apply/applier.py",
         "check_passed",
