@@ -75,7 +75,7 @@ class StoreAddress:
         return f"{self._base}/{'/'.join(part for part in (self.root, name) if part)}".rstrip("/")
 
     def uri(self, name: str = "") -> str:
-        """Return the address of the root in the form that libraries expect."""
+        """Return the percent-encoded form of :meth:`display`, as libraries expect it."""
         return f"{self._base}/{quote('/'.join(part for part in (self.root, name) if part), safe='/=')}".rstrip("/")
 
     @property
