@@ -226,7 +226,7 @@ def test_a_replica_that_was_promoted(pair: Domains) -> None:
         pair.refused(TerminalError, r"leaves out changes of d.plain \(Replicate_Ignore_Table\), or was one")
         pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = pair.new.uri(**user)
         result = pair.cli.call("check")
-        assert "a stream cannot go on at another server" in result.out
+        assert "a stream cannot continue on another server" in result.out
         assert "GRANT REPLICA MONITOR ON *.*" in result.out
         with pair.cli.opened() as (context, store), pytest.raises(NotReadyError, match="may not see") as denied:
             begin_epoch(context, store, catch_up=True)
