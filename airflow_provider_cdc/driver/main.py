@@ -1,8 +1,8 @@
 """The process that runs Spark for a scheduler's task.
 
-It runs one chunk group, a re-snapshot, the stream, maintenance or a comparison. The request, including the connections, is one
-line of JSON on standard input, so that no secret is ever on a command line, in the environment or in a file. The
-result is written to a file that the request names; all other output goes to standard error.
+It runs one chunk group, a re-snapshot, the stream, maintenance or a comparison. The request, including the
+connections, is one line of JSON on standard input, so that no secret is ever on a command line, in the environment or
+in a file. The result is written to a file that the request names; all other output goes to standard error.
 
 A driver lives as long as its task: the pipe stays open, and when it closes, the whole session ends. A stream's driver
 is released by :data:`RELEASE_LINE` when its task has found its epoch in the state database. From then on it runs
