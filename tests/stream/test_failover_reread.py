@@ -312,7 +312,7 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
 
     with pytest.raises(TransientError, match="the stream moved to another server while group 0 was read"):
         read_again(pair, pair.old, run)
-    with pytest.raises(TransientError, match="the connection reaches server .* Run again when the stream"):
+    with pytest.raises(TransientError, match="the connection reaches server .* Run again after the stream"):
         read_again(pair, pair.old)
     assert read_again(pair, pair.new).outcome == "staged"
     with pair.cli.opened() as (context, store):
