@@ -124,7 +124,9 @@ def test_a_group_that_cannot_be_read_again(cli: Cli, database: str) -> None:
         plan = context.require_plan()
         for request in ("task#1", "task#1"):
             run_group(context, store, plan, 0, run_in_threads, holder="a test", requested_by=asked_by(request))
-        with pytest.raises(NotReadyError, match="group 0 is to be re-snapshotted: a sink of kind narrow does not support"):
+        with pytest.raises(
+            NotReadyError, match="group 0 is to be re-snapshotted: a sink of kind narrow does not support"
+        ):
             run_group(context, store, plan, 0, run_in_threads, holder="a test", requested_by=asked_by("task#2"))
     cli.catch_up()
 
