@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Where each public name lives. Nothing is imported before it is used: Airflow parses DAG files all the time.
+#: The module of each public name. Modules are imported on first use, because Airflow parses DAG files frequently.
 _HOMES = {
     "config": ("Pipeline", "Source", "Snapshot", "Stream", "Sink", "State", "Spark", "Alerts"),
     "airflow.operators.cdc": (

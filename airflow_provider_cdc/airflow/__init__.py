@@ -1,1 +1,1 @@
-"""The Airflow layer: operators, sensors, triggers, hooks, links, assets, lineage, the task group."""
+"""The Airflow layer: operators, sensors, triggers, hooks, links, assets, lineage and the task group."""

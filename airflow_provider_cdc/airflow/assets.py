@@ -1,8 +1,8 @@
-"""Assets: one for each table of a pipeline, for DAGs that begin when there is something new in it.
+"""Assets: one for each table of a pipeline, for DAGs that are scheduled on new data in it.
 
-An asset's URI is the place of the copy, so whoever knows that place can name the asset without this package. Tasks emit
-through an alias, since the tables of a pipeline are known only when it runs, and since an asset that is declared
-without its watcher in one DAG loses it in all.
+An asset's URI is the location of the copy, so the asset can also be named without this package. Tasks emit events
+through an alias for two reasons: the tables of a pipeline are known only when it runs, and an asset that is declared
+without its watcher in one DAG loses the watcher in all DAGs.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 
     from airflow_provider_cdc.config import Pipeline
 
-#: What tables emit events about.
+#: Kinds of asset events.
 SNAPSHOT, CHANGES, VERIFY, REPAIR = "snapshot", "changes", "verify", "repair"
 
 
 def cdc_asset(pipeline: PipelineLike, table: str, *, watch: bool | None = None, min_seconds: float = 60.0) -> Asset:
-    """The asset of a table: a DAG with it in its schedule begins when there is something new in the copy.
+    """Return the asset of a table. A DAG that is scheduled on it runs when there is new data in the copy.
 
     :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values without templates, or YAML: an absolute
         path, or the text itself.
     :param table: the table, as ``database.table``.
-    :param watch: whether the triggerer emits what a running stream applies; by default it does unless ``stream.mode``
-        is ``catch_up``: then the stream's task does, at its end. Name a table in the same way in all DAGs.
-    :param min_seconds: seconds between two such events.
-    :raises NotReadyError: if the pipeline is not usable, or does not copy the table.
+    :param watch: whether the triggerer emits events for what a running stream applies. Default: true, unless
+        ``stream.mode`` is ``catch_up``, in which case the stream's task emits an event at its end. Use the same value
+        for a table in all DAGs.
+    :param min_seconds: minimum time between two such events, in seconds.
+    :raises NotReadyError: if the pipeline is invalid or does not copy the table.
     """
     pipeline_config = load_pipeline(to_plain(pipeline))
     database, name = parse_table_label(pipeline_config, table)
@@ -56,20 +57,21 @@ def cdc_asset(pipeline: PipelineLike, table: str, *, watch: bool | None = None, 
 
 
 def cdc_assets(pipeline: PipelineLike) -> AssetAlias:
-    """The alias through which the tasks of a pipeline emit: a DAG with it in its schedule begins for any of its tables.
+    """Return the alias through which the tasks of a pipeline emit events. A DAG that is scheduled on it runs for any
+    table.
 
-    :param pipeline: as of :func:`cdc_asset`.
+    :param pipeline: as in :func:`cdc_asset`.
     """
     return pipeline_alias(load_pipeline(to_plain(pipeline)).name)
 
 
 def pipeline_alias(name: str) -> AssetAlias:
-    """The alias of a pipeline, by its name."""
+    """Return the alias of a pipeline, by the pipeline's name."""
     return AssetAlias(f"cdc:{name}")
 
 
 def table_uri(pipeline: Pipeline, database: str, table: str) -> str:
-    """URI of a table's copy. It has ASCII characters only: Airflow on MySQL takes no others."""
+    """Return the URI of a table's copy, in ASCII because Airflow on MySQL accepts no other characters."""
     folder, path = pipeline.sink.table_paths.path_of(database, table), pipeline.sink.path
     if (address := StoreAddress.parse(path)) is not None:
         return address.uri(folder)
@@ -77,7 +79,7 @@ def table_uri(pipeline: Pipeline, database: str, table: str) -> str:
 
 
 def parse_table_label(pipeline: Pipeline, label: str) -> tuple[str, str]:
-    """Database and name of a captured table. Names may have dots in them.
+    """Return database and name of a captured table. Both may contain dots.
 
     :raises NotReadyError: if the pipeline does not copy it.
     """
@@ -88,15 +90,15 @@ def parse_table_label(pipeline: Pipeline, label: str) -> tuple[str, str]:
             return table
     raise NotReadyError(
         f"pipeline {pipeline.name} copies no table {label}",
-        "Name it as database.table, as one of source.tables matches it",
+        "Use database.table, with a table that source.tables matches",
     )
 
 
 def declare_outlets(operator: Any, enabled: bool) -> None:
-    """Let a task emit, and let Airflow know that when it reads the DAG.
+    """Declare the outlets of a task that emits asset events, so that Airflow knows them when it parses the DAG.
 
-    :param operator: with ``pipeline`` and ``outlets``.
-    :param enabled: whether it is to.
+    :param operator: an operator with ``pipeline`` and ``outlets``.
+    :param enabled: whether the task emits events.
     """
     operator.assets = enabled
     name = operator.pipeline.get("name") if isinstance(operator.pipeline, Mapping) else None
@@ -105,19 +107,20 @@ def declare_outlets(operator: Any, enabled: bool) -> None:
 
 
 def is_partition_run(context: Context) -> bool:
-    """Whether the task's run is one for a partition: Airflow gives its key to all that it emits (3.2 and newer)."""
+    """Return whether the run is for a partition, whose key Airflow adds to all asset events (3.2 and newer)."""
     return getattr(context["dag_run"], "partition_key", None) is not None
 
 
 def emit_asset_events(
     operator: Any, context: Context, pipeline: Pipeline, events: Mapping[tuple[str, str], Any]
 ) -> None:
-    """Have Airflow emit events of tables when the task has succeeded, if :func:`declare` was told so.
+    """Emit asset events, which Airflow publishes when the task has succeeded. Do nothing unless the operator's
+    ``assets`` is true.
 
-    In a run for a partition only changes are told: anything else would say too early that the partition is complete.
+    In a run for a partition, only changes are emitted: any other event would mark the partition as complete too early.
 
-    :param pipeline: as the task has it now: its name may have been a template.
-    :param events: what there is to say of a table, by database and name.
+    :param pipeline: the pipeline with its rendered name, which may have been a template.
+    :param events: extra of each event, by database and name of the table.
     """
     if not operator.assets:
         return

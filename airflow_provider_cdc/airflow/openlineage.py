@@ -1,7 +1,7 @@
-"""OpenLineage: which tables of the source a task reads, and which copies it writes, column by column.
+"""OpenLineage: which source tables a task reads and which copies it writes, column by column.
 
-Nothing here is called without Airflow's OpenLineage provider, which need not be installed. It calls these methods when
-a task begins and when it has ended, and goes on without them if one fails.
+Nothing here is called unless Airflow's OpenLineage provider is installed, which is optional. The provider calls these
+methods when a task begins and when it has ended. If one fails, the provider continues without it.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.model.schema import TableSchema
     from airflow_provider_cdc.runtime.run_context import RunContext
 
-#: Name of the facet of a run.
+#: Name of the run facet.
 FACET_NAME = "cdc"
 
 
 class OpenLineageMixin:
-    """What OpenLineage hears of a task that reads tables of the source and writes their copies."""
+    """OpenLineage metadata of a task that reads source tables and writes their copies."""
 
-    #: Whether it writes the copies; otherwise it reads them as well.
+    #: Whether the task writes the copies. Otherwise it reads them as well.
     writes_copies = True
     pipeline: Any
     log: Any
-    #: What the task returned.
+    #: The task's result.
     task_result: Mapping[str, Any] | None = None
 
     def table_indexes(self, plan: Plan) -> Collection[int]:
-        """Indexes of the tables that it works on."""
+        """Return the indexes of the tables that the task works on."""
         return plan.active_tables
 
     def get_openlineage_facets_on_start(self) -> Any:
-        """Tables, and where the pipeline stands."""
+        """Return the tables and the pipeline's current position."""
         return self._facets({})
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Tables, where the pipeline stands now, and what the task returned."""
+        """Return the tables, the pipeline's current position, and the task's result."""
         return self._facets(self.task_result or {})
 
     def _facets(self, task_result: Mapping[str, Any]) -> Any:
@@ -67,7 +67,7 @@ class OpenLineageMixin:
 
 
 def copy_dataset_name(pipeline: Any, table: tuple[str, str]) -> tuple[str, str]:
-    """Namespace and name of a copy, as OpenLineage names files."""
+    """Return namespace and name of a copy, as OpenLineage names files."""
     folder, path = pipeline.sink.table_paths.of(*table), pipeline.sink.path
     if (address := StoreAddress.parse(path)) is None:
         return "file", f"{(local_folder_of(path) or '').rstrip('/')}/{folder}"
@@ -76,7 +76,7 @@ def copy_dataset_name(pipeline: Any, table: tuple[str, str]) -> tuple[str, str]:
 
 
 def source_dataset_name(run_context: RunContext, table: TableSchema) -> tuple[str, str]:
-    """Namespace and name of a table of the source, as OpenLineage names those of MySQL."""
+    """Return namespace and name of a source table, as OpenLineage names MySQL tables."""
     return f"mysql://{run_context.connect_args['host']}:{run_context.connect_args['port']}", table.label
 
 
@@ -118,13 +118,13 @@ def _schema_facet(columns: Iterable[tuple[str, str]]) -> Any:
 
 @cache
 def _run_facet_class() -> type[Any]:
-    """The facet of a run. Its base is there only with OpenLineage."""
+    """Return the class of the run facet. Its base class exists only with OpenLineage."""
     import attrs
     from airflow.providers.common.compat.openlineage.facet import RunFacet
 
     @attrs.define(kw_only=True)
     class CdcRunFacet(RunFacet):  # type: ignore[misc]
-        """Where a pipeline stands, and what its task returned."""
+        """The position of a pipeline, and the result of its task."""
 
         pipeline: str
         generation: int

@@ -1,4 +1,4 @@
-"""What Airflow is told about this package. It imports nothing: Airflow reads it while it starts."""
+"""Metadata of this provider for Airflow. This module imports nothing, because Airflow reads it at startup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _file(label: str, description: str) -> dict[str, Any]:
 
 
 def _flag(label: str, description: str) -> dict[str, Any]:
-    # No default: what the form does not hold must stay unsaid, since the right value depends on the other fields.
+    # No default: a field that is left empty must stay unset, because the right value depends on the other fields.
     return {"label": label, "description": description, "schema": {"type": ["boolean", "null"]}}
 
 
@@ -28,7 +28,7 @@ def _option(description: str, kind: str, default: str, example: str | None = Non
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Provider metadata, in the form of Airflow's ``provider_info.schema.json``."""
+    """Return the provider's metadata, in the format of Airflow's ``provider_info.schema.json``."""
     return {
         "package-name": "airflow-provider-cdc",
         "name": _NAME,
@@ -59,38 +59,38 @@ def get_provider_info() -> dict[str, Any]:
                 "description": "Settings of airflow-provider-cdc.",
                 "options": {
                     "bookkeeping": _option(
-                        "Bookkeeping databases that the page shows beside those of this Airflow's DAGs: "
-                        "ids of connections, or absolute paths of SQLite files, separated by commas.",
+                        "State databases that the page shows in addition to those of this Airflow's DAGs: "
+                        "connection ids or absolute paths of SQLite files, separated by commas.",
                         "string",
                         "",
                         "cdc_state, /data/lake/_cdc/shop/bookkeeping.db",
                     ),
                     "default_deferrable": _option(
-                        "Whether tasks that wait do so in the triggerer, where their argument deferrable is not set. A "
-                        "task whose driver would end with it keeps its worker in any case. [operators] "
-                        "default_deferrable does not count: nobody can tell whether its False was chosen, and a "
-                        "stream would then hold a worker slot for ever.",
+                        "Whether waiting tasks wait in the triggerer if their argument deferrable is not set. A task "
+                        "whose driver would end with it always keeps its worker. [operators] default_deferrable is "
+                        "ignored: it is not possible to tell whether its False was chosen, and with False a stream "
+                        "occupies a worker slot permanently.",
                         "boolean",
                         "True",
                     ),
                     "poll_seconds": _option(
-                        "Seconds between two looks at a stream, where the argument poll_seconds is not set.",
+                        "Seconds between two checks of a stream if the argument poll_seconds is not set.",
                         "float",
                         "5",
                     ),
                     "report_seconds": _option(
-                        "Seconds between two reports of a stream in the log and the XComs of its task.",
+                        "Seconds between two reports on a stream in its task's log and XComs.",
                         "float",
                         "60",
                     ),
                     "restart_timeout": _option(
-                        "For how many seconds a stream without progress is started again after passing failures before "
-                        "the try of its task fails, where the argument restart_timeout is not set. 0: not at all.",
+                        "For how many seconds a stream that makes no progress is restarted after transient failures "
+                        "before the task attempt fails, if the argument restart_timeout is not set. 0: no restarts.",
                         "float",
                         "86400",
                     ),
                     "lease_seconds": _option(
-                        "After how many seconds a stream ends itself that no task has supervised, where the argument "
+                        "Seconds without supervision by a task after which a stream ends itself, if the argument "
                         "lease_seconds is not set. 0: never.",
                         "float",
                         "0",
@@ -112,12 +112,14 @@ def get_provider_info() -> dict[str, Any]:
                 "conn-fields": {
                     "ssl_mode": {
                         "label": "TLS",
-                        "description": "Empty: a server on another host proves its identity by its certificate, name "
-                        "included. REQUIRED and below give that up",
+                        "description": "Empty: a server on another host must prove its identity with its certificate, "
+                        "including its name. REQUIRED and below do not check it",
                         "schema": {"type": ["string", "null"], "enum": [None, *_MODES]},
                     },
-                    "ssl_ca": _file("CA file", "Authority that signed the server's certificate; empty: the system's"),
-                    "ssl_cert": _file("Client certificate file", "For servers that ask for one"),
+                    "ssl_ca": _file(
+                        "CA file", "Certificate authority of the server's certificate. Empty: the system's"
+                    ),
+                    "ssl_cert": _file("Client certificate file", "For servers that require one"),
                     "ssl_key": _file("Client key file", "Key of the client certificate"),
                     "ssl_key_password": {
                         "label": "Client key password",

@@ -1,4 +1,4 @@
-"""A pipeline as one task group."""
+"""A pipeline as a task group."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from airflow_provider_cdc.airflow.operators.cdc import (
 from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
 from airflow_provider_cdc.airflow.sensors.cdc import CdcSnapshotSensor
 
-#: Names a mapped task in the grid by what its group holds.
+#: Names a mapped task in the grid after its chunk group.
 MAP_INDEX_TEMPLATE = "{{ task.group['label'] }}"
 
-#: Arguments of the tasks that the group has under a name of its own.
+#: Arguments of the tasks, and the parameters of the group that set them.
 _GROUP_ARGUMENTS = {
     "max_active_tis_per_dag": "max_active_groups",
     "pipeline": "pipeline",
@@ -66,32 +66,33 @@ def cdc_pipeline(
     on_failed: AlertHook = None,
     on_recovered: AlertHook = None,
 ) -> TaskGroup:
-    """A whole pipeline: preflight, plan, snapshot (one mapped task per chunk group), sensor, stream.
+    """Return a task group for a whole pipeline: preflight, plan, snapshot (one mapped task per chunk group), sensor,
+    stream.
 
-    The sensor depends on the plan and not on the mapped tasks, so a failed group does not fail the tasks downstream,
-    and clearing it does not touch the stream.
+    The sensor depends on the plan and not on the mapped tasks. A failed group therefore does not fail the downstream
+    tasks, and clearing it does not affect the stream.
 
     :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML.
-    :param group_id: id of the task group; by default the pipeline's name.
-    :param stream: whether the stream is part of it; without it, it may live in a DAG of its own.
-    :param catch_up: whether the stream ends at the position that the source has when it begins.
-    :param verify: compare source and sink after the stream (a catch-up) or else after the snapshot.
-    :param deferrable: whether sensor and stream wait in the triggerer; by default the sensor does, and the stream
-        wherever its driver outlives that (see
+    :param group_id: id of the task group. Default: the pipeline's name.
+    :param stream: whether to include the stream. Without it, the stream can be in a DAG of its own.
+    :param catch_up: whether the stream ends at the source's position at the time it begins.
+    :param verify: whether to compare source and sink after the stream (for a catch-up) or else after the snapshot.
+    :param deferrable: whether the sensor and the stream wait in the triggerer. Default: the sensor does, and the stream
+        does wherever its driver survives it (see
         :class:`~airflow_provider_cdc.airflow.operators.stream.CdcStreamOperator`).
-    :param max_active_groups: chunk groups that are read at the same time; no limit of its own by default.
-    :param map_published: map the chunk groups also in a run that begins when all of them are published.
-    :param assets: whether the tables' assets (:func:`~airflow_provider_cdc.cdc_asset`) hear of what the tasks do.
-    :param default_args: as of a DAG, for the tasks of this group.
-    :param preflight_args: arguments of the task ``preflight``, such as ``pool``, ``queue``, ``retries`` or ``outlets``:
-        all that its operator takes. They win over ``default_args``, and over ``deferrable``.
-    :param plan_args: the same for the task ``plan_chunks``.
-    :param snapshot_args: the same for each of the mapped tasks ``snapshot``.
-    :param sensor_args: the same for the task ``snapshot_complete``.
-    :param stream_args: the same for the task ``stream``.
-    :param verify_args: the same for the task ``verify``.
-    :param on_suspended: as of :class:`~airflow_provider_cdc.airflow.operators.stream.CdcStreamOperator`, and so are
-        the others.
+    :param max_active_groups: maximum number of chunk groups that are read at the same time. Default: no specific limit.
+    :param map_published: map the chunk groups even in a run that begins when all of them are published.
+    :param assets: whether the tasks emit events of the tables' assets (:func:`~airflow_provider_cdc.cdc_asset`).
+    :param default_args: default arguments of the tasks in this group, as for a DAG.
+    :param preflight_args: arguments of the task ``preflight`` (all that its operator accepts), such as ``pool``,
+        ``queue``, ``retries`` or ``outlets``. They take precedence over ``default_args`` and ``deferrable``.
+    :param plan_args: likewise for the task ``plan_chunks``.
+    :param snapshot_args: likewise for each of the mapped tasks ``snapshot``.
+    :param sensor_args: likewise for the task ``snapshot_complete``.
+    :param stream_args: likewise for the task ``stream``.
+    :param verify_args: likewise for the task ``verify``.
+    :param on_suspended: as in :class:`~airflow_provider_cdc.airflow.operators.stream.CdcStreamOperator`, like the other
+        ``on_`` arguments.
     """
     args = _TaskArguments(
         preflight=preflight_args,
@@ -114,7 +115,7 @@ def cdc_pipeline(
             "max_active_tis_per_dag": max_active_groups,
         }
         task_args = args.for_task("snapshot", **snapshot_base, group=None)
-        task_args.pop("group")  # it is what the tasks are mapped over
+        task_args.pop("group")  # the tasks are mapped over it
         snapshot = CdcSnapshotOperator.partial(**{"map_index_template": MAP_INDEX_TEMPLATE, **task_args}).expand(
             group=plan.output
         )
@@ -141,10 +142,10 @@ def cdc_pipeline(
 
 
 class _TaskArguments:
-    """What a DAG's author gives to the tasks of the group.
+    """Arguments that a DAG's author passes to the tasks of the group.
 
-    :param task_args: arguments by the name of the task, without ``_args``.
-    :raises TypeError: if one is no mapping.
+    :param args_by_task: arguments by the name of the task, without ``_args``.
+    :raises TypeError: if one is not a mapping.
     """
 
     def __init__(self, **args_by_task: Mapping[str, Any] | None) -> None:
@@ -154,25 +155,25 @@ class _TaskArguments:
         self._args_by_task = args_by_task
 
     def for_task(self, name: str, **group_args: Any) -> dict[str, Any]:
-        """All arguments of a task.
+        """Return all arguments of a task.
 
-        :param group_args: those that the group decides.
-        :raises TypeError: if these are given, too.
+        :param group_args: arguments that the group sets.
+        :raises TypeError: if the author passed one of these as well.
         """
         task_args = self._args_by_task[name] or {}
         for key in task_args:
             if key in group_args:
-                remedy = f"give {_GROUP_ARGUMENTS[key]} of cdc_pipeline" if key in _GROUP_ARGUMENTS else "leave it out"
+                remedy = f"use its {_GROUP_ARGUMENTS[key]} argument" if key in _GROUP_ARGUMENTS else "omit it"
                 raise TypeError(f"{name}_args has {key}, which cdc_pipeline sets itself: {remedy}")
         return {**group_args, **task_args}
 
     def refuse_if_absent(self, name: str, included: bool) -> None:
-        """Refuse arguments of a task that is not part of the group.
+        """Refuse arguments for a task that is not part of the group.
 
         :raises TypeError: if there are any.
         """
         if self._args_by_task[name] and not included:
-            raise TypeError(f"{name}_args is set, and {name}=False: the group has no task {name}")
+            raise TypeError(f"{name}_args is set, but {name}=False: the group has no task {name}")
 
 
 def _group_id(pipeline: PipelineLike) -> str:

@@ -1,1 +1,1 @@
-"""From the binlog to the sink tables, exactly once: plan, stage and apply batches; follow DDL."""
+"""Copy changes from the binlog to the sink tables exactly once: plan, stage and apply batches, and follow DDL."""

@@ -42,17 +42,17 @@ from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.system.failpoints import failpoint
 
-#: Tables that are committed at the same time, where a commit is mostly waiting.
+#: Tables committed concurrently, where a commit mostly waits for an object store.
 _COMMIT_THREADS = 8
 
 
 @dataclass(frozen=True)
 class AppliedBatch:
-    """What a batch did.
+    """Result of an applied batch.
 
-    :param changes: changes that were read (before the reduction to the last one of each key).
-    :param lags_ms: time from commit in the source to commit in the sink of each, in milliseconds.
-    :param operations: of each table that has some, by its index, how many are inserts, updates and deletes.
+    :param changes: number of changes that were read, before the reduction to the last one of each key.
+    :param lags_ms: time from commit in the source to commit in the sink, in milliseconds, for each change.
+    :param operations: numbers of inserts, updates and deletes of each table with changes, by table index.
     """
 
     changes: int
@@ -60,12 +60,12 @@ class AppliedBatch:
     operations: Mapping[int, Counter[str]] = field(default_factory=dict)
 
     def lag_percentile(self, q: float) -> float | None:
-        """A percentile of the lags, ``None`` without changes."""
+        """Return a percentile of the lags in milliseconds; ``None`` without changes."""
         return float(np.percentile(self.lags_ms, q)) if self.changes else None
 
 
 class _AppliedTable(NamedTuple):
-    """What was applied to a table: when its changes were committed in the source (microseconds), and what they are."""
+    """Changes applied to one table: their commit times in the source (microseconds) and their numbers by operation."""
 
     table: int
     commit_times_us: Any
@@ -73,31 +73,31 @@ class _AppliedTable(NamedTuple):
 
 
 def epoch_fence(pipeline: str, epoch: int) -> Fence:
-    """Fence of a stream epoch."""
+    """Return the fence of a stream epoch."""
     return Fence(f"cdc/{pipeline}/epoch", epoch)
 
 
 def ended_epoch_fence(pipeline: str, epoch: int) -> Fence:
-    """What an epoch that has ended writes into the resume point: it commits nothing any more."""
+    """Return the fence that an ended epoch raises in the resume point: it commits nothing from then on."""
     return Fence(f"cdc/{pipeline}/ended", epoch)
 
 
 def highest_epoch(pipeline: str, markers: Iterable[Markers]) -> int:
-    """The highest epoch that any of the tables knows of.
+    """Return the highest epoch recorded in any of the markers.
 
-    :param markers: of each table, and of the resume point.
+    :param markers: markers of each table and of the resume point.
     """
     return max((table_markers.get(epoch_fence(pipeline, 0).name) or 0 for table_markers in markers), default=0)
 
 
 def stream_marker(pipeline: str) -> str:
-    """Name of a table's stream marker: the ``_cdc_seq`` up to which the stream has been applied to it."""
+    """Return the name of a table's stream marker, the ``_cdc_seq`` up to which the stream has been applied to it."""
     return f"cdc/{pipeline}/stream"
 
 
 @contextmanager
 def explain_missing_rows(table: TableSchema, timeline: Timeline) -> Iterator[None]:
-    """Say of rows that are to be deleted and are not there what that means.
+    """Explain what it means if rows to be deleted do not exist in the copy.
 
     :raises TerminalError: in place of :class:`MissingRowsError`.
     """
@@ -106,8 +106,8 @@ def explain_missing_rows(table: TableSchema, timeline: Timeline) -> Iterator[Non
     except MissingRowsError as error:
         at = timeline.position(error.row[SEQ_COLUMN][0].as_py())
         raise TerminalError.for_table(
-            f"table {table.label}, which has no usable key: of the rows that were deleted or updated up to {at}, "
-            f"{error.count} with the same values are not in its copy, so the copy is not what the source was",
+            f"table {table.label}, which has no usable key: {error.count} of the rows that were deleted or updated up "
+            f"to {at} do not exist in its copy, so the copy has diverged from the source",
             table.label,
             place=str(at),
             first=f"Find out what else writes to the copy; if nothing does, {REPORT_REMEDY}",
@@ -117,15 +117,15 @@ def explain_missing_rows(table: TableSchema, timeline: Timeline) -> Iterator[Non
 class Applier:
     """Applies staged batches in order.
 
-    :param context: the run.
-    :param plan: the snapshot's plan.
+    :param context: context of the run.
+    :param plan: plan of the snapshot.
     :param tables: sink tables in the plan's order.
-    :param coverage: what the snapshot holds, in the plan's order.
+    :param coverage: what the snapshot of each table contains, in the plan's order.
     :param resume_point: the resume point.
     :param epoch: epoch of this stream.
-    :param on_table_commit: hears the index of each table that was written to.
+    :param on_table_commit: called with the index of each table that was committed.
 
-    ``timeline`` numbers the transactions of the server that the resume point is of.
+    The attribute ``timeline`` numbers the transactions of the server that the resume point belongs to.
     """
 
     def __init__(
@@ -155,67 +155,68 @@ class Applier:
 
     @property
     def index_bytes(self) -> tuple[int, int] | None:
-        """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
+        """Bytes that the tables' key indexes use, in memory and on disk; ``None`` if the sink does not report them."""
         sizes = [table.index_bytes_used for table in self.tables if isinstance(table, Measurable)]
         return (sum(memory for memory, _ in sizes), sum(disk for _, disk in sizes)) if sizes else None
 
     def check_fence(self) -> None:
-        """Make sure that no newer epoch has taken over.
+        """Check that no newer epoch has taken over.
 
         :raises FencedError: if one has.
         """
         self._resume_point.write(self._offset, self.timeline, self.fence)
 
     def raise_end_fence(self) -> None:
-        """Say in the sink that nothing is committed under this epoch any more."""
+        """Record in the sink that this epoch commits nothing from now on."""
         self._resume_point.raise_fence(ended_epoch_fence(self._plan.pipeline, self.fence.value))
 
     def use_plan(self, plan: Plan) -> None:
-        """Go on without a table that was suspended.
+        """Continue without a table that was suspended.
 
-        :param plan: the plan that says so.
+        :param plan: the plan with the suspension.
         """
         self._plan = plan
 
     def add_table(self, plan: Plan, table: SinkTable) -> None:
-        """Go on with one table more, which was not read yet.
+        """Continue with an additional table, which has not been read yet.
 
-        :param plan: the plan with it.
+        :param plan: the plan with the table.
         """
         self._plan = plan
         self.tables.append(table)
         self.set_coverage([*self._coverage, SnapshotCoverage((), (), 0)])
 
     def replace_table(self, plan: Plan, index: int, table: SinkTable) -> None:
-        """Go on with a table that has another definition.
+        """Continue with another definition of a table.
 
-        :param plan: the plan with it.
-        :param table: the sink's table, which has its columns.
+        :param plan: the plan with the definition.
+        :param table: the sink table with the columns of that definition.
         """
         self._plan = plan
         self.tables[index] = table
 
     def has_passed_snapshot(self, index: int) -> bool:
-        """Whether the resume point lies behind all that the snapshot holds of a table."""
+        """Return whether the resume point is past everything that the snapshot contains of a table."""
         newest = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
         return newest <= self.timeline.seq(self._offset.at)
 
     def set_coverage(self, coverage: Sequence[SnapshotCoverage]) -> None:
-        """Take note of what the snapshot holds, after a chunk group was read again."""
+        """Replace the snapshot coverage, after a chunk group was re-snapshotted."""
         self._coverage = coverage
 
     def replace_offset(self, offset: Offset) -> None:
-        """Go on at another place behind which nothing else comes than behind the resume point.
+        """Continue at another offset that is followed by the same changes as the resume point.
 
-        :param offset: a place of the same server.
+        :param offset: an offset of the same server.
         """
         if offset != self._offset:
             self._resume_point.write(offset, self.timeline, self.fence)
             self._offset = offset
 
     def tables_bound_to_server(self) -> dict[int, TerminalError]:
-        """Tables that can go on at this server only, and why, by index: they are further than the resume point in a way
-        that nobody can tell at another one.
+        """Return the tables that can continue only at this server, and why, by index.
+
+        They are ahead of the resume point in a way that cannot be expressed at another server.
         """
         resume_seq, reasons = self.timeline.seq(self._offset.at), dict[int, TerminalError]()
         for index in self._plan.active_tables:
@@ -232,8 +233,9 @@ class Applier:
         return reasons
 
     def interrupted_batch_end(self) -> Offset | None:
-        """What the copy holds at most where a killed run has left a table ahead of the resume point;
-        ``None`` if none is.
+        """Return the end of the batch that a killed run had begun, if it left a table ahead of the resume point.
+
+        :returns: the offset up to which the copy may contain changes; ``None`` if no table is ahead.
         """
         resume_seq = self.timeline.seq(self._offset.at)
         any_ahead = any(self._stream_marker_of(index) > resume_seq for index in self._plan.active_tables)
@@ -243,7 +245,7 @@ class Applier:
         return self.tables[index].markers().get(self._marker) or 0
 
     def check_snapshot_passed(self) -> None:
-        """Make sure that nothing of what chunks hold is still to come: at another server nobody could tell.
+        """Check that the stream has passed everything in the chunks. At another server that could not be determined.
 
         :raises TerminalError: if the stream has not passed all high watermarks.
         """
@@ -255,13 +257,15 @@ class Applier:
                 )
 
     def move_to_server(self, offset: Offset) -> None:
-        """Go on at another server. No table is :meth:`bound`, and :meth:`check_passed` has nothing against it.
+        """Continue at another server.
 
-        :param offset: what stands for the resume point there.
+        :meth:`tables_bound_to_server` must be empty, and :meth:`check_snapshot_passed` must have succeeded.
+
+        :param offset: the offset there that corresponds to the resume point.
         """
         reached = self.timeline.seq(self._offset.at)
-        # Above the end of the last batch that was begun, which no marker is behind (see :meth:`ahead`): what comes next
-        # must not be taken for what a table has already, nor for that batch.
+        # Above the end of the last batch that was begun, which no marker exceeds (see tables_bound_to_server): later
+        # changes must not be mistaken for changes that a table already has, nor for those of that batch.
         timeline = self.timeline.with_segment(
             offset.server, offset.at.file, max(reached, self._last_begun_batch["seq"])
         )
@@ -270,20 +274,18 @@ class Applier:
 
     @property
     def _go_back_remedy(self) -> str:
-        return (
-            f"Point the connection at server {self._offset.server} once more and run again, or start with a fresh sink"
-        )
+        return f"Point the connection at server {self._offset.server} again and rerun, or start with a fresh sink"
 
     def apply(self, manifest: dict[str, Any]) -> AppliedBatch:
         """Apply one batch: every table, then the resume point. A batch that was applied before changes nothing.
 
-        :param manifest: what :meth:`StreamJob.stage` returned.
-        :raises TerminalError: if the batch begins behind the resume point: something would be missing.
+        :param manifest: result of :func:`~airflow_provider_cdc.apply.stream_job.merge_manifests`.
+        :raises TerminalError: if the batch begins after the resume point, so that changes would be missing.
         """
         start, end = Offset.from_json(manifest["start"]), replace(Offset.from_json(manifest["end"]), before_ddl=False)
         if self._offset.at < start.at:
             raise TerminalError(
-                f"a batch begins at {start.at}, but the sink stands at {self._offset.at}",
+                f"a batch begins at {start.at}, but the sink is at {self._offset.at}",
                 "Run the stream again: it starts from the sink's own resume point",
             )
         applied: list[_AppliedTable] = []
@@ -295,7 +297,7 @@ class Applier:
             failpoint("progress.after_commit")
             self._offset = end
         self._remove_staged(manifest)
-        # Not below 0: the clocks of two machines differ.
+        # Not below 0: the clocks of the two machines may differ.
         lags = np.empty(0)
         if applied:
             lags = np.maximum(time.time() * 1000 - np.concatenate([one.commit_times_us for one in applied]) / 1000, 0)
@@ -307,8 +309,8 @@ class Applier:
     def _apply_tables(self, entries: Sequence[dict[str, Any]], end: Offset, end_seq: int) -> list[_AppliedTable]:
         """Apply a batch to all of its tables.
 
-        Requests to an object store are slow, and many can be made at a time: there the tables are committed at the same
-        time. All of them are done, or have failed, when this ends.
+        Requests to an object store are slow but can run in parallel, so there the tables are committed concurrently.
+        When this returns or raises, every table has been committed or has failed.
         """
         tables = [list(table_entries) for _, table_entries in groupby(entries, lambda entry: entry["table"])]
         if not tables:
@@ -328,7 +330,7 @@ class Applier:
         return [done for one in commits for done in one.result()]
 
     def _record_batch_end(self, end: Offset, end_seq: int) -> None:
-        """Write down where a batch ends: so it is known, whatever happens, which transactions a table may hold."""
+        """Store where a batch ends, so that it is always known which transactions a table may contain."""
         if end_seq > self._last_begun_batch["seq"]:
             batch = {"seq": end_seq, "end": end.to_json()}
             write_json(self._context.storage, self._context.layout.current_batch, batch)
@@ -337,9 +339,9 @@ class Applier:
     def _apply_entries(
         self, entries: Sequence[dict[str, Any]], end_seq: int, wait_until_recorded: Callable[[], None] = lambda: None
     ) -> list[_AppliedTable]:
-        """Apply what a batch has for one table.
+        """Apply the changes of a batch for one table.
 
-        :param wait_until_recorded: returns when something may be committed.
+        :param wait_until_recorded: returns as soon as commits are allowed.
         """
         done = []
         for number, entry in enumerate(entries, 1):
@@ -355,7 +357,7 @@ class Applier:
         return done
 
     def _remove_staged(self, manifest: dict[str, Any]) -> None:
-        """Remove what is not needed any more of what was staged."""
+        """Remove staged changes that are no longer needed."""
         used = {name for entry in manifest["tables"] for name in entry["staged"]}
         for index, name in manifest["staged"]:
             clean = self._staging.discard_applied if name in used else self._staging.discard
@@ -367,7 +369,7 @@ class Applier:
             self._apply_keyless(index, changes, end_seq, emptied.seq if emptied else None)
             return
         if emptied is not None:
-            # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
+            # Only rows from before the TRUNCATE are removed: a chunk with a later high watermark was read after it.
             self._commit_table(index, lambda _: emptied, emptied.seq)
         start = self._plan.start_seq(index)
         newest = max([start, *coverage.high_watermarks])
@@ -376,7 +378,7 @@ class Applier:
             marker = markers.get(self._marker)
             unapplied = changes if marker is None else changes_after(changes, marker)
             final_changes = last_changes(unapplied, table.key)
-            if marker is None or marker < newest:  # still in handover; afterwards no key is looked up
+            if marker is None or marker < newest:  # still in handover; afterwards no key needs to be looked up
                 with closing(connect(self._context.connect_args)) as connection:
                     final_changes = changes_after_snapshot(
                         connection, table, coverage.chunks, coverage.high_watermarks, start, final_changes
@@ -386,7 +388,7 @@ class Applier:
         self._commit_table(index, decide, end_seq)
 
     def _apply_keyless(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
-        """Apply changes to a table without a key. Nothing but the markers keeps a deletion from being done twice."""
+        """Apply changes to a table without a key. Only the markers prevent a deletion from being applied twice."""
         table = self._plan.tables[index]
         covered = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
 
@@ -400,7 +402,7 @@ class Applier:
             self._commit_table(index, decide, end_seq)
 
     def _commit_table(self, index: int, decide: DecideChange, reached: int) -> None:
-        """One commit, which says how far the table is then; nothing if it is so far already."""
+        """Commit a change together with the new stream marker, unless the table has reached that marker already."""
         target = self.tables[index]
 
         def due(markers: Markers) -> Change | None:

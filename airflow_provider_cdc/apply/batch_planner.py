@@ -1,5 +1,6 @@
-"""Finds where the next batch of the stream ends: with the transaction that fills a budget of bytes or of rows, and
-before a DDL that the stream has to follow.
+"""Find where the next batch of the stream ends.
+
+A batch ends with the transaction that exhausts a budget of bytes or rows, or before a DDL that the stream must follow.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from airflow_provider_cdc.mysql.client.identity import binlog_end, check_same_se
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed
 
-#: Seconds between two looks whether there are changes.
+#: Seconds between two checks for new changes.
 _POLL_SECONDS = 0.1
 
 
 class BatchPlanner:
-    """Walks the binlog ahead of the batches; it counts rows and does not decode them.
+    """Walks the binlog ahead of the batches. It counts rows and does not decode them.
 
     :param connection: connection to the source.
     :param open_at: opens a binlog stream at a position.
-    :param captured: captured tables; what may not happen to them stops the scan.
+    :param captured: captured tables; a statement that is not allowed for them stops the scan.
     :param timeline: numbers the transactions.
-    :param stop_at_ddl: whether a batch ends before what changes the definition of a captured table, instead of an
-        error.
+    :param stop_at_ddl: whether a batch ends before a DDL that changes the definition of a captured table; otherwise
+        such a DDL is an error.
 
-    ``full`` says whether the last batch ended because it was full: there is more behind it.
+    The attribute ``has_backlog`` is true if the last batch ended because it was full, so that more changes follow.
     """
 
     has_backlog = False
@@ -59,18 +60,18 @@ class BatchPlanner:
             timeline,
             count_only=True,
             yield_ddl=stop_at_ddl,
-            # What leads to a suspended table is of no concern, until it was read again.
+            # Indirect writes to a suspended table do not matter until it is re-snapshotted.
             indirect_writes=lambda: query_indirect_writes(
                 connection, [name for name, definitions in captured.items() if not definitions.is_suspended]
             ),
         )
 
     def wait_for_changes(self, start: Offset, seconds: float) -> bool:
-        """Wait until something is new.
+        """Wait until the binlog has grown.
 
-        :param start: up to where the binlog is known.
-        :param seconds: how long at most.
-        :returns: whether something is.
+        :param start: offset up to which the binlog is known.
+        :param seconds: maximum time to wait.
+        :returns: whether the binlog has grown.
         """
         until = time.monotonic() + seconds
         while binlog_end(self._connection) == start.at:
@@ -80,19 +81,24 @@ class BatchPlanner:
         return True
 
     def find_batch_end(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
-        """End of the batch that begins at ``start``; ``start`` itself if nothing is new, or it stands before a DDL.
+        """Return the end of the batch that begins at ``start``.
 
         :param max_bytes: bytes of binlog after which the batch ends with the next transaction.
-        :param max_rows: changed rows of captured tables after which it does so, too.
+        :param max_rows: changed rows of captured tables after which the batch ends with the next transaction.
+        :returns: the end; ``start`` itself if there is nothing new, or if ``start`` is directly before a DDL.
+        :raises OtherHistoryError: if the binlog does not continue what was read.
+        :raises TransientError: if the server's binlog files were renamed.
         """
         check_same_server(server_identity(self._connection), start.server)
-        gtids_on = is_gtid_mode_on(self._connection)  # looked at before the end: what comes behind that has GTIDs then
+        gtids_on = is_gtid_mode_on(
+            self._connection
+        )  # checked before the end is read: everything after that end then has GTIDs
         target = binlog_end(self._connection)
         if target.file != start.at.file and are_files_renamed(self._connection, start.at):
             raise TransientError(
                 f"the binlog files of the server have another name now, such as {target.file}, and were read up to "
                 f"{start.at}",
-                "Run again: GTIDs tell where to go on",
+                "Run again: GTIDs show where to continue",
             )
         if target < start.at:
             raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
@@ -102,7 +108,7 @@ class BatchPlanner:
         batch_end = self._walk(start, target, gtids_on, max_bytes, max_rows)
         if isinstance(batch_end, Offset):
             return batch_end
-        # The DDL has been walked over, so what is before it is walked once more.
+        # The walk went past the DDL, so walk the part before it again.
         end_before_ddl = self._walk(start, batch_end, gtids_on, max_bytes, max_rows) if start.at < batch_end else start
         assert isinstance(end_before_ddl, Offset)
         return replace(end_before_ddl, before_ddl=True)
@@ -110,10 +116,10 @@ class BatchPlanner:
     def _walk(
         self, start: Offset, target: Position, gtids_on: bool, max_bytes: int, max_rows: int
     ) -> Offset | Position:
-        """Walk to the end of a batch, to a target at most.
+        """Walk to the end of a batch, but not past a target.
 
-        :param gtids_on: whether all that is behind the target has GTIDs.
-        :returns: the end; or where a DDL begins that has to be followed.
+        :param gtids_on: whether all transactions after the target have GTIDs.
+        :returns: the end; or the position of a DDL that must be followed.
         """
         kind: Any = gtid_class_of(start.server)
         gtids, applied_gtids, at, size, rows = (
@@ -125,7 +131,7 @@ class BatchPlanner:
         )
         open_xa = {parse_xa_entry(text)[0]: text for text in start.open_xa}
         while at < target and size < max_bytes and rows < max_rows:
-            # The budget in the present file; behind its end it is looked at again.
+            # The budget within this file; it is checked again at the end of the file.
             end = min(target, Position(at.file, at.position + max_bytes - size))
             for step in self._binlog.steps(at, end, max_rows - rows):
                 if step.transaction is not None and step.transaction.altered_tables:
@@ -134,19 +140,19 @@ class BatchPlanner:
                 here = Position(step.file, step.position)
                 size += here.position - at.position if here.file == at.file else here.position
                 at = here
-                # The first offset of an older version may hold a few GTIDs from just behind its position.
+                # The first offset of an older version may include a few GTIDs from just after its position.
                 if step.gtids:
                     new_gtids = kind.parse(",".join(step.gtids))
                     if start.file_start_time and (repeated := gtids.repeated_in(new_gtids)):
                         raise OtherHistoryError(
-                            f"{repeated} is in the binlog of the server before {at}, and was read before"
+                            f"{repeated} is in the binlog of the server before {at}, but was already read"
                         )
                     gtids = gtids.union(new_gtids)
                 if step.transaction is not None:
                     track_xa(step.transaction, open_xa)
                 if applied_gtids:
                     applied_gtids = applied_gtids.without(step.gtids)
-        # Of an offset without it, the file's beginning is not taken for granted either.
+        # If the start offset does not know when the file began, neither does the end in the same file.
         file_began = (
             self._binlog.file_start_times.get(at.file, 0) if start.file_start_time or at.file != start.at.file else 0
         )
@@ -158,11 +164,11 @@ class BatchPlanner:
     def find_range_ends(
         self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int
     ) -> list[Offset]:
-        """Ends of the pieces of the batch that begins at ``start``, one behind the other; none if nothing is new.
+        """Return the ends of the ranges of the batch that begins at ``start``, in order; empty if there is nothing new.
 
-        :param max_bytes: as for :meth:`advance`, of the whole batch.
+        :param max_bytes: as for :meth:`find_batch_end`, for the whole batch.
         :param max_rows: likewise.
-        :param reader_count: number of readers that they are for.
+        :param reader_count: number of readers that the ranges are for.
         :param min_range_bytes: bytes of binlog that are worth a reader of their own.
         """
         ends, target, at = list[Offset](), binlog_end(self._connection), start
@@ -188,9 +194,10 @@ class BatchPlanner:
 
 
 def track_xa(transaction: Transaction, open_xa: dict[str, str]) -> None:
-    """Keep a list of open XA transactions up to date: entries by name.
+    """Update the open XA transactions, a dictionary of entries by name.
 
-    One that ends and is not in the list was prepared before the list was begun: who reads its rows looks back.
+    A transaction that ends without an entry was prepared before the dictionary was begun: its rows are found by looking
+    back in the binlog.
     """
     if transaction.xa_prepared is not None:
         start = Position(transaction.file, transaction.start_position) if transaction.prepared_rows else None

@@ -1,7 +1,7 @@
-"""A run of the stream takes over: it shuts out the runs before it. The argument is in docs/correctness.md.
+"""Let a run of the stream take over and fence out the runs before it. The argument is in docs/correctness.md.
 
-Whether an older run may still write is decided in the sink alone: a run that has ended, and commits nothing any more,
-says so in the resume point. Nothing here depends on the bookkeeping, which may be lost.
+Only the sink decides whether an older run may still write: a run that has ended, and so commits nothing, records that
+in the resume point. Nothing here depends on the state database, which may be lost.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from airflow_provider_cdc.sinks.protocol import Fence, Fenceable, Markers, Resum
 def claim_epoch(pipeline: str, resume_point: ResumePoint, fence: Fence) -> bool:
     """Raise the fence of an epoch in the resume point, before anything else is written under it.
 
-    :param fence: of the epoch.
-    :returns: whether all older epochs are over. If not, or if it is not known, one of them may still be alive.
+    :param fence: fence of the epoch.
+    :returns: whether all older epochs have ended. Otherwise one of them may still be alive.
     :raises FencedError: if a newer epoch has taken over.
-    :raises TransientError: if another process has the same number, as after a loss of the bookkeeping.
+    :raises TransientError: if another process has the same number, for example after the state database was lost.
     """
     if not resume_point.raise_fence(fence):
         raise TransientError(f"another process has begun epoch {fence.value} of {pipeline}", "Run again")
-    # Not earlier: what an older epoch writes from here on it cannot write under its own fence. It numbered the one
-    # before this, and that one had shut out all before it, or knew that they were over.
+    # Not earlier: from here on, older epochs cannot write under their own fences. The ended marker must be that of the
+    # previous epoch, which had fenced out all epochs before it, or knew that they had ended.
     return resume_point.markers().get(ended_epoch_fence(pipeline, 0).name) == fence.value - 1
 
 
@@ -36,12 +36,12 @@ def raise_fences(
     *,
     older_epochs_ended: bool,
 ) -> None:
-    """Raise the fence of an epoch in the tables that need it now. In the others it comes with the first commit.
+    """Raise the fence of an epoch in the tables that need it now. In the others, the first commit raises it.
 
-    A table that has never had one needs it: groups that are read again publish their rows as long as there is none.
+    A table that never had an epoch fence needs it: without one, re-snapshotted groups publish their rows themselves.
 
-    :param tables: by index, those of the stream.
-    :param known_markers: markers of tables, as they were at some time before.
+    :param tables: tables of the stream, by index.
+    :param known_markers: markers of tables, by index, as of some earlier time.
     :param older_epochs_ended: what :func:`claim_epoch` returned.
     :raises FencedError: if a newer epoch has taken over.
     """

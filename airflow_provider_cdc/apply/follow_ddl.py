@@ -1,9 +1,9 @@
-"""A DDL that the stream meets is followed: the table goes on with another definition, its copy with other columns.
+"""Follow a DDL in the stream: the table continues with a new definition, and its copy gets the new columns.
 
-Everything before the DDL has been applied, and the resume point says so. First the definition is written down, once:
-from then on the DDL is known, and nobody stops at it. Then the copy gets its columns, in one commit with a marker that
-says so. A run that dies in between leaves a copy that lacks the marker: the next epoch begins with that commit. The
-resume point moves behind the DDL with the next batch. The argument is in docs/correctness.md.
+Everything before the DDL has been applied, and the resume point is right before it. First the definition is stored,
+once: from then on the DDL is known, and no process stops at it. Then the copy gets its columns in one commit that also
+sets a marker. If a run dies in between, the copy lacks the marker, and the next epoch begins with that commit. The
+resume point moves past the DDL with the next batch. The argument is in docs/correctness.md.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ from airflow_provider_cdc.system.failpoints import failpoint
 
 
 def definition_marker(pipeline: str) -> str:
-    """Name of the marker of a table that says whose columns it has: the ``_cdc_seq`` of the last DDL."""
+    """Return the name of the marker that holds the ``_cdc_seq`` of the last DDL whose columns the table has."""
     return f"cdc/{pipeline}/definition"
 
 
 def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: Applier) -> tuple[Plan, int]:
     """Follow the DDL that begins at the resume point.
 
-    :param plan: the plan as it was before.
-    :returns: the plan with the DDL, and the index of the table that it has changed.
-    :raises NotFollowedError: if it cannot be followed.
-    :raises TerminalError: for rows of another layout than the definition says, which no DDL explains.
+    :param plan: the plan without the DDL.
+    :returns: the plan with the DDL, and the index of the table that it changed.
+    :raises NotFollowedError: if the DDL cannot be followed.
+    :raises TerminalError: if rows have another layout than the definition, and no DDL explains that.
     :raises FencedError: if a newer epoch has taken over.
     """
     transaction = _read_ddl_transaction(context, plan, applier, yield_ddl=True)
-    if transaction.ddl is None:  # not one by itself: the reader says what it is
+    if transaction.ddl is None:  # not a DDL alone: let the reader report what it is
         try:
             _read_ddl_transaction(context, plan, applier, yield_ddl=False)
-        except DdlError as error:  # with rows behind it, such as MariaDB's CREATE OR REPLACE TABLE ... SELECT
+        except DdlError as error:  # a DDL with rows, such as MariaDB's CREATE OR REPLACE TABLE ... SELECT
             label = plan.tables[_first_altered_table(plan, transaction)].label
             place = f"{transaction.file}:{transaction.start_position}"
             raise NotFollowedError(error.message, error.remedy, table=label, place=place) from None
-        raise TransientError(f"the binlog behind {applier.offset.at} has changed", "Run again")
+        raise TransientError(f"the binlog after {applier.offset.at} has changed", "Run again")
     end = Position(transaction.file, transaction.position)
-    applier.check_fence()  # what is written down is not fenced
+    applier.check_fence()  # the file written below is not fenced
     index, change = _alteration_of(context, plan, applier, transaction, transaction.ddl)
     amendment = FollowedDdl(index, plan.revision_of(index), applier.timeline.seq(end), change.definition)
     failpoint("definition.before_write")
@@ -86,24 +86,25 @@ def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: A
     apply_pending_definition(context, renewed, index, applier.fence)
     message = f"{_statement_type(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
     message += describe_change(plan.tables[index], change.definition)
-    with suppress(CdcError, SQLAlchemyError):  # this is for people
+    with suppress(CdcError, SQLAlchemyError):  # informational only
         store.add_event(plan.pipeline, "schema_change", message, table=plan.tables[index].label)
     context.reporter.line(message)
     return renewed, index
 
 
 def rejoined_marker(plan: Plan) -> str:
-    """Name of the marker of a table that says with which revision it has rejoined the last time. Revisions of the next
-    snapshot begin anew, and so does the marker.
+    """Return the name of the table marker that holds the revision with which the table last rejoined.
+
+    The name includes the generation, because revisions start over with each snapshot.
     """
     return f"cdc/{plan.pipeline}/{plan.generation}/rejoined"
 
 
 def apply_pending_definitions(context: RunContext, plan: Plan, fence: Fence) -> dict[int, TerminalError]:
-    """Bring all copies to the definitions that have been written down, as :func:`finish_table` does.
+    """Apply :func:`apply_pending_definition` to all active tables.
 
-    :param fence: of the epoch that does it.
-    :returns: why not, by index of the table, of those where that is not possible.
+    :param fence: fence of the epoch.
+    :returns: the error of each table for which that is not possible, by index.
     :raises FencedError: if a newer epoch has taken over.
     """
     errors = {}
@@ -118,9 +119,9 @@ def apply_pending_definitions(context: RunContext, plan: Plan, fence: Fence) -> 
 
 
 def apply_pending_definition(context: RunContext, plan: Plan, index: int, fence: Fence) -> None:
-    """Give a copy the rows with which it rejoins, and the columns of the definitions that have been written down.
+    """Give a copy the rows of a stored rejoin and the columns of the stored definitions, unless it has them already.
 
-    :raises TerminalError: if the sink refuses that; it says which table it is about.
+    :raises TerminalError: if the sink refuses that; the error names the table.
     """
     marker = definition_marker(plan.pipeline)
     with name_table_in_errors(plan.tables[index]):
@@ -143,7 +144,7 @@ def apply_pending_definition(context: RunContext, plan: Plan, index: int, fence:
 
 
 def _pending_rejoin(context: RunContext, plan: Plan, index: int) -> Rejoin | None:
-    """How a table rejoins, if its copy does not have the rows of that yet."""
+    """Return the rejoin of a table if its copy does not have the rows of that rejoin yet."""
     rejoin = plan.rejoin_of(index)
     if rejoin is None:
         return None
@@ -152,10 +153,10 @@ def _pending_rejoin(context: RunContext, plan: Plan, index: int) -> Rejoin | Non
 
 
 def copies_with_old_definition(context: RunContext, plan: Plan, tables: Iterable[int]) -> dict[int, TableSchema]:
-    """Copies that have not got the columns of the newest definition yet: a run has died, or is at it.
+    """Find copies without the columns of the newest definition, because a run has died or is changing them now.
 
-    :param tables: indexes of the tables that are looked at.
-    :returns: index, and the definition whose columns the copy has.
+    :param tables: indexes of the tables to check.
+    :returns: for each such table, by index, the definition whose columns the copy has, or the one that it rejoins with.
     """
     indexes = list(tables)
     pending = ((index, _pending_definitions(context, plan, index)) for index in indexes)
@@ -165,20 +166,20 @@ def copies_with_old_definition(context: RunContext, plan: Plan, tables: Iterable
 
 @contextmanager
 def tolerate_concurrent_ddl(context: RunContext, plan: Plan) -> Iterator[None]:
-    """Tell a copy that follows a DDL at this moment from one that something else has altered.
+    """Distinguish a copy that is following a DDL right now from one that something else has altered.
 
-    :raises TransientError: for the former, in place of the sink's error.
+    :raises TransientError: in the first case, in place of the sink's error.
     """
     try:
         yield
     except TerminalError as error:
         if type(error) is TerminalError and context.require_plan().tables != plan.tables:
-            raise TransientError("the stream has followed a DDL meanwhile", "Run again") from error
+            raise TransientError("the stream has followed a DDL in the meantime", "Run again") from error
         raise
 
 
 def _pending_definitions(context: RunContext, plan: Plan, index: int) -> list[tuple[TableSchema, FollowedDdl]]:
-    """Changes that the copy of a table lacks, each with the definition before it."""
+    """Return the followed DDLs that the copy of a table lacks, each with the definition before it."""
     amendments = plan.followed_ddls_of(index)
     before = [plan.base_definition_of(index), *(step.schema for step in amendments)]
     pending = [
@@ -192,27 +193,27 @@ def _pending_definitions(context: RunContext, plan: Plan, index: int) -> list[tu
 
 
 def _sink_columns(table: TableSchema) -> tuple[object, ...]:
-    """What a sink is told of a table's columns."""
+    """Return the part of a definition that determines the columns of the sink table."""
     return table.sink_schema, table.comments, [column.column_type for column in table.sink_columns]
 
 
 def _read_ddl_transaction(context: RunContext, plan: Plan, applier: Applier, *, yield_ddl: bool) -> Transaction:
-    """The transaction that begins at the resume point."""
+    """Return the transaction that begins at the resume point."""
     at = applier.offset.at
     with retry_in_next_epoch(), closing(context.binlog_opener(slots.DDL)(at)) as stream:
         captured = plan.captured_tables(applier.timeline)
         for transaction in read_transactions(stream, captured, stream.collations, yield_ddl=yield_ddl):
             if isinstance(transaction, Transaction):
                 return transaction
-    raise TransientError(f"the binlog ends at {at}, where a DDL was", "Run again")
+    raise TransientError(f"the binlog ends at {at}, where there was a DDL", "Run again")
 
 
 def _alteration_of(
     context: RunContext, plan: Plan, applier: Applier, transaction: Transaction, query: QueryEvent
 ) -> tuple[int, Alteration]:
-    """The table that a DDL changes, and how.
+    """Return the index of the table that a DDL changes, and the change.
 
-    :raises NotFollowedError: if that cannot be followed.
+    :raises NotFollowedError: if the change cannot be followed.
     """
     index = _first_altered_table(plan, transaction)
     table = plan.tables[index]
@@ -225,11 +226,11 @@ def _alteration_of(
         if len({fold_table(name) for name in transaction.altered_tables}) > 1:
             raise DdlNotFollowed("it changes several captured tables")
         if transaction.may_be_temporary:
-            raise DdlNotFollowed("its session uses temporary tables, and may mean one of this name")
+            raise DdlNotFollowed("its session uses temporary tables and may mean one of this name")
         change = apply_ddl(table, query.sql, query.database, query.session, server_flavour)
         if fold_table(change.table) != fold_table(table.id):
             raise DdlNotFollowed("it names the table in a way that is not understood")
-        if case_sensitive and change.table != table.id:  # case makes it another table
+        if case_sensitive and change.table != table.id:  # a different case means a different table
             if change.table not in transaction.altered_tables:
                 return index, Alteration(change.table, table)
             index = [one.id for one in plan.tables].index(change.table)
@@ -244,8 +245,8 @@ def _alteration_of(
         _check_sink_accepts(context, change.definition)
     except DdlNotFollowed as error:
         place = f"{transaction.file}:{transaction.start_position}"
-        # A temporary table of its name is none: servers write DROP TEMPORARY TABLE for it, whatever the session has
-        # said. (And MySQL marks each DROP TABLE as one of a session that has such.)
+        # This is no temporary table of that name: for those, servers log DROP TEMPORARY TABLE, whatever the session
+        # wrote. (MySQL also marks every DROP TABLE as coming from a session with temporary tables.)
         dropped = drops_table(table.id, query.sql, query.database, query.session, server_flavour, exact=case_sensitive)
         reason = "it drops the table" if dropped else error
         message = f"{_statement_type(query)} on captured table {table.label}, at {place}: {reason}"
@@ -254,14 +255,14 @@ def _alteration_of(
 
 
 def _first_altered_table(plan: Plan, transaction: Transaction) -> int:
-    """Index of the first table that a transaction alters; the others have their turn when that one is suspended."""
+    """Return the index of the first table that a transaction alters. The others follow once that one is suspended."""
     return min(index for index, table in enumerate(plan.tables) if table.id in transaction.altered_tables)
 
 
 def _check_sink_accepts(context: RunContext, definition: TableSchema) -> None:
-    """Make sure that the sink can have a table of a definition: when that is written down, nothing else will do.
+    """Check that the sink can have a table of a definition. Once the definition is stored, it must be applied.
 
-    :raises DdlNotFollowed: if it cannot.
+    :raises DdlNotFollowed: if the sink cannot have it.
     """
     try:
         context.sink.table(definition)
@@ -270,11 +271,11 @@ def _check_sink_accepts(context: RunContext, definition: TableSchema) -> None:
 
 
 def _check_definition_known(plan: Plan, index: int, change: Alteration) -> None:
-    """Make sure that the rows before a DDL were of the definition before it.
+    """Check that the rows before a DDL had the definition that the plan has for them.
 
-    A stream that begins in the past was planned with the definition of a later day, to which the DDL may have led.
+    A stream that begins in the past was planned with a later definition, which may already include the DDL.
 
-    :raises DdlNotFollowed: if that may be.
+    :raises DdlNotFollowed: if it may.
     """
     if plan.start in (SNAPSHOT, LATEST) or plan.followed_ddls_of(index):
         return
@@ -283,15 +284,15 @@ def _check_definition_known(plan: Plan, index: int, change: Alteration) -> None:
         old = before.get(column.name)
         if column.name in change.changed and old is not None and replace(column, nullable=old.nullable) == old:
             raise DdlNotFollowed(
-                f"the stream began in the past, and column {column.name} may have been another one before this: choose "
-                "a stream.start behind it"
+                f"the stream began in the past, and column {column.name} may have been different before this: choose "
+                "a later stream.start"
             )
 
 
 def adapt_alteration(context: RunContext, before: TableSchema, change: Alteration) -> Alteration:
-    """A change as far as the pipeline takes it over: some of the new columns are left out, some that are gone stay.
+    """Limit a change to what the pipeline copies: new columns may be excluded, and dropped columns may stay.
 
-    :raises DdlNotFollowed: if the copy would have to have a column that it cannot have.
+    :raises DdlNotFollowed: if the copy would need a column that it cannot have.
     """
     table = change.definition
     left_out = {
@@ -307,5 +308,5 @@ def adapt_alteration(context: RunContext, before: TableSchema, change: Alteratio
 
 
 def _statement_type(query: QueryEvent) -> str:
-    """A statement's first words; its text may hold secrets."""
+    """Return the first words of a statement, because its text may contain secrets."""
     return classify_statement(query.sql, query.database, query.quoting).summary

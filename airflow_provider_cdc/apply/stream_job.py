@@ -1,4 +1,4 @@
-"""The stream's work: pieces of batches, each a range of the binlog that is decoded and staged in the sink, by table."""
+"""The stream's work: decode batch ranges of the binlog and stage their changes in the sink, by table."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from airflow_provider_cdc.system.failpoints import failpoint
 if TYPE_CHECKING:
     from airflow_provider_cdc.apply.batch_planner import BatchPlanner
 
-#: Bytes of rows in the binlog that are held as changes before they are written.
+#: Bytes of binlog rows that are buffered as changes before they are written.
 _FLUSH_BYTES = 16 << 20
-#: The plan of the epoch that this process has worked for last.
+#: The plan of the epoch that this process last worked for.
 _PLAN_CACHE: dict[tuple[str, str, int, int], Plan] = {}
 
 
 @dataclass(frozen=True)
 class StreamJob:
-    """What the stream's source and tasks need. Travels in a closure, with the password in it.
+    """Everything that the stream's source and tasks need. Travels in a closure that contains the password.
 
     :param connect_args: pymysql.connect keyword arguments.
     :param planner_replica: (server id, replica uuid) of the planner.
-    :param reader_replicas: the same of each task that reads a piece of a batch.
+    :param reader_replicas: (server id, replica uuid) of each task that reads a batch range.
     :param timeline: numbers the transactions of the server that is read.
     :param sink: where the changes are staged.
-    :param storage: where the plan is.
+    :param storage: where the plan is stored.
     :param pipeline: name of the pipeline.
     :param epoch: epoch of the stream.
     :param max_batch_bytes: soft limit of a batch in bytes of binlog.
@@ -57,11 +57,11 @@ class StreamJob:
     :param zero_dates: ``source.zero_dates``.
     :param min_range_bytes: bytes of binlog that are worth a reader of their own.
     :param deletes: ``sink.deletes``.
-    :param section: number of the epoch's section: one ends where a DDL has to be followed.
-    :param follows_ddl: whether it is, instead of an error.
-    :param only_table: index of the only table whose changes are wanted, if not all are.
-    :param plan_file: name of the plan by which a table is read again as a whole: what is read by it no planner has
-        walked before. ``None`` for the pipeline's own plan.
+    :param section: number of the section of the epoch. A section ends where a DDL must be followed.
+    :param follows_ddl: whether DDL is followed; otherwise it is an error.
+    :param only_table: index of the only table whose changes are wanted; ``None`` for all tables.
+    :param plan_file: name of the plan file of a whole-table re-snapshot, whose binlog range no planner has walked.
+        ``None`` for the pipeline's own plan.
     """
 
     connect_args: dict[str, Any]
@@ -83,7 +83,7 @@ class StreamJob:
     plan_file: str | None = None
 
     def load_plan(self) -> Plan:
-        """The plan in the sink, as this section has found it: a process reads it once."""
+        """Return the plan that this section uses. A process reads it from the sink once."""
         key = (self.storage.location(), self.pipeline, self.epoch, self.section)
         if self.plan_file is not None:
             plan = Plan.from_json(read_json(self.storage, self.plan_file))
@@ -91,10 +91,10 @@ class StreamJob:
             plan = _PLAN_CACHE[key]
         else:
             stored = read_plan(self.storage, Layout(self.pipeline))
-            assert stored is not None  # no phase begins without one
+            assert stored is not None  # no phase begins without a plan
             _PLAN_CACHE.clear()
             _PLAN_CACHE[key] = plan = stored
-        # Where the deleted row is kept as the delete's old image has it, that must have all of it.
+        # With soft deletes, the kept row is the delete's before image, so that must be complete.
         return plan.with_zero_dates(self.zero_dates).with_full_before_images(
             lambda table: self.deletes.mode_of(table) == SOFT
         )
@@ -110,8 +110,8 @@ class StreamJob:
         )
 
     def make_planner(self) -> BatchPlanner:
-        """BatchPlanner of this stream."""
-        from airflow_provider_cdc.apply.batch_planner import BatchPlanner  # compiled: not for drivers, as in slices.py
+        """Return a batch planner for this stream."""
+        from airflow_provider_cdc.apply.batch_planner import BatchPlanner  # compiled kernels: drivers do not need them
 
         tables, connection = self._captured_tables(self.load_plan()), connect(self.connect_args)
         return BatchPlanner(
@@ -127,14 +127,14 @@ class StreamJob:
         return histories_by_table(definitions if self.only_table is None else [definitions[self.only_table]])
 
     def make_counted_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
-        """The same, and the requests to an object store that this took."""
+        """Return a batch planner, and the object-store request counts of making it."""
         with count_requests_in(RequestCounts()) as requests:
             return self.make_planner(), requests.to_json()
 
     def find_range_ends(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
-        """Ends of the pieces in which the next batch is read; none if nothing is new.
+        """Return the ends of the ranges in which the next batch is read; empty if there is nothing new.
 
-        :raises TransientError: if the connection reaches another server now, or the file was purged.
+        :raises TransientError: if the connection now reaches another server, or the file was purged.
         """
         with retry_in_next_epoch():
             return planner.find_range_ends(
@@ -149,26 +149,27 @@ class StreamJob:
         reader_index: int = 0,
         earlier_requests: Sequence[dict[str, int]] = (),
     ) -> dict[str, Any]:
-        """Decode the transactions in (start, end].
+        """Decode the transactions in (start, end] and stage their changes.
 
         The same range gives the same changes, however often it is read.
 
-        :param attempt: makes what this attempt stages differ from what others do.
-        :param reader_index: which of the ``readers`` this is.
-        :param earlier_requests: requests to an object store that nobody has told of yet.
-        :returns: manifest: start, end, and for each table with changes its index, the names of what was staged, the
-            number of rows, and the ``_cdc_seq`` and time of the TRUNCATE after which they come; and all that was
-            staged, as index and name. A table has one such entry, unless its rows stay when it is truncated. And
-            ``requests``: the requests to an object store that this took.
-        :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
-        :raises TransientError: if the connection reaches another server now, or the file was purged.
+        :param attempt: makes the names of what this attempt stages unique.
+        :param reader_index: index in ``reader_replicas``.
+        :param earlier_requests: object-store request counts that have not been reported yet.
+        :returns: manifest with ``start``, ``end``, ``tables``, ``staged`` and ``asked``. ``tables`` has an entry for
+            each table with changes: its index, the names of what was staged, the number of rows, and the ``_cdc_seq``
+            and time of the TRUNCATE that precedes them, if any. A table has one entry, unless its rows stay when it is
+            truncated. ``staged`` lists everything that was staged, as index and name. ``asked`` are the object-store
+            request counts.
+        :raises UnknownPrepareError: if an XA transaction is committed whose rows are no longer in the binlog.
+        :raises TransientError: if the connection now reaches another server, or the file was purged.
         """
         with retry_in_next_epoch(), count_requests_in(RequestCounts()) as requests:
             manifest = self._stage_range(start, end, attempt, reader_index)
         return {**manifest, "asked": sum_counts([*earlier_requests, requests.to_json()])}
 
     def _stage_range(self, start: Offset, end: Offset, attempt: str, reader_index: int) -> dict[str, Any]:
-        # Compiled: not for drivers, as in slices.py.
+        # Compiled kernels: drivers do not need them.
         from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
         from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 
@@ -178,7 +179,7 @@ class StreamJob:
         outputs = _RangeOutputs(self.sink.change_staging(), plan, name, self.deletes)
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
-            # What the sink holds already, since the server before this one had committed it earlier.
+            # Changes that the sink already has, because the previous server had committed them earlier.
             applied_seqs = (
                 [seq for seq, gtid in binlog.take_gtids().items() if gtid and gtid in applied_gtids]
                 if applied_gtids
@@ -188,8 +189,8 @@ class StreamJob:
                 if table.fingerprint() != tables[table.id].newest.fingerprint():
                     at = self.timeline.position(batch[SEQ_COLUMN][0].as_py())
                     raise TerminalError.for_table(
-                        f"rows of {table.label} at {at} are of the definition before an ALTER: an XA transaction was "
-                        "prepared before it",
+                        f"rows of {table.label} at {at} have the definition from before an ALTER: their XA transaction "
+                        "was prepared before it",
                         table.label,
                         place=str(at),
                     )
@@ -207,12 +208,12 @@ class StreamJob:
         tables = self._captured_tables(plan)
         newest_definitions = [definitions.newest for definitions in tables.values() if not definitions.is_suspended]
         text_decoders = load_decoders(lambda: closing(connect(self.connect_args)), newest_definitions)
-        # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
+        # A transaction without rows may end here and be prepared again under its name: both offsets list it alike.
         ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_xa_entry(text)[1] is None)
         lookback = make_xa_lookback(self.connect_args, start.server, tables, start.at)
         prepared = PreparedXaRows(read_prepared_rows(ending, open_at, tables), lookback.prepared_rows, tables)
         applied_gtids = gtid_class_of(start.server).parse(start.already_applied)
-        # What leads to captured tables the planner has looked up, which has walked here before.
+        # Where the planner has walked, it has already queried the indirect writes to captured tables.
         indirect_writes = (
             IndirectWrites if self.plan_file is None else partial(_find_indirect_writes, self.connect_args, tables)
         )
@@ -239,7 +240,7 @@ class StreamJob:
                     ):
                         write(binlog.take_changes())
                 if binlog.held_bytes >= _FLUSH_BYTES:
-                    # The one that a batch ends with lies in the file in which that ends.
+                    # The last transaction of a batch is in the file in which the batch ends.
                     is_last = step.file == end.at.file and step.is_beyond(start.at, self.max_batch_bytes)
                     write(binlog.take_changes(end.at if is_last else None))
             write(binlog.take_changes())
@@ -257,7 +258,7 @@ def _find_indirect_writes(connect_args: dict[str, Any], tables: CapturedTables) 
 
 @contextmanager
 def retry_in_next_epoch() -> Iterator[None]:
-    """What is a matter for the next epoch: it may be able to go on at another server, or behind purged files."""
+    """Turn errors that the next epoch may resolve, by a failover or after purged files, into transient errors."""
     try:
         yield
     except PurgedError as error:
@@ -269,9 +270,9 @@ def retry_in_next_epoch() -> Iterator[None]:
 
 
 def merge_manifests(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One manifest for those of the pieces of a batch.
+    """Merge the manifests of the ranges of a batch into one.
 
-    :raises TerminalError: if they do not lie one behind the other.
+    :raises TerminalError: if the ranges are not contiguous.
     """
     manifests = sorted(manifests, key=lambda m: Offset.from_json(m["start"]).at)
     tables: dict[int, list[dict[str, Any]]] = {}
@@ -279,7 +280,7 @@ def merge_manifests(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for manifest in manifests:
         if manifest["start"] != end:
             raise TerminalError(
-                f"a piece of a batch begins at {Offset.from_json(manifest['start']).at}, and the one before it ends at "
+                f"a batch range begins at {Offset.from_json(manifest['start']).at}, but the one before it ends at "
                 f"{Offset.from_json(end).at}",
                 "Run the stream again: it starts from the sink's own resume point",
             )
@@ -304,10 +305,10 @@ def merge_manifests(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class _TableOutput:
-    """What a piece has of one table.
+    """The changes of one table in a batch range.
 
-    :param truncated: ``_cdc_seq`` and time of the TRUNCATE after which it comes, if there is one.
-    :param keeps_rows: whether what was before that stays.
+    :param truncated: ``_cdc_seq`` and time of the TRUNCATE that precedes the changes, if any.
+    :param keeps_rows: whether the rows from before that TRUNCATE stay.
     """
 
     def __init__(
@@ -330,18 +331,18 @@ class _TableOutput:
             self._writer.add(changes)
 
     def empty(self, truncated: tuple[int, int]) -> None:
-        """The table is empty here: what came before does not count any more."""
+        """Note that the table is truncated here: discard the changes before."""
         with name_table_in_errors(self._table):
             self._writer.truncate()
         self.rows, self.truncated = 0, truncated
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is still buffered."""
         with name_table_in_errors(self._table):
             self._writer.close()
 
     def manifest(self, index: int) -> dict[str, Any]:
-        """Its entry in the manifest."""
+        """Return the table's entry in the manifest."""
         emptied, at = self.truncated or (None, None)
         return {
             "table": index,
@@ -354,10 +355,10 @@ class _TableOutput:
 
 
 class _RangeOutputs:
-    """What a piece has of each table that has changes in it.
+    """The changes of a batch range, by table.
 
-    :param name: makes what this attempt at the piece stages differ from everything else.
-    :param deletes: what becomes of rows that are deleted in the source.
+    :param name: makes the names of what this attempt at the range stages unique.
+    :param deletes: how rows that are deleted in the source are handled.
     """
 
     def __init__(self, staging: ChangeStaging, plan: Plan, name: str, deletes: DeletePolicy) -> None:
@@ -366,12 +367,12 @@ class _RangeOutputs:
         self._outputs: dict[int, list[_TableOutput]] = {}
 
     def for_table(self, table: TableSchema) -> _TableOutput:
-        """That of one table."""
+        """Return the output of one table."""
         index = self._indexes[table.id]
         return self._outputs[index][-1] if index in self._outputs else self._open_output(index)
 
     def empty(self, table: TableSchema, seq: int, at: int) -> None:
-        """A table is truncated here.
+        """Note that a table is truncated here.
 
         :param seq: ``_cdc_seq`` of the TRUNCATE.
         :param at: its commit time, in microseconds.
@@ -379,7 +380,7 @@ class _RangeOutputs:
         delete_mode = self._deletes.mode_of(table)
         if delete_mode == HARD:
             self.for_table(table).empty((seq, at))
-        elif delete_mode != IGNORE:  # what was before must be applied first: it stays
+        elif delete_mode != IGNORE:  # earlier changes must be applied first: their rows stay
             self._open_output(self._indexes[table.id], (seq, at), keeps_rows=True)
 
     def _open_output(
@@ -394,13 +395,13 @@ class _RangeOutputs:
         return earlier_outputs[-1]
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is still buffered."""
         for index in self._outputs:
             for output in self._outputs[index]:
                 output.close()
 
     def manifest(self) -> dict[str, Any]:
-        """Its part of the manifest."""
+        """Return the ``tables`` and ``staged`` parts of the manifest."""
         outputs = [(i, output) for i in sorted(self._outputs) for output in self._outputs[i]]
         return {
             "tables": [o.manifest(i) for i, o in outputs if o.rows or o.truncated],

@@ -1,1 +1,1 @@
-"""A chunk group: its Spark tasks, its manifest and its publication."""
+"""Chunk groups: their Spark tasks, manifests and publication."""

@@ -1,4 +1,4 @@
-"""What the sink says of chunk groups: which attempt of each is published, and what that attempt holds."""
+"""Chunk groups as the sink has them: which attempt of each is published, and what that attempt contains."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from airflow_provider_cdc.system.failpoints import failpoint
 if TYPE_CHECKING:
     from airflow_provider_cdc.state import ChunkResult, StateDatabase
 
-#: Names of manifests: that of an attempt in the group's folder, and that of a slice.
+#: Names of manifests: of an attempt, relative to the group's folder, and of a slice.
 _ATTEMPT_NAME, _SLICE_NAME = re.compile(r"attempt-(\d+)\.json"), re.compile(r"/slice-\d+\.json$")
 
-#: Revisions of one table in one snapshot: a fence holds the snapshot's generation and the table's revision.
+#: Maximum number of revisions of a table in a snapshot: a fence combines generation and revision in one number.
 _MAX_REVISIONS = 1_000_000
 
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """What a scheduler's task wants of its group: it is read once for each request.
+    """A request by a scheduler's task to read its group. The group is read once for each request.
 
     :param task: identity of the task, the same for all its tries.
-    :param number: another one as soon as somebody clears the task, and the same for its retries.
+    :param number: changes when the task is cleared, but not for its retries.
     """
 
     task: str
@@ -42,13 +42,13 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class SnapshotCoverage:
-    """What the snapshot of one table holds, as the winning attempts' manifests say.
+    """What the snapshot of one table contains, according to the manifests of the published attempts.
 
     :param chunks: chunks of the table in key order.
-    :param high_watermarks: ``_cdc_seq`` of the HW of each.
-    :param rows: rows that the snapshot wrote.
-    :param binlog_files: the binlog files of the high watermarks: base of the segment, name, and when the server had
-        begun it.
+    :param high_watermarks: ``_cdc_seq`` of the high watermark of each chunk.
+    :param rows: number of rows that the snapshot wrote.
+    :param binlog_files: the binlog files of the high watermarks: base ordinal of the timeline segment, file name, and
+        when the server began the file.
     """
 
     chunks: tuple[Chunk, ...]
@@ -58,17 +58,17 @@ class SnapshotCoverage:
 
 
 def generation_fence(plan: Plan, table: int, revision: int | None = None) -> Fence:
-    """Fence that keeps jobs of an older snapshot, or of an older definition of the table, out of it.
+    """Return the fence that keeps jobs of an older snapshot, or of an older revision of the table, out of it.
 
     :param table: index of the table.
-    :param revision: its revision, if not the one that it has.
-    :raises TerminalError: where the number would be one of the next snapshot.
+    :param revision: revision of the table; by default the current one.
+    :raises TerminalError: if the number of revisions is exhausted.
     """
     revision = plan.revision_of(table) if revision is None else revision
     if revision >= _MAX_REVISIONS:
         label = plan.tables[table].label
         raise TerminalError(
-            f"table {label} was read again {revision:,} times, and there is no number for the next time",
+            f"table {label} was re-snapshotted {revision:,} times, which is the maximum",
             "Copy it again: start with a fresh sink.path (or remove the old one)",
             table=label,
         )
@@ -76,18 +76,18 @@ def generation_fence(plan: Plan, table: int, revision: int | None = None) -> Fen
 
 
 def group_marker(plan: Plan, group: int) -> str:
-    """Name of the marker of a group's commit; its value is the attempt that won."""
+    """Return the name of the marker that holds the published attempt of a group."""
     return f"cdc/{plan.pipeline}/{plan.generation}/group/{group}"
 
 
 def open_sink_tables(context: RunContext, plan: Plan) -> list[SinkTable]:
-    """Tables of the sink, in the plan's order."""
+    """Return the sink tables in the plan's order."""
     sink = context.sink
     return [sink.table(table) for table in plan.tables]
 
 
 def read_coverage(context: RunContext, plan: Plan, tables: Sequence[SinkTable]) -> list[SnapshotCoverage] | None:
-    """What the snapshot holds, a table each; ``None`` if it is not complete.
+    """Return what the snapshot of each table contains; ``None`` if the snapshot is incomplete.
 
     :raises TerminalError: if the manifest of a published attempt is missing.
     """
@@ -120,7 +120,7 @@ def read_coverage(context: RunContext, plan: Plan, tables: Sequence[SinkTable]) 
 
 
 def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dict[int, set[int]]] | None:
-    """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
+    """Return, for each group, the tables by published attempt; ``None`` if the snapshot is incomplete."""
     published: dict[int, dict[int, set[int]]] = {}
     for index in plan.active_tables:
         attempts = published_attempts_in(plan, index, tables[index])
@@ -132,9 +132,10 @@ def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dic
 
 
 def published_attempts_in(plan: Plan, index: int, sink_table: SinkTable) -> dict[int, int] | None:
-    """The attempt of each of its groups that is published in a table; ``None`` if one lacks, or the table does.
+    """Return the published attempt of each group in a table; ``None`` if one is missing, or the table is.
 
-    :param index: index of the table, and ``sink_table``: its copy.
+    :param index: index of the table.
+    :param sink_table: its copy.
     """
     if not sink_table.exists():
         return None
@@ -145,22 +146,22 @@ def published_attempts_in(plan: Plan, index: int, sink_table: SinkTable) -> dict
 
 
 def entry_timeline(plan: Plan, entry: Mapping[str, Any]) -> Timeline:
-    """The segment whose server the positions of a manifest's entry are of, and which numbers them."""
+    """Return the timeline segment that the positions in a manifest entry belong to."""
     return Timeline.from_json(entry["lineage"]) if "lineage" in entry else plan.timeline.newest_segment
 
 
 def entry_resume_point(plan: Plan, entry: Mapping[str, Any]) -> Offset:
-    """The resume point before the file of a manifest's entry was read: what it lacks stands behind it."""
+    """Return the resume point from before a manifest entry's file was read. Changes that it lacks come after it."""
     return Offset.from_json(entry["since"]) if "since" in entry else plan.p0
 
 
 @dataclass(frozen=True)
 class GroupTotals:
-    """What attempts of a group hold.
+    """What attempts at a group contain.
 
     :param entries: entries of the manifests.
     :param chunks: the chunks in them, with ``bytes`` added.
-    :param rows: rows in the files.
+    :param rows: number of rows in the files.
     :param min_lw: lowest low watermark.
     :param max_hw: highest high watermark.
     """
@@ -173,7 +174,7 @@ class GroupTotals:
 
     @property
     def corrected(self) -> int:
-        """Keys that the backfill inserted, replaced or deleted."""
+        """Number of keys that the replay of the chunks' windows inserted, replaced or deleted."""
         return sum(int(c["corrected"]) for c in self.chunks)
 
 
@@ -181,8 +182,8 @@ class GroupTotals:
 class ChunkGroup:
     """One chunk group of a plan, as the sink has it.
 
-    :param number: its number.
-    :param open_tables: sink tables of all tables of the plan, if the caller has them open.
+    :param number: number of the group.
+    :param open_tables: sink tables of all tables of the plan, if the caller has opened them.
     """
 
     context: RunContext
@@ -192,56 +193,56 @@ class ChunkGroup:
 
     @cached_property
     def chunks(self) -> list[Chunk]:
-        """Its chunks, table by table, in key order."""
+        """The chunks, table by table, in key order."""
         return self.plan.groups()[self.number]
 
     @cached_property
     def slices(self) -> list[tuple[Chunk, ...]]:
-        """Its chunks by the file that they share."""
+        """The chunks grouped by the file that they share."""
         return cut_into_slices(self.chunks)
 
     @cached_property
     def tables(self) -> dict[int, SinkTable]:
-        """Sink tables that it concerns, by their index in the plan."""
+        """Sink tables with chunks in the group, by index in the plan."""
         concerned, sink = sorted({c.table for c in self.chunks}), self.context.sink
         return {i: self.open_tables[i] if self.open_tables else sink.table(self.plan.tables[i]) for i in concerned}
 
     @property
     def marker(self) -> str:
-        """Name of its marker."""
+        """Name of the group's marker."""
         return group_marker(self.plan, self.number)
 
     def published_by_table(self) -> dict[int, int]:
-        """The published attempt of each table that has one."""
+        """Return the published attempt of each table that has one, by table index."""
         attempts = {index: target.markers().get(self.marker) for index, target in self.tables.items()}
         return {index: attempt for index, attempt in attempts.items() if attempt is not None}
 
     def published_attempt(self) -> int | None:
-        """The lowest attempt that is published in a table; ``None`` while a table has none."""
+        """Return the lowest attempt that is published in any table; ``None`` while a table has none."""
         attempts = self.published_by_table()
         return min(attempts.values()) if len(attempts) == len(self.tables) else None
 
     def newest_attempt(self) -> int:
-        """Highest attempt that left anything: a lost bookkeeping database must not count from 1 again."""
+        """Return the highest attempt that left any files, so that a lost state database does not count from 1 again."""
         return max([*self._complete_attempt_numbers(), *(attempt for attempt, _ in self._attempt_files())], default=0)
 
     def has_complete_attempt(self) -> bool:
-        """Whether an attempt was complete, so that it may have been published."""
+        """Return whether any attempt was completed, so that it may have been published."""
         return any(True for _ in self._complete_attempt_numbers())
 
     def count_complete_attempts(self) -> int:
-        """How many attempts were read to their end."""
+        """Return how many attempts were completed."""
         return sum(1 for _ in self._complete_attempt_numbers())
 
     def _complete_attempt_numbers(self) -> Iterator[int]:
-        """Attempts that have a manifest."""
+        """Yield the attempts that have a manifest."""
         folder = self.context.layout.group_folder(self.plan.generation, self.number)
         for name, _ in self.context.storage.list(folder):
             if match := _ATTEMPT_NAME.fullmatch(name.removeprefix(f"{folder}/")):
                 yield int(match[1])
 
     def _attempt_files(self) -> Iterator[tuple[int, str]]:
-        """What attempts have left in the folders of tables: attempt and name of each file."""
+        """Yield attempt and name of each file that attempts have left in the tables' folders."""
         layout, plan = self.context.layout, self.plan
         for folder in (layout.slices_folder(plan.tables[i], plan.generation, self.number) for i in self.tables):
             for name, _ in self.context.storage.list(folder):
@@ -250,7 +251,7 @@ class ChunkGroup:
                     yield int(attempt), name
 
     def read_manifest(self, attempt: int) -> list[dict[str, Any]]:
-        """Manifest of an attempt that is published or staged: one entry a file.
+        """Return the manifest of a published or staged attempt: one entry per file.
 
         :raises TerminalError: if it is missing.
         """
@@ -264,19 +265,19 @@ class ChunkGroup:
         return listed
 
     def write_manifest(self, attempt: int, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Write the manifest of an attempt, once: two that were given the same number publish the same files.
+        """Write the manifest of an attempt once, so that two attempts with the same number publish the same files.
 
-        :param entries: one a file.
-        :returns: what stands.
+        :param entries: one per file.
+        :returns: the stored manifest, which may be that of another process.
         """
         name = self.context.layout.attempt_manifest(self.plan.generation, self.number, attempt)
         write_json_once(self.context.storage, name, entries)
         return self.read_manifest(attempt)
 
     def publish(self, attempt: int, entries: Sequence[dict[str, Any]]) -> None:
-        """Write an attempt's manifest, then one commit a table. The first attempt whose marker stands has won.
+        """Write an attempt's manifest, then publish it with one commit per table. The first committed attempt wins.
 
-        :param entries: of the manifest, one a file.
+        :param entries: entries of the manifest, one per file.
         """
         entries = self.write_manifest(attempt, entries)
         for index in sorted({entry["table"] for entry in entries}):
@@ -290,12 +291,12 @@ class ChunkGroup:
             failpoint("group.after_commit")
 
     def signals(self, attempt: int) -> AttemptSignals:
-        """The notes between driver and readers of an attempt."""
+        """Return the signals between the driver and the readers of an attempt."""
         layout = self.context.layout
         return AttemptSignals(self.context.storage, layout.signals_folder(self.plan.generation, self.number, attempt))
 
     def is_finished_for(self, request: TaskRequest) -> bool | None:
-        """Whether the group was finished for this request already, rather than for an earlier one of the same task.
+        """Return whether the group was finished for this request, rather than for an earlier one of the same task.
 
         :returns: ``None`` if it was never finished for the task.
         """
@@ -303,7 +304,7 @@ class ChunkGroup:
         return None if record is None else record["request"] == request.number
 
     def record_finished(self, request: TaskRequest | None) -> None:
-        """Write down that the group is finished for a request: in the sink, since the bookkeeping may be lost."""
+        """Record that the group is finished for a request: in the sink, because the state database may be lost."""
         if request is not None and not self.is_finished_for(request):
             write_json(
                 self.context.storage, self._request_file(request), {"task": request.task, "request": request.number}
@@ -313,7 +314,7 @@ class ChunkGroup:
         return self.context.layout.task_request(self.plan.generation, self.number, request.task)
 
     def list_finished_slices(self, above_attempt: int = 0) -> list[tuple[int, str]]:
-        """Attempt and name of the manifest of each finished slice.
+        """Return attempt and manifest name of each finished slice.
 
         :param above_attempt: only of attempts above this one.
         """
@@ -324,7 +325,7 @@ class ChunkGroup:
         )
 
     def read_finished_slices(self, above_attempt: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
-        """Attempt and manifest of finished slices by number; a later attempt's stands before an earlier one's.
+        """Return attempt and manifest of each finished slice, by slice number. Later attempts take precedence.
 
         :param above_attempt: only of attempts above this one.
         """
@@ -337,13 +338,13 @@ class ChunkGroup:
         return by_number
 
     def _is_valid_slice(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether a slice is what its manifest says, and that is what the plan asks for."""
+        """Return whether a slice matches its manifest, and the manifest matches the plan."""
         chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
         begin, seq = entry_resume_point(self.plan, manifest).at, entry_timeline(self.plan, manifest).seq
         return (
             [c["no"] for c in manifest["chunks"]] == [c.no for c in chunks]
             and manifest["fingerprint"] == table.fingerprint()
-            # After a DDL nothing counts that was read before it.
+            # What was read before a DDL does not count after it.
             and all(
                 begin <= low <= high and self.plan.start_seq(manifest["table"]) <= seq(low)
                 for low, high in map(watermarks_of, manifest["chunks"])
@@ -353,9 +354,9 @@ class ChunkGroup:
         )
 
     def read_totals(self, attempts: Mapping[int, int]) -> GroupTotals:
-        """What attempts hold.
+        """Return what attempts contain.
 
-        :param attempts: the attempt of each table, such as :meth:`markers`.
+        :param attempts: the attempt of each table, such as from :meth:`published_by_table`.
         """
         listed = [
             (attempt, entry)
@@ -376,9 +377,9 @@ class ChunkGroup:
         )
 
     def mirror_published(self, state_database: StateDatabase, expected_attempt: int) -> None:
-        """Bring the bookkeeping up to what the sink says of a published group.
+        """Update the state database to what the sink has of a published group.
 
-        :param expected_attempt: attempt that the caller has read in the bookkeeping.
+        :param expected_attempt: attempt that the caller has read from the state database.
         """
         plan, published = self.plan, self.published_by_table()
         totals, attempt = self.read_totals(published), max(published.values())
@@ -391,20 +392,20 @@ class ChunkGroup:
 
 
 def watermarks_of(chunk: Mapping[str, Any]) -> tuple[Position, Position]:
-    """Low and high watermark of a manifest's chunk."""
+    """Return the low and high watermark of a chunk in a manifest."""
     return Position.from_json(chunk["lw"]), Position.from_json(chunk["hw"])
 
 
 def chunk_entries(attempt: int, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Chunks of a file with their share of its bytes.
+    """Return the chunks of a file with their share of its bytes.
 
-    :param attempt: the attempt that they count for.
+    :param attempt: the attempt to which they are attributed.
     """
     size, rows = manifest["file"]["size"], max(1, manifest["file"]["rows"])
     return [{**c, "attempt": attempt, "bytes": size * c["rows"] // rows} for c in manifest["chunks"]]
 
 
 def to_chunk_results(chunks: Sequence[Mapping[str, Any]]) -> list[ChunkResult]:
-    """Chunks as the bookkeeping takes them."""
+    """Convert chunks to the form that the state database stores."""
     names = ("no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
     return [cast("ChunkResult", tuple(c[name] for name in names)) for c in chunks]

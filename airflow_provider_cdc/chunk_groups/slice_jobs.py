@@ -1,4 +1,4 @@
-"""What reads the slices of a chunk group, and by which of the pipeline's server ids."""
+"""Make the jobs that read slices of a chunk group, with the replication server ids that they use."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def make_snapshot_job(
     timeline: Timeline,
     resnapshot_number: int = 0,
 ) -> SnapshotJob:
-    """The job that reads slices of a group.
+    """Make the job that reads slices of a group.
 
     :param slice_numbers: numbers of the slices.
-    :param resume_point: the resume point, and ``timeline``: by which its server's transactions are numbered.
-    :param resnapshot_number: number of the reading, if the group was read before.
+    :param resume_point: the resume point before the read.
+    :param timeline: numbers the transactions of the resume point's server.
+    :param resnapshot_number: number of the read, if this is a re-snapshot; else 0.
     """
     context = group.context
     return SnapshotJob(
@@ -50,7 +51,7 @@ def make_snapshot_job(
 def replica_ids(
     context: RunContext, group: int, attempt: int, slice_count: int
 ) -> tuple[tuple[tuple[int, str], ...], ...]:
-    """Replication server id and uuid of each copy of each worker of an attempt."""
+    """Return the replication server id and uuid of each task copy of each worker of an attempt."""
     parallelism = context.pipeline.snapshot.parallelism
     if group < FIRST_READ_NUMBER:
         workers = slots.chunk_worker_slots(group, attempt, parallelism)
@@ -60,5 +61,5 @@ def replica_ids(
 
 
 def binlog_opener(context: RunContext, group: int, attempt: int) -> OpenStreamAt:
-    """Opens the binlog before the workers of an attempt do, as one of them."""
+    """Return a function that opens the binlog with a worker's server id, for use before the workers start."""
     return partial(open_stream_to_end, context.connect_args, *replica_ids(context, group, attempt, 1)[0][0])

@@ -1,4 +1,4 @@
-"""A Spark job for each chunk group: one task a worker. Rows never pass through the JVM, only manifests do."""
+"""Run a Spark job for each chunk group, with one task per worker. Only manifests pass through the JVM, never rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def spark_runner(spark: SparkSession, report_line: Callable[[str], None]) -> JobRunner:
-    """Runner that makes one Spark job of a group, one task a worker.
+    """Return a runner that reads a group in one Spark job, with one task per worker.
 
-    :param report_line: gets a line if Spark waits for executors.
+    :param report_line: called with a line of text if Spark waits for executors.
     """
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def spark_runner(spark: SparkSession, report_line: Callable[[str], None]) -> Job
                         for manifest in job.read_slices(worker, copy):
                             yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
                     except CdcError as error:
-                        # Spark reports a Python traceback; the error's own words travel inside of it.
+                        # Spark reports a Python traceback; the error travels inside of it.
                         raise RuntimeError(embed_error(error)) from None
 
         workers = len(job.replica_ids)

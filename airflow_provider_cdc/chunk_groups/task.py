@@ -1,8 +1,8 @@
-"""The snapshot's work: slices of a chunk group, each staged in the sink, with its manifest in a file of its own.
+"""The snapshot's work: read slices of a chunk group and stage each in the sink, with a manifest file of its own.
 
 Spark may run a task more than once, one copy after the other or at the same time: after a failure, speculatively, or
-because it takes an executor for lost that goes on working. So every copy stages rows of its own, and a slice's
-manifest is written only once: what it names is the slice, whatever other copies do before or after.
+because it considers an executor lost that is still working. So every copy stages its own rows, and the manifest of a
+slice is written only once. The file that it names is the slice, whatever other copies do before or after.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SnapshotJob:
-    """What tasks need to read slices of one attempt of a group.
+    """Everything that tasks need to read slices of one attempt at a group.
 
-    It travels in a closure, with the password in it. Spark writes large closures to disk, so it stays small: what the
-    tasks have to know of tables and chunks they read from the group's share of the plan in the sink.
+    It travels in a closure that contains the password. Spark writes large closures to disk, so it must stay small: the
+    tasks read table definitions and chunks from the group's part of the plan in the sink.
 
     :param connect_args: pymysql.connect keyword arguments.
-    :param replica_ids: for each worker (server id, replica uuid) of each copy of its task that may be at work at the
-        same time.
-    :param sink: where the rows go.
-    :param storage: where plan and manifests are.
-    :param layout: names in it.
+    :param replica_ids: for each worker, (server id, replica uuid) of each copy of its task that may run at the same
+        time.
+    :param sink: where the rows are staged.
+    :param storage: where the plan and the manifests are stored.
+    :param layout: names in the storage.
     :param generation: number of the snapshot.
     :param group: number of the chunk group.
     :param attempt: number of the attempt.
     :param slice_numbers: numbers of the slices to read.
-    :param limits: what all workers together may ask of the server.
+    :param limits: load limits for all workers together.
     :param zero_dates: ``source.zero_dates``.
-    :param timeline: numbers the transactions of the server that is read: the newest segment, by itself.
-    :param resume_point: the resume point before the reading began: what the files lack stands behind it.
-    :param resnapshot_number: number of the reading, where something is read that was read before; else 0.
+    :param timeline: numbers the transactions of the server that is read: only the newest segment.
+    :param resume_point: the resume point before the read began: changes that the files lack come after it.
+    :param resnapshot_number: number of the read, if this is a re-snapshot; else 0.
     """
 
     connect_args: dict[str, Any]
@@ -82,12 +82,12 @@ class SnapshotJob:
     resnapshot_number: int
 
     def read_slices(self, worker: int, task_copy: int = 0) -> Iterator[dict[str, Any]]:
-        """Read a worker's share of the slices, one after the other. Those that another copy has finished are not read.
+        """Read a worker's share of the slices, one after the other, except those that another copy has finished.
 
         :param worker: number of the worker, from 0.
-        :param task_copy: how many copies of this worker were started before.
-        :returns: the manifests of the finished slices, each with ``request_counts``: the requests to an object store
-            since the one before.
+        :param task_copy: number of copies of this worker that were started before.
+        :returns: the manifests of the finished slices, each with ``asked``: the object-store request counts since the
+            previous one.
         """
         with count_requests_in(RequestCounts()) as request_counts:
             reader = _SliceReader(self, worker, task_copy)
@@ -99,18 +99,18 @@ class SnapshotJob:
                 request_counts = RequestCounts()
 
     def manifest_name(self, table: TableSchema, number: int) -> str:
-        """Name of the manifest of a slice, which is there when the slice is finished."""
+        """Return the name of a slice's manifest, which exists once the slice is finished."""
         return self.layout.slice_manifest(table, self.generation, self.group, self.attempt, number)
 
 
 class _SliceReader:
-    """Reads slices with one connection and one replication server id, with which only one stream of binlog may be open.
+    """Reads slices with one connection and one replication server id, so only one binlog stream may be open at a time.
 
-    :param job: the job; ``worker`` and ``task_copy`` as in :meth:`SnapshotJob.read`.
+    See :meth:`SnapshotJob.read_slices` for the parameters.
     """
 
     def __init__(self, job: SnapshotJob, worker: int, task_copy: int) -> None:
-        # Compiled, and so 100 MB of memory, which the driver does not need.
+        # Imported here: its compiled kernels take 100 MB of memory, which the driver does not need.
         from airflow_provider_cdc.mysql.chunks.keyless import read_parts
 
         self._read_chunk_parts = read_parts
@@ -135,7 +135,7 @@ class _SliceReader:
         self._connection.close()
 
     def read_slice(self, no: int) -> dict[str, Any]:
-        """Manifest of a slice, which is read unless another copy has finished it."""
+        """Return the manifest of a slice. Read the slice first unless another copy has finished it."""
         chunks = self._slices[no]
         table = self._plan.tables[chunks[0].table]
         name = self._job.manifest_name(table, no)
@@ -183,9 +183,9 @@ class _SliceReader:
     def _read_chunks(
         self, table: TableSchema, chunks: Sequence[Chunk], chunk_entries: list[dict[str, Any]]
     ) -> Iterator[pa.Table]:
-        """Rows of chunks as they are read, so that few are held.
+        """Yield the rows of chunks as they are read, so that few are in memory.
 
-        :param chunk_entries: gets what the manifest says of each chunk.
+        :param chunk_entries: receives the manifest's entry of each chunk.
         """
         for chunk in chunks:
             self._throttle.wait_for_turn(self._raise_if_stopped)
@@ -209,7 +209,7 @@ class _SliceReader:
                     "seconds": round(part.seconds, 4),
                 }
                 yield part.rows
-                del part  # not held while the next one is read
+                del part  # free the memory while the next part is read
                 if not table.key:
                     self._throttle.wait_for_rates(self._raise_if_stopped)
                 started = time.monotonic()
@@ -247,7 +247,7 @@ class _SliceReader:
             self._window_reader.close()
 
     def _file_begin_time(self, file: str) -> int:
-        """When the server began a binlog file."""
+        """Return when the server began a binlog file."""
         if file not in self._file_begin_times:
             self._close_window_reader()
             offset = Offset(self._job.timeline.server, Position(file, 0), "")
@@ -255,7 +255,7 @@ class _SliceReader:
         return self._file_begin_times[file]
 
 
-#: Runs a job on all of its workers and returns the manifests of the finished files.
+#: Runs a job on all of its workers and returns the manifests of the finished slices.
 JobRunner = Callable[[SnapshotJob], list[dict[str, Any]]]
 
 

@@ -1,6 +1,6 @@
-"""The command line ``airflow-cdc``: every phase of a pipeline without Airflow.
+"""The command line ``airflow-cdc``, which runs every phase of a pipeline without Airflow.
 
-Exit codes: 0 done, 1 needs a decision or a fix, 2 usage or not ready, 3 a transient failure worth a retry.
+Exit codes: 0 done, 1 a decision or a fix is needed, 2 usage error or not ready, 3 a transient failure, worth a retry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError
 
 
 def main() -> None:
-    """Entry point: errors become one line and an exit code."""
+    """Run the command line, turning errors into one line and an exit code."""
     from airflow_provider_cdc.config.connections import scrub_secrets
 
     try:

@@ -1,4 +1,4 @@
-"""What the commands share: their group, options, and the pipeline that a command works for."""
+"""Code shared by the commands: their group, options, and the run context of a pipeline file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE_OPTION = click.option(
     "-f", "--file", "path", required=True, type=click.Path(exists=True, dir_okay=False), help="Pipeline file (YAML)."
 )
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-#: Passwords that no line may show.
+#: Passwords that must not appear in any output.
 known_secrets: list[str] = []
 
 
@@ -32,7 +32,11 @@ def cli() -> None:
 
 @contextmanager
 def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
-    """The pipeline of a file, with its connections; ``quiet``: without progress."""
+    """Yield the run context of a pipeline file.
+
+    :param path: path of the file.
+    :param quiet: whether to show no progress.
+    """
     from airflow_provider_cdc.config import Pipeline
     from airflow_provider_cdc.config.connections import remove_airflow_variables, resolve_connection
     from airflow_provider_cdc.observe.reporters import make_reporter
@@ -43,7 +47,7 @@ def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
         if conn_id:
             known_secrets.extend(resolve_connection(conn_id).secrets)
     context = RunContext.for_pipeline(pipeline)
-    remove_airflow_variables()  # before anything is started: the preflight already asks Java for its version
+    remove_airflow_variables()  # before any process is started: even the preflight runs Java
     if quiet:
         yield context
         return
@@ -56,8 +60,11 @@ def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
 def open_for_run(
     path: str, need_snapshot: bool = False, allow_stream: bool = False
 ) -> Iterator[tuple[RunContext, StateDatabase, SparkSession]]:
-    """Preflight, bookkeeping and Spark for the commands that change something; ``allow_stream``: while a stream may
-    run.
+    """Run the preflight, and yield the run context, the state database and a Spark session for a command that changes
+    data.
+
+    :param need_snapshot: whether a plan must exist.
+    :param allow_stream: whether a stream may be running.
     """
     from airflow_provider_cdc.preflight.run import require_preflight
     from airflow_provider_cdc.spark.session import start_session

@@ -1,4 +1,4 @@
-"""Commands that ask something of a stream that runs."""
+"""Commands that send a control request to a running stream."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import StateDatabase
 
-BY_OPTION = click.option("--by", metavar="NAME", help="Who wants it; by default the user of the operating system.")
+BY_OPTION = click.option("--by", metavar="NAME", help="Name recorded as the requester (default: OS user).")
 TABLE_OPTION = click.option("--table", required=True, help="The table, as database.table.")
 
 
 @contextmanager
 def open_for_request(path: str, by: str | None) -> Iterator[tuple[RunContext, StateDatabase, str]]:
-    """The pipeline of a file that was planned, its bookkeeping, and who asks."""
+    """Yield the run context of a planned pipeline, its state database, and the requester's name."""
     from airflow_provider_cdc.stream.control import os_user
 
     with open_context(path) as context:
@@ -38,7 +38,7 @@ def _epoch_text(context: RunContext, store: StateDatabase) -> str:
 @FILE_OPTION
 @BY_OPTION
 def stop(path: str, by: str | None) -> None:
-    """Ask the running stream to end at a transaction boundary."""
+    """Ask the running stream to stop at a transaction boundary."""
     with open_for_request(path, by) as (context, store, name):
         accepted = store.stop_stream(context.pipeline.name, name)
         click.echo(f"{_epoch_text(context, store)} was asked to stop" if accepted else "no stream is running")
@@ -48,7 +48,7 @@ def stop(path: str, by: str | None) -> None:
 @FILE_OPTION
 @BY_OPTION
 def pause(path: str, by: str | None) -> None:
-    """Let the running stream read nothing until it is resumed."""
+    """Pause the running stream."""
     with open_for_request(path, by) as (context, store, name):
         accepted = store.pause_stream(context.pipeline.name, name)
         click.echo(f"{_epoch_text(context, store)} was asked to pause" if accepted else "no stream is running")
@@ -56,10 +56,10 @@ def pause(path: str, by: str | None) -> None:
 
 @cli.command()
 @FILE_OPTION
-@click.option("--table", help="A suspended table that is to go on, as database.table; by default the paused stream.")
+@click.option("--table", help="Suspended table to resume, as database.table (default: the paused stream).")
 @BY_OPTION
 def resume(path: str, table: str | None, by: str | None) -> None:
-    """Let a paused stream go on, or a suspended table: it is read again."""
+    """Resume the paused stream, or (--table) re-snapshot and resume a suspended table."""
     from airflow_provider_cdc.stream.control import request_and_wait
 
     with open_for_request(path, by) as (context, store, name):
@@ -68,7 +68,7 @@ def resume(path: str, table: str | None, by: str | None) -> None:
             return
         accepted = store.resume_stream(context.pipeline.name, name)
         run, is_alive = context.liveness.wait_until_known(store, context.pipeline.name)
-        message = f"epoch {run.epoch} goes on" if run and is_alive else "the stream goes on when it is started again"
+        message = f"epoch {run.epoch} resumes" if run and is_alive else "the stream resumes when it is restarted"
         click.echo(message if accepted else "no stream is running, and none is paused")
 
 
@@ -77,7 +77,7 @@ def resume(path: str, table: str | None, by: str | None) -> None:
 @TABLE_OPTION
 @BY_OPTION
 def suspend(path: str, table: str, by: str | None) -> None:
-    """Let the running stream go on without a table, until that is resumed."""
+    """Suspend the replication of one table. All others continue."""
     from airflow_provider_cdc.stream.control import request_and_wait
 
     with open_for_request(path, by) as (context, store, name):
@@ -87,7 +87,7 @@ def suspend(path: str, table: str, by: str | None) -> None:
 @cli.command()
 @FILE_OPTION
 def reload(path: str) -> None:
-    """Let the running stream copy the tables that the file names now."""
+    """Apply the table list in the file to the running stream."""
     from airflow_provider_cdc.resnapshot.reload_tables import reload_tables as take_in
 
     with open_context(path) as context:
@@ -97,7 +97,7 @@ def reload(path: str) -> None:
         finally:
             store.close()
         if changes is None:
-            click.echo("no stream is running: the next one copies the tables of the file")
+            click.echo("no stream is running: the next one will copy the tables in the file")
             return
         added, removed = changes
         click.echo(f"added: {', '.join(added) or 'none'}; removed: {', '.join(removed) or 'none'}")

@@ -1,4 +1,4 @@
-"""Commands that look: at the source, the sink, or the bookkeeping."""
+"""Commands that read the source, the sink or the state database, and change no data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @FILE_OPTION
 @JSON_OPTION
 def check(path: str, as_json: bool) -> None:
-    """Check server, grants, tables, sink and runtime; write nothing."""
+    """Check the server, grants, tables, sink and runtime. Writes nothing."""
     from airflow_provider_cdc.preflight.run import run_preflight
 
     with open_context(path) as context:
@@ -43,7 +43,7 @@ def check(path: str, as_json: bool) -> None:
 @FILE_OPTION
 @JSON_OPTION
 def plan(path: str, as_json: bool) -> None:
-    """Show the chunk plan and what it would cost; write nothing."""
+    """Show the chunk plan and its estimated cost. Writes nothing."""
     from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
     from airflow_provider_cdc.mysql.client.session import connect
     from airflow_provider_cdc.preflight.run import require_preflight
@@ -72,7 +72,7 @@ def plan(path: str, as_json: bool) -> None:
             groups = len(shown_plan.groups_of(index))
             how = f"{chunks} chunks of up to about {rows_a_chunk} rows in {groups} groups, key ({', '.join(table.key)})"
             if not table.key:
-                how = "no usable key, so read whole as 1 chunk"
+                how = "no usable key, so read as 1 chunk"
             click.echo(f"  {table.label}: {how}" + (costs[index] if costs else ""))
         if shown_plan.start != SNAPSHOT:
             click.echo(
@@ -81,22 +81,30 @@ def plan(path: str, as_json: bool) -> None:
             return
         click.echo(f"a snapshot of {snapshot_forecast}")
         click.echo(
-            f"{len(shown_plan.chunks)} chunks in {len(shown_plan.groups())} groups, at least 4 statements a chunk"
+            f"{len(shown_plan.chunks)} chunks in {len(shown_plan.groups())} groups, at least 4 statements per chunk"
         )
 
 
 @cli.command()
 @FILE_OPTION
 @JSON_OPTION
-@click.option("--show-values", is_flag=True, help="Show what differs: keys or, for tables without one, whole rows.")
-@click.option("--tables", multiple=True, metavar="PATTERN", help="Only tables database.table that match; repeatable.")
-@click.option("--sample", metavar="1/N", help="Only one table in N, another one each day: all in N days.")
-@click.option("--seed", type=int, help="Which share of the tables --sample takes; the day's by default.")
-@click.option("--max-rows-per-second", type=int, help="Rows read from the source in a second.")
-@click.option("--max-lag-seconds", type=int, help="How old a commit may be that a copy lacks; a day by default.")
-@click.option("--repair", is_flag=True, help="Read the rows again that differ, and compare once more.")
+@click.option(
+    "--show-values", is_flag=True, help="Show the keys of differing rows, or whole rows for tables without a key."
+)
+@click.option(
+    "--tables", multiple=True, metavar="PATTERN", help="Compare only tables (database.table) that match. Repeatable."
+)
+@click.option(
+    "--sample", metavar="1/N", help="Compare one in N tables, different ones each day: all of them in N days."
+)
+@click.option("--seed", type=int, help="Number that selects the share for --sample (default: the day).")
+@click.option("--max-rows-per-second", type=int, help="Maximum rows per second to read from the source.")
+@click.option(
+    "--max-lag-seconds", type=int, help="Maximum age of the oldest commit missing from a copy (default: one day)."
+)
+@click.option("--repair", is_flag=True, help="Re-snapshot differing rows, then compare again.")
 def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: Any) -> None:
-    """Compare source and sink; exit with 1 on a difference, with 4 if only some tables cannot be compared now."""
+    """Compare source and sink. Exits with 1 if they differ, and with 4 if only some tables cannot be compared now."""
     from airflow_provider_cdc.config.selection import TableSelection
     from airflow_provider_cdc.driver.main import run_verification
     from airflow_provider_cdc.verify.report import check_equal
@@ -110,7 +118,7 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
         if not as_json:
             places = ", ".join(sorted({str(v.copy.position) for v in verdicts if v.copy is not None}))
             message = f"all {len(verdicts)} tables are equal as of {places}"
-            click.echo(message if verdicts else "no table was to be compared")
+            click.echo(message if verdicts else "no tables to compare")
 
 
 @cli.command()
@@ -118,10 +126,10 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
 @JSON_OPTION
 @click.option("--table", required=True, help="The table, as database.table.")
 @click.option(
-    "--key", "keys", required=True, multiple=True, help="A value of the key, in its order, or COLUMN=VALUE; repeatable."
+    "--key", "keys", required=True, multiple=True, help="Key value, in key order, or COLUMN=VALUE. Repeatable."
 )
 def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None:
-    """Say why a row is as it is, with its values; exit with 1 if source and copy differ."""
+    """Explain how a row came to be, with its values. Exits with 1 if source and copy differ."""
     from airflow_provider_cdc.explain.run import explain_row as look
 
     with open_context(path, quiet=as_json) as context:
@@ -134,7 +142,7 @@ def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None
         if explanation.equal is False:
             raise TerminalError(
                 f"source and copy of a row of {table} differ",
-                f"Read it again: airflow-cdc resnapshot --table {table} --where-key CONDITION; and {REPORT_REMEDY}",
+                f"Re-snapshot it: airflow-cdc resnapshot --table {table} --where-key CONDITION; and {REPORT_REMEDY}",
                 table=table,
             )
 
@@ -158,16 +166,16 @@ def status(path: str, as_json: bool) -> None:
 
 @cli.command()
 @FILE_OPTION
-@click.option("--all", "every", is_flag=True, help="All pipelines of the same bookkeeping database.")
-@click.option("--output", type=click.Path(dir_okay=False), help="Write to a file, in one step, instead.")
-@click.option("--listen", metavar="HOST:PORT", help="Answer GET /metrics there until it is ended, instead.")
+@click.option("--all", "every", is_flag=True, help="Include all pipelines in the same state database.")
+@click.option("--output", type=click.Path(dir_okay=False), help="Write to a file, atomically, instead of stdout.")
+@click.option("--listen", metavar="HOST:PORT", help="Serve GET /metrics there until interrupted.")
 def metrics(path: str, every: bool, output: str | None, listen: str | None) -> None:
-    """Print the numbers of the pipeline as Prometheus reads them; only the bookkeeping is asked."""
+    """Print the pipeline's metrics in Prometheus format. Reads only the state database."""
     from airflow_provider_cdc.observe.metric_definitions import prometheus_text
     from airflow_provider_cdc.observe.metrics import measure_pipeline, serve_metrics, write_atomically
 
     if output and listen:
-        raise click.UsageError("--output and --listen exclude each other")
+        raise click.UsageError("--output and --listen are mutually exclusive")
     with open_context(path) as context:
 
         def render() -> str:

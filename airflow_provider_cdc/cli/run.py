@@ -1,4 +1,4 @@
-"""Commands that read the source and write the sink."""
+"""Commands that run phases: they read the source and write the sink."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import StateDatabase
 
-#: For how long a stream without progress is started again, as in Airflow.
+#: Seconds for which a stream that makes no progress is restarted, as in Airflow.
 _RESTART_SECONDS = 86_400.0
-CATCH_UP_OPTION = click.option("--catch-up", is_flag=True, help="End at the position that the source has now.")
+CATCH_UP_OPTION = click.option("--catch-up", is_flag=True, help="End at the source's current position.")
 
 
 @cli.command()
@@ -55,9 +55,9 @@ def run(path: str, catch_up: bool) -> None:
 @cli.command()
 @FILE_OPTION
 @JSON_OPTION
-@click.option("--purge", is_flag=True, help="Write all files anew that have dead rows, and join all small ones.")
+@click.option("--purge", is_flag=True, help="Rewrite every file that has deleted rows, and merge all small files.")
 def maintain(path: str, as_json: bool, purge: bool) -> None:
-    """Compact the sink's tables and delete old files; a stream may run."""
+    """Compact the sink tables and delete old files. A stream may run at the same time."""
     from airflow_provider_cdc.driver.main import run_maintenance
 
     with open_context(path, quiet=as_json) as context:
@@ -69,9 +69,9 @@ def maintain(path: str, as_json: bool, purge: bool) -> None:
 @cli.command()
 @FILE_OPTION
 @click.option("--table", required=True, help="The table, as database.table.")
-@click.option("--where-key", metavar="CONDITION", help="Only rows whose keys are so, as in: id >= 100 AND id < 200.")
+@click.option("--where-key", metavar="CONDITION", help='Only rows whose key matches, e.g. "id >= 100 AND id < 200".')
 def resnapshot(path: str, table: str, where_key: str | None) -> None:
-    """Read a table again, beside the stream or without one; a suspended one goes on then."""
+    """Re-snapshot a table, with or without a running stream. A suspended table resumes afterwards."""
     from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
     from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
 
@@ -93,7 +93,7 @@ def _run_snapshot(context: RunContext, store: StateDatabase, spark: SparkSession
 
 
 def _run_stream(context: RunContext, store: StateDatabase, spark: SparkSession, catch_up: bool) -> None:
-    """Follow the binlog; a stream without an end starts again after a failure that may pass, as in Airflow."""
+    """Follow the binlog. A continuous stream restarts after a transient failure, as in Airflow."""
     from airflow_provider_cdc.driver.main import run_stream_epoch
 
     catch_up = catch_up or context.pipeline.stream.mode == "catch_up"
@@ -110,14 +110,16 @@ def _run_stream(context: RunContext, store: StateDatabase, spark: SparkSession, 
             restarts = restarts.with_failure(time.monotonic() - started_at, made_progress=made_progress, lost=False)
             if catch_up or restarts.seconds + restarts.delay > _RESTART_SECONDS:
                 raise
-            context.reporter.line(f"{error}. The stream starts again in {restarts.delay:g} s")
+            context.reporter.line(f"{error}. The stream restarts in {restarts.delay:g} s")
         stop.wait(restarts.delay)
         restarts = restarts.after_delay()
 
 
 def _newest_epoch(context: RunContext, store: StateDatabase, *, with_batches: bool = False) -> int:
-    """Number of the newest epoch; zero if there is none, if it is to have applied a batch and has not, or in an outage
-    of the bookkeeping.
+    """Return the number of the newest epoch.
+
+    Return 0 if there is no epoch, if ``with_batches`` and it has not applied a batch, or if the state database is
+    unavailable.
     """
     with suppress(CdcError):
         run = store.newest_epoch(context.pipeline.name)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @cli.command()
 @FILE_OPTION
-@click.option("--tables", is_flag=True, help="Delete the copies as well.")
-@click.option("--yes", is_flag=True, help="Do it. Without, it is only said what would be deleted.")
+@click.option("--tables", is_flag=True, help="Also delete the sink tables.")
+@click.option("--yes", is_flag=True, help="Actually delete. Without this flag, only list what would be deleted.")
 def forget(path: str, tables: bool, yes: bool) -> None:
-    """Uninstall the pipeline: delete its state, and its copies if that is wanted."""
+    """Uninstall the pipeline: delete its state and, with --tables, its copies."""
     from airflow_provider_cdc.maintenance.uninstall import delete_pipeline as delete
     from airflow_provider_cdc.maintenance.uninstall import find_pipeline_data, open_state_database
 
@@ -32,19 +32,21 @@ def forget(path: str, tables: bool, yes: bool) -> None:
                 return
             _show_data(data, context.pipeline.name, tables=tables, yes=yes)
             if not yes:
-                raise NotReadyError("nothing was deleted", "Run this again with --yes to delete it")
+                raise NotReadyError("nothing was deleted", "Run this again with --yes to delete")
             delete(context, store, data, delete_tables=tables)
         click.echo(f"{context.pipeline.name} is forgotten")
 
 
 def _show_data(data: PipelineData, name: str, *, tables: bool, yes: bool) -> None:
-    click.echo(f"of {name} {'is' if yes else 'would be'} deleted:")
+    click.echo(f"data of {name} that {'is' if yes else 'would be'} deleted:")
     for folder in [*data.internal_folders, *(data.table_folders if tables else ())]:
         what = f"table {folder.table}, " if folder.table else ""
         click.echo(f"  {what}{folder.place}: {folder.files:,} files, {folder.size:,} bytes")
     if data.row_counts:
-        click.echo(f"  bookkeeping: {', '.join(f'{count:,} of {table}' for table, count in data.row_counts.items())}")
+        click.echo(
+            f"  state database: {', '.join(f'{count:,} of {table}' for table, count in data.row_counts.items())}"
+        )
     if data.table_folders and not tables:
-        click.echo("of its tables these stay as they are; nothing will write to them any more:")
+        click.echo("these tables are kept but will no longer be updated:")
         for folder in data.table_folders:
             click.echo(f"  table {folder.table}, {folder.location}")

@@ -1,7 +1,7 @@
-"""Connections as Airflow names them, read from the environment, so that no Airflow database is needed.
+"""Connections in Airflow's formats, read from the environment, so that no Airflow database is needed.
 
-``AIRFLOW_CONN_<ID>`` holds an address (``mysql://user:password@host:3306/``, percent-encoded) or JSON. Nothing of its
-content ever appears in a message: a mistyped address may show a part of the password.
+``AIRFLOW_CONN_<ID>`` contains a URI (``mysql://user:password@host:3306/``, percent-encoded) or JSON. Messages never
+quote it: a mistyped URI may reveal part of the password.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 #: Connection types of a source server.
 MYSQL_TYPES = ("mysql", "mariadb", "cdc_mysql")
 
-# Settings of Airflow's own MySQL hook that the project decides for itself; a connection may be shared with other tasks.
+# Settings of Airflow's own MySQL hook that the project overrides; other tasks may use the same connection.
 _IGNORED_MYSQL_EXTRA = ("charset", "client", "cursor", "local_infile", "use_unicode")
 _MYSQL_EXTRA = ("ssl_mode", *PATH_SETTINGS, "ssl_key_password", *FLAG_SETTINGS, "ssl", "unix_socket")
 _POSTGRES_TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "require_auth", "channel_binding", "gssencmode")
 _POSTGRES_EXTRA = (*_POSTGRES_TLS, "connect_timeout", "application_name", "options")
-#: The first libpq that knows the system's authorities and require_auth.
+#: The first libpq that supports sslrootcert=system and require_auth.
 _MIN_LIBPQ = 160000
 _POSTGRES_DRIVERS = ("psycopg", "psycopg2")
-# Types under which Airflow keeps a Spark master: of a form filled in, or the scheme of an address.
+# Connection types of a Spark master: the type in Airflow's form, or the scheme of an address.
 _SPARK_TYPES = ("spark", "yarn", "k8s", "local")
-# Of no meaning in client mode.
+# Without effect in client mode.
 _SPARK_IGNORED = ("rest-scheme", "rest-port")
 _SPARK_EXTRA = ("queue", "namespace", "deploy-mode", "spark-binary", *_SPARK_IGNORED)
-# Connections, variables, settings (database address and keys among them), the context of the task, start-up messages.
+# Connections, variables, settings (including database address and keys), the context of the task, start-up messages.
 _AIRFLOW_VARIABLE = re.compile(r"_*AIRFLOW_(?!(?:HOME|CDC_STATE_DIR)$)")
 
 
@@ -76,21 +76,21 @@ class ResolvedConnection:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Every text of the connection that :func:`scrub` must take out."""
+        """All texts in the connection that :func:`scrub_secrets` must replace."""
         values = [self.password, self.extra.get("ssl_key_password"), *secrets_in_extra(self.extra)]
         if isinstance(ssl := self.extra.get("ssl"), Mapping):
             values.append(ssl.get("password"))
         return tuple(str(secret) for secret in values if secret)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, **with the secrets**: to hand to another process on its standard input, never to keep."""
+        """Return plain values **with the secrets**: pass them to the standard input of a process, never store them."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ResolvedConnection:
-        """Make a connection of plain values: :meth:`to_json`'s, or those of Airflow's JSON form and its ``conn_id``.
+        """Make a connection from the values of :meth:`to_json`, or of Airflow's JSON form and a ``conn_id``.
 
-        :raises ValueError, TypeError, LookupError: if it is none; the message may hold a secret.
+        :raises ValueError, TypeError, LookupError: if they are not valid; the message may contain a secret.
         """
         extra = value.get("extra") or {}
         if isinstance(extra, str):
@@ -103,7 +103,7 @@ class ResolvedConnection:
 
 
 def env_variable_name(conn_id: str) -> str:
-    """Name of the environment variable that holds a connection."""
+    """Return the name of the environment variable for a connection."""
     return f"AIRFLOW_CONN_{conn_id.upper()}"
 
 
@@ -111,7 +111,7 @@ def resolve_connection(conn_id: str) -> ResolvedConnection:
     """Read a connection from the environment, as Airflow does.
 
     :param conn_id: id of the connection.
-    :raises NotReadyError: if the variable is missing or cannot be understood.
+    :raises NotReadyError: if the variable is missing or cannot be parsed.
     """
     name = env_variable_name(conn_id)
     text = os.environ.get(name, "").strip()
@@ -124,10 +124,10 @@ def resolve_connection(conn_id: str) -> ResolvedConnection:
 
 
 def read_connection_file(path: str) -> ResolvedConnection:
-    """Read a connection from a file that holds what else is in the environment, such as a mounted secret.
+    """Read a connection from a file, such as a mounted secret, in the formats of the environment variables.
 
-    :param path: path of the file; it is also the connection's id.
-    :raises NotReadyError: if the file cannot be read or understood.
+    :param path: path of the file, which also serves as the connection's id.
+    :raises NotReadyError: if the file cannot be read or parsed.
     """
     try:
         text = Path(path).read_text().strip()
@@ -145,7 +145,7 @@ def _parse_connection(conn_id: str, text: str, what: str) -> ResolvedConnection:
             return ResolvedConnection.from_json({**json.loads(text), "conn_id": conn_id})
         return _parse_uri(conn_id, text)
     except (ValueError, TypeError, LookupError):
-        # Not chained and not quoted: the text holds the password.
+        # Neither chained nor quoted: the text contains the password.
         raise NotReadyError(
             f"connection {conn_id}: {what} cannot be understood",
             "Write type://user:password@host:port/database with special characters percent-encoded, or a JSON object",
@@ -160,7 +160,7 @@ def _normalize_conn_type(value: str) -> str:
 
 
 def _parse_uri(conn_id: str, text: str) -> ResolvedConnection:
-    # The scheme of a URL may hold no underscore, but Airflow reads cdc_mysql:// and cdc-mysql:// alike.
+    # The scheme of a URL may not contain an underscore, but Airflow accepts both cdc_mysql:// and cdc-mysql://.
     kind, separator, rest = text.partition("://")
     if not separator:
         raise ValueError
@@ -178,7 +178,7 @@ def _parse_uri(conn_id: str, text: str) -> ResolvedConnection:
         extra = {key: _json_or_text(value) for key, value in extra.items()}
     if not isinstance(extra, dict):
         raise TypeError
-    # Not parts.hostname, which turns the name into lower case: the "host" of SQLite is a path.
+    # Not parts.hostname, which is in lower case: the "host" of SQLite is a path.
     host = re.sub(r":\d*$", "", parts.netloc.rpartition("@")[2]).strip("[]")
     return ResolvedConnection(
         conn_id,
@@ -200,13 +200,14 @@ def _json_or_text(value: str) -> Any:
 
 
 def mysql_connect_args(conn: ResolvedConnection) -> dict[str, Any]:
-    """Keyword arguments of :class:`~airflow_provider_cdc.mysql.client.verified_connection.VerifiedConnection`.
+    """Return arguments for :class:`~airflow_provider_cdc.mysql.client.verified_connection.VerifiedConnection`.
 
-    Extras: ``unix_socket``, ``ssl_mode`` and the others of :mod:`airflow_provider_cdc.config.tls`. ``charset``,
-    ``cursor`` and the like, which Airflow's MySQL hook knows, are passed over; anything else is refused.
+    Supported extras are ``unix_socket``, ``ssl_mode`` and the others of :mod:`airflow_provider_cdc.config.tls`.
+    ``charset``, ``cursor`` and similar extras of Airflow's MySQL hook are ignored; any other extra is rejected.
 
-    :param conn: connection of type mysql, mariadb or cdc_mysql; its ``schema`` is not used, a pipeline names databases.
-    :raises NotReadyError: for another type, extras that contradict each other, or one that would be lost.
+    :param conn: connection of type mysql, mariadb or cdc_mysql. Its ``schema`` is not used, because a pipeline names
+        databases.
+    :raises NotReadyError: for another type, or extras that contradict each other or would have no effect.
     """
     if conn.conn_type not in MYSQL_TYPES:
         raise NotReadyError(
@@ -216,7 +217,7 @@ def mysql_connect_args(conn: ResolvedConnection) -> dict[str, Any]:
         "host": conn.host or "127.0.0.1",
         "port": conn.port or 3306,
         "user": conn.login or "",
-        # As bytes: pymysql would encode text as Latin-1, which not every password can be.
+        # As bytes: pymysql would encode text as Latin-1, which is not possible for every password.
         "password": (conn.password or "").encode(),
         "charset": "utf8mb4",
         "autocommit": True,
@@ -226,7 +227,7 @@ def mysql_connect_args(conn: ResolvedConnection) -> dict[str, Any]:
 
 
 def _mysql_extra(conn: ResolvedConnection) -> dict[str, str]:
-    """The socket, and all that is demanded of the server, said by ``ssl_mode``."""
+    """Return the socket and the TLS settings, expressed by ``ssl_mode``."""
     _refuse_unknown(conn, (*_MYSQL_EXTRA, *_IGNORED_MYSQL_EXTRA))
     socket = {"unix_socket": str(conn.extra["unix_socket"])} if conn.extra.get("unix_socket") else {}
     return {
@@ -236,9 +237,9 @@ def _mysql_extra(conn: ResolvedConnection) -> dict[str, str]:
 
 
 def connection_risk(args_or_url: Mapping[str, Any] | URL) -> str | None:
-    """What is unsafe about a connection to a server; ``None`` for nothing.
+    """Return why a connection to a server is unsafe; ``None`` if it is safe.
 
-    :param args_or_url: arguments that :func:`mysql_args` has made, or an address that :func:`database_url` has.
+    :param args_or_url: result of :func:`mysql_connect_args` or :func:`database_url`.
     """
     if isinstance(args_or_url, Mapping):
         return TlsSettings.from_settings("the connection", args_or_url).risk
@@ -250,7 +251,7 @@ def connection_risk(args_or_url: Mapping[str, Any] | URL) -> str | None:
 
 
 def _refuse_unknown(conn: ResolvedConnection, known: Iterable[str]) -> None:
-    """Refuse what would be ignored: it may be what makes the connection safe."""
+    """Reject unknown extras: one that is ignored may be the one that makes the connection safe."""
     known = tuple(known)
     for key in conn.extra:
         if key not in known:
@@ -260,10 +261,10 @@ def _refuse_unknown(conn: ResolvedConnection, known: Iterable[str]) -> None:
 
 
 def database_url(conn: ResolvedConnection) -> URL:
-    """SQLAlchemy URL of the bookkeeping database.
+    """Return the SQLAlchemy URL of the state database.
 
     :param conn: connection of type sqlite (the path as host or schema), postgres, mysql or mariadb.
-    :raises NotReadyError: for another type, an extra that would be lost, or a missing driver.
+    :raises NotReadyError: for another type, an extra that would have no effect, or a missing driver.
     """
     from sqlalchemy import URL
 
@@ -285,9 +286,7 @@ def database_url(conn: ResolvedConnection) -> URL:
         drivername, port = "mysql+pymysql", conn.port or 3306
         query = {"charset": "utf8mb4", **_mysql_extra(conn)}
     else:
-        raise NotReadyError(
-            f"connection {conn.conn_id} is of type {conn.conn_type}", "Bookkeeping is kept in sqlite, postgres or mysql"
-        )
+        raise NotReadyError(f"connection {conn.conn_id} is of type {conn.conn_type}", "Use sqlite, postgres or mysql")
     if not conn.schema:
         raise NotReadyError(f"connection {conn.conn_id} names no database", "Add it after the last slash of the URI")
     return URL.create(drivername, conn.login, conn.password, conn.host or "127.0.0.1", port, conn.schema, query)
@@ -302,7 +301,7 @@ def _postgres_extra(conn: ResolvedConnection, driver: str) -> dict[str, str]:
         version = pq.version() if driver == "psycopg" else pq.libpq_version()
         if version < _MIN_LIBPQ:
             raise NotReadyError(
-                f"connection {conn.conn_id}: libpq {version // 10000} knows neither the system's authorities nor "
+                f"connection {conn.conn_id}: libpq {version // 10000} supports neither sslrootcert=system nor "
                 "require_auth",
                 'Run: pip install "psycopg[binary]"; or give sslmode=verify-full and sslrootcert',
             )
@@ -310,14 +309,14 @@ def _postgres_extra(conn: ResolvedConnection, driver: str) -> dict[str, str]:
 
 
 def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]]:
-    """Master and settings of a Spark connection, read as the hook of Airflow's Spark provider reads it.
+    """Return master and settings of a Spark connection, read as the hook of Airflow's Spark provider does.
 
-    Extras: ``queue`` (of YARN), ``namespace`` (of Kubernetes). What only cluster mode knows, and names of programs
-    that are the default, are passed over; anything else is refused.
+    Supported extras are ``queue`` (YARN) and ``namespace`` (Kubernetes). Extras that only affect cluster mode, and
+    default names of programs, are ignored; any other extra is rejected.
 
-    :param conn: connection of type spark, or one whose type is the scheme of the master: yarn, k8s or local.
+    :param conn: connection of type spark, or of a type that is the scheme of the master: yarn, k8s or local.
     :returns: the master, and settings (name -> text).
-    :raises NotReadyError: for another type or master, or an extra that would be lost.
+    :raises NotReadyError: for another type or master, or an extra that would have no effect.
     """
     what = f"connection {conn.conn_id}"
     if conn.conn_type not in _SPARK_TYPES:
@@ -345,22 +344,22 @@ def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]
         master = f"{conn.conn_type}://{conn.host or ''}"
     if conn.port:
         master = f"{master}:{conn.port}"
-    if master in ("yarn://", "local://"):  # addresses without a host: the hook keeps the slashes, Spark takes none
+    if master in ("yarn://", "local://"):  # the hook keeps the slashes, Spark accepts none
         master = conn.conn_type
     conf = {"spark.yarn.queue": extra.get("queue"), "spark.kubernetes.namespace": extra.get("namespace")}
     return check_master(f"the master of {what}", master), {k: str(v) for k, v in conf.items() if v}
 
 
 def environment_without_airflow() -> dict[str, str]:
-    """A copy of the environment without what Airflow keeps there: for processes that need none of its secrets."""
+    """Return a copy of the environment without Airflow's variables, for processes that need none of its secrets."""
     return {name: value for name, value in os.environ.items() if not _AIRFLOW_VARIABLE.match(name)}
 
 
 def remove_airflow_variables() -> tuple[str, ...]:
-    """Remove everything that Airflow keeps in the environment from this process; ``AIRFLOW_HOME`` stays,
-    and the name of the folder that this project keeps state in.
+    """Remove Airflow's variables from the environment of this process.
 
-    Called before a JVM starts, so that it and all its children inherit no secret.
+    ``AIRFLOW_HOME`` and the path of the folder in which this project stores state are kept. Called before a JVM starts,
+    so that it and its children inherit no secrets.
 
     :return: names of the variables that were removed.
     """
@@ -371,10 +370,10 @@ def remove_airflow_variables() -> tuple[str, ...]:
 
 
 def scrub_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Replace secrets in a text by ``***``: as they stand, percent-encoded, and escaped as JSON or Python write them.
+    """Replace secrets in a text by ``***``: unchanged, percent-encoded, and escaped as in JSON or Python.
 
-    :param text: text that is about to be shown or kept.
-    :param secrets: secrets in plain text; empty ones are passed over.
+    :param text: text that is about to be shown or stored.
+    :param secrets: secrets in plain text; empty ones are ignored.
     """
     forms: set[str] = set()
     for secret in filter(None, secrets):
@@ -384,5 +383,5 @@ def scrub_secrets(text: str, secrets: Iterable[str]) -> str:
         forms |= {repr(secret)[1:-1], repr(secret.encode())[2:-1]}
     if not forms:
         return text
-    # One pass, longest first: a secret that is part of another must not spoil it.
+    # One pass, longest first, because a secret may be part of another.
     return re.sub("|".join(map(re.escape, sorted(forms, key=len, reverse=True))), "***", text)

@@ -1,4 +1,4 @@
-"""What becomes of a row that is deleted in the source."""
+"""How rows are handled that are deleted in the source."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING
 from airflow_provider_cdc.config.patterns import matches_any
 from airflow_provider_cdc.model.errors import NotReadyError
 
-if TYPE_CHECKING:  # a pipeline is read while DAG files are parsed: without Arrow
+if TYPE_CHECKING:  # DAG files load pipelines, which must not import Arrow
     from airflow_provider_cdc.model.schema import TableSchema
 
-#: The row goes; it stays and is marked; it stays as it is.
+#: The row is deleted; it is kept and marked; it is kept unchanged.
 HARD, SOFT, IGNORE = "hard", "soft", "ignore"
 DELETE_MODES = (HARD, SOFT, IGNORE)
 
 
 @dataclass(frozen=True)
 class DeletePolicy:
-    """``sink.deletes``: what becomes of deleted rows, by table.
+    """``sink.deletes``: how deleted rows are handled, by table.
 
-    :param soft: patterns of the tables whose deleted rows stay, and are marked.
-    :param ignore: patterns of the tables whose deleted rows stay as they are.
+    :param soft: patterns of the tables whose deleted rows are kept and marked.
+    :param ignore: patterns of the tables whose deleted rows are kept unchanged.
     """
 
     soft: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
 
     def mode_of(self, table: TableSchema) -> str:
-        """One of :data:`DELETES`.
+        """Return the mode of a table, one of :data:`DELETE_MODES`.
 
-        :raises NotReadyError: if the table fits two of them, or has no key and should keep deleted rows.
+        :raises NotReadyError: if the table matches two of them, or has no key and would keep deleted rows.
         """
         modes = [how for how in (SOFT, IGNORE) if matches_any(getattr(self, how), *table.id)]
         if len(modes) > 1:
@@ -38,14 +38,14 @@ class DeletePolicy:
         if modes and not table.key:
             raise NotReadyError(
                 f"table {table.label} has no usable key, and sink.deletes is {modes[0]} for it",
-                "Nothing tells which of its rows was deleted or updated: use hard for it, by patterns, or add a key",
+                "Its deleted rows cannot be identified: choose hard for it, by patterns, or add a key",
             )
         return modes[0] if modes else HARD
 
     def keeps_deleted_rows(self, table: TableSchema) -> bool:
-        """Whether deleted rows stay."""
+        """Return whether a table keeps deleted rows."""
         return self.mode_of(table) != HARD
 
 
-#: The default: all deleted rows go.
+#: The default: all deleted rows are deleted from the copy.
 ALL_HARD = DeletePolicy()

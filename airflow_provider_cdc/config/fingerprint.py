@@ -1,4 +1,4 @@
-"""What a running stream was started with, as far as it matters to it: a digest of each setting, and no value."""
+"""Digests of the settings that matter to a running stream; no values."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping
 
 from airflow_provider_cdc.config.pipeline import Pipeline
 
-#: Settings that do not concern a running stream: those of tasks, and of the plan.
+#: Settings that do not affect a running stream, but tasks or the plan.
 _IRRELEVANT_SETTINGS = {"stream.mode", "snapshot.group_rows"}
-#: Settings that a running stream takes over without a restart.
+#: Settings that a running stream reloads without a restart.
 RELOADABLE_SETTINGS = frozenset({"source.tables", "source.exclude"})
 
 
 def settings_fingerprint(pipeline: Pipeline) -> dict[str, str]:
-    """Digests of the settings, by their keys."""
+    """Return digests of the settings, by key."""
     return dict(_setting_digests(pipeline))
 
 
 def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Keys of the settings that are others now. What only one of two versions of the package knows does not count."""
+    """Return the keys of the settings that changed. Keys that only one of two package versions has do not count."""
     return sorted(key for key in before.keys() & now.keys() if before[key] != now[key])
 
 

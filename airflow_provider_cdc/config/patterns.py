@@ -1,4 +1,4 @@
-"""Patterns of tables and columns: regular expressions over names that are joined by dots, and may hold dots."""
+"""Patterns of tables and columns: regular expressions over dot-separated names, which may contain dots themselves."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from functools import lru_cache
 
 from airflow_provider_cdc.model.value_checks import invalid_value
 
-# A dot in any of its spellings that is not repeated (only such a one can stand between database and table), or else an
-# escaped character, a character class, or any other character.
+# A dot in any notation that is not repeated (only such a dot can separate database and table), or else an escaped
+# character, a character class, or any other character.
 _PATTERN_PARTS = re.compile(r"(?P<dot>(?:\\\.|\[\.\]|\.)(?![*+?{]))|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
 def check_patterns(key: str, value: object, dots: int = 1) -> tuple[str, ...]:
-    """A list of patterns of tables, or with two dots of columns.
+    """Check a list of patterns of tables or columns, and return it as a tuple.
 
-    :param key: what messages call it.
-    :raises NotReadyError: if it is none.
+    :param key: its name in messages.
+    :param dots: 1 for tables, 2 for columns.
+    :raises NotReadyError: if it is not valid.
     """
     example = "shop.order_.*" if dots == 1 else "shop.customer.phone_.*"
     if isinstance(value, str) or not isinstance(value, list | tuple):
@@ -37,7 +38,7 @@ def check_patterns(key: str, value: object, dots: int = 1) -> tuple[str, ...]:
 
 
 def matches_any(patterns: Iterable[str], *names: str) -> bool:
-    """Whether a table (database and name), or a column of it, fits one of some patterns, from end to end."""
+    """Return whether a table (database and name), or a column of it, fully matches one of some patterns."""
     name = "\0".join(names)
     return any(
         compiled.fullmatch(name) for pattern in patterns for compiled in _compile_pattern(pattern, len(names) - 1)
@@ -46,10 +47,11 @@ def matches_any(patterns: Iterable[str], *names: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _compile_pattern(pattern: str, count: int) -> tuple[re.Pattern[str], ...]:
-    """One compiled pattern for every dot (or pair of dots) that may stand between database and table (and column).
+    """Compile one pattern for each dot (or pair of dots) that may separate database, table and column.
 
-    Names may hold dots, and an unescaped dot matches any character: ``shop.order_.*`` against the joined name would
-    also take table ``x`` of a database ``shop1order_``. The dot therefore becomes NUL, which no name can hold.
+    Names may contain dots, and an unescaped dot matches any character: ``shop.order_.*`` against the joined name would
+    also match table ``x`` of a database ``shop1order_``. The dot is therefore replaced by NUL, which no name can
+    contain.
     """
     re.compile(pattern)
     compiled = []

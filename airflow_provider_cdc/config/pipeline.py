@@ -1,7 +1,7 @@
-"""The declarative Pipeline: what to copy, how, and where to. The same names in YAML and in Python.
+"""The declarative Pipeline: what to copy, how, and where to. Names are the same in YAML and in Python.
 
-Every value is checked where it is made, so a file and a Python object are held to the same rules. The first problem
-found is reported in one line that names the key, the value and what is allowed. Every key: ``docs/pipeline.md``.
+Every value is checked when its object is created, so files and Python objects follow the same rules. The first problem
+is reported in one line that names the key, the value and what is allowed. ``docs/pipeline.md`` describes every key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from airflow_provider_cdc.model.start_mode import SNAPSHOT
 from airflow_provider_cdc.model.value_checks import check_keys, format_keys, invalid_value
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-# A derived server id is far above the small numbers people give to their own servers.
+# Derived server ids are far above the small numbers that are usually assigned to servers.
 _FIRST_DERIVED_ID, _ID_STRIDE = 2**20, 1024
 _UUID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
 
@@ -50,9 +50,9 @@ _SECTIONS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """One pipeline: the object that the command line, DAGs and tests all take.
+    """One pipeline, as used by the command line, DAGs and tests.
 
-    :param name: identity of the pipeline in the bookkeeping, in sink transactions and in replication server ids.
+    :param name: identity of the pipeline in the state database, in sink transactions and for replication server ids.
     :raises NotReadyError: for the first value that is not usable.
     """
 
@@ -78,7 +78,7 @@ class Pipeline:
         if self.sink.adopt and self.stream.start != SNAPSHOT:
             raise NotReadyError(
                 "sink.adopt is true, and stream.start is not snapshot",
-                "The rows of an adopted table are replaced by those of the snapshot: begin with one",
+                "The rows of an adopted table are replaced by those of the snapshot: set stream.start to snapshot",
             )
         if self.stream.on_purged == "reread" and self.sink.delete_policy != ALL_HARD:
             raise NotReadyError(
@@ -97,7 +97,7 @@ class Pipeline:
         """Read a pipeline from a YAML file.
 
         :param path: file to read, UTF-8.
-        :raises NotReadyError: if the file cannot be read, is not YAML, or holds a value that is not usable.
+        :raises NotReadyError: if the file cannot be read, is not YAML, or has a value that is not usable.
         """
         try:
             text = Path(path).read_text(encoding="utf-8-sig")
@@ -109,11 +109,11 @@ class Pipeline:
 
     @classmethod
     def from_yaml(cls, text: str, name: str = "pipeline") -> Pipeline:
-        """Read a pipeline from YAML text; :meth:`to_yaml` writes it.
+        """Read a pipeline from YAML text, the inverse of :meth:`to_yaml`.
 
         :param text: the YAML.
-        :param name: what messages call it.
-        :raises NotReadyError: if it is not YAML, or holds a value that is not usable.
+        :param name: its name in messages.
+        :raises NotReadyError: if it is not YAML, or has a value that is not usable.
         """
         value = parse_yaml(text, name)
         try:
@@ -123,7 +123,7 @@ class Pipeline:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Pipeline:
-        """Make a pipeline of plain values, as YAML or JSON gives them.
+        """Make a pipeline from plain values, as parsed from YAML or JSON.
 
         :param value: mapping with the names of the sections; a section that is missing or ``None`` has its defaults.
         :raises NotReadyError: for the first key or value that is not usable.
@@ -144,7 +144,7 @@ class Pipeline:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values in the order of the contract; :meth:`from_dict` turns them back."""
+        """Return plain values in the documented order, the inverse of :meth:`from_dict`."""
         value = dataclasses.asdict(self)
         value["source"].update({key: list(patterns) for key, patterns in self.source.patterns.items()})
         value["sink"]["table_properties"] = {
@@ -157,23 +157,23 @@ class Pipeline:
         return value
 
     def to_yaml(self) -> str:
-        """YAML text; :meth:`from_yaml` reads it back. It holds no secret: connections are named only."""
+        """Return YAML text, the inverse of :meth:`from_yaml`. It has no secrets: connections are only named."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
     def captures(self, database: str, table: str) -> bool:
-        """Whether a table is one of the pipeline's."""
+        """Return whether the pipeline captures a table."""
         source = self.source
         return matches_any(source.tables, database, table) and not matches_any(source.exclude, database, table)
 
     def copies_column(self, database: str, table: str, column: str) -> bool:
-        """Whether a column of a captured table is copied, unless it is one of the key: those always are."""
+        """Return whether the patterns select a column of a captured table; key columns are copied in any case."""
         included, excluded = self.source.include_columns, self.source.exclude_columns
         if included:
             return matches_any(included, database, table, column)
         return not matches_any(excluded, database, table, column)
 
     def server_id(self, slot: int) -> int:
-        """Replication server id of one of the pipeline's binlog readers.
+        """Return the replication server id of one of the pipeline's binlog readers.
 
         :param slot: one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
         :return: a number below 2^32, the same in every run.
@@ -182,15 +182,15 @@ class Pipeline:
             raise ValueError(f"slot {slot} is not in 0..{slots.LAST_SLOT}")
         if self.source.server_id is not None:
             return self.source.server_id + slot
-        # Strides, so that the ids of two pipelines never overlap in part.
+        # Strides, so that the ids of two pipelines never overlap partially.
         strides = (MAX_SERVER_ID - _FIRST_DERIVED_ID) // _ID_STRIDE
         digest = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big")
         return _FIRST_DERIVED_ID + digest % strides * _ID_STRIDE + slot
 
     def replica_uuid(self, slot: int) -> str:
-        """UUID with which the reader of a slot registers at the server; the same in every run."""
+        """Return the UUID with which the reader of a slot registers at the server; the same in every run."""
         return str(uuid.uuid5(_UUID_NAMESPACE, f"{self.name}/{self.server_id(slot)}"))
 
     def replica_ids(self, slot: int) -> tuple[int, str]:
-        """Server id and UUID with which the reader of a slot registers at the server."""
+        """Return server id and UUID with which the reader of a slot registers at the server."""
         return self.server_id(slot), self.replica_uuid(slot)

@@ -1,4 +1,4 @@
-"""The sections of a pipeline other than its sink: source, snapshot, stream, bookkeeping and Spark."""
+"""The sections of a pipeline other than its sink: source, snapshot, stream, state database, alerts and Spark."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id,
 #: Highest value of ``source.server_id``: the slots of a pipeline follow it and must stay below 2^32.
 MAX_SERVER_ID = 2**32 - 1 - slots.LAST_SLOT
 
-#: ``stream.on_table_error``: the stream goes on without a table that cannot go on.
+#: ``stream.on_table_error``: the stream continues without a table that cannot continue.
 SUSPEND = "suspend"
 _PLANNED_SCHEMA_CHANGES = ("try_evolve",)
 _ZERO_DATES = ("error", "null")
-#: Kinds of schema changes that others let a pipeline choose, and what decides here.
+#: Kinds of schema changes that other tools let a pipeline choose, and the setting to use instead.
 _CHOSEN_ELSEWHERE = {
     "rename.column": "A renamed column is one dropped and one added: use drop.column and add.column",
-    "rename.table": "Leave it out: the copy of a table that was renamed stays as it was",
+    "rename.table": "Leave it out: the copy of a renamed table is left unchanged",
     "drop.table": "Use sink.on_dropped",
-    "truncate.table": "TRUNCATE is the delete of all rows: use sink.deletes",
+    "truncate.table": "TRUNCATE deletes all rows: use sink.deletes",
     "create.table": "Choose tables by source.tables and source.exclude",
 }
 
@@ -37,13 +37,13 @@ class Source:
 
     :param conn_id: Airflow connection of the server.
     :param tables: anchored regular expressions ``database.table`` of the tables to capture; at least one.
-    :param exclude: tables to leave out again, in the same form.
+    :param exclude: tables to exclude, in the same form.
     :param server_id: first of the replication server ids that the pipeline uses; derived from its name when ``None``.
     :param include_columns: anchored regular expressions ``database.table.column`` of the columns to copy; all if empty.
-        The key's columns are always copied.
-    :param exclude_columns: columns to leave out, in the same form; only one of the two lists may be given.
-    :param zero_dates: what becomes of an invalid date such as 0000-00-00: ``error`` stops; ``null`` (or ``None``,
-        which is how YAML reads the bare word) makes it NULL.
+        Key columns are always copied.
+    :param exclude_columns: columns to exclude, in the same form; only one of the two lists may be given.
+    :param zero_dates: how an invalid date such as 0000-00-00 is handled: ``error`` stops; ``null`` (or ``None``, which
+        is how YAML reads the bare word) makes it NULL.
     """
 
     conn_id: str
@@ -75,7 +75,7 @@ class Source:
 
     @property
     def patterns(self) -> dict[str, tuple[str, ...]]:
-        """Everything that decides what is captured, by key."""
+        """All patterns that determine what is captured, by key."""
         return {key: getattr(self, key) for key in ("tables", "exclude", "include_columns", "exclude_columns")}
 
 
@@ -83,13 +83,13 @@ class Source:
 class Snapshot:
     """How existing rows are read.
 
-    :param chunk_rows: rows of one chunk, the unit of watermarks.
-    :param group_rows: rows of one chunk group, the unit of retry.
-    :param parallelism: chunks read at the same time.
-    :param max_rows_per_second: rows that a group's readers take from the server in a second, together.
+    :param chunk_rows: rows per chunk, the unit of watermarks.
+    :param group_rows: rows per chunk group, the unit of retry.
+    :param parallelism: number of chunks read at the same time.
+    :param max_rows_per_second: rows per second that all readers of a group together read from the server.
     :param max_bytes_per_second: the same in bytes.
     :param max_threads_running: no chunk is begun while the server's ``Threads_running`` is above it.
-    :param max_replica_lag_seconds: no chunk is begun while the server, itself a replica, is further behind.
+    :param max_replica_lag_seconds: no chunk is begun while the server, if it is a replica, has a higher lag.
     """
 
     chunk_rows: int = 8096
@@ -112,12 +112,12 @@ class Snapshot:
             if getattr(self, name) is not None:
                 check_integer(f"snapshot.{name}", getattr(self, name), 1)
         if self.max_threads_running is not None:
-            # Each reader is up to two running threads of the server itself, and one of them asks for the number.
+            # Each reader itself causes up to two running threads, one of which queries the number.
             check_integer("snapshot.max_threads_running", self.max_threads_running, 2 * self.parallelism + 1)
 
     @property
     def load_limits(self) -> LoadLimits:
-        """What the readers of a group may ask of the server."""
+        """Limits for all readers of a group together."""
         return LoadLimits(
             self.max_rows_per_second,
             self.max_bytes_per_second,
@@ -131,24 +131,26 @@ class Stream:
     """How changes are followed.
 
     :param mode: ``continuous``, or ``catch_up`` to end at the position seen at the start.
-    :param trigger_seconds: least seconds between the starts of two batches. A batch begins as soon as there are
-        changes, and behind a full one at once.
-    :param schema_changes: what becomes of a DDL of a captured table, see docs/schema_changes.md: ``evolve``: it is
-        followed where it can be; ``lenient``: likewise, and no column goes; ``ignore``: the copy keeps its columns;
-        ``exception``: the stream stops.
+    :param trigger_seconds: minimum seconds between the starts of two batches. A batch begins as soon as there are
+        changes, and immediately after a full one.
+    :param schema_changes: how a DDL of a captured table is handled, see docs/schema_changes.md. ``evolve`` follows it
+        where possible; ``lenient`` does too, but drops no column; ``ignore`` keeps the columns of the copy;
+        ``exception`` stops the stream.
     :param max_batch_bytes: soft limit of one batch in bytes of binlog.
     :param max_batch_rows: soft limit of one batch in changed rows.
-    :param parallelism: tasks that read one batch at the same time.
-    :param start: ``snapshot``; or, to read no rows of the tables and follow the binlog alone, ``earliest``,
-        ``latest``, or a mapping with ``gtid_set``, with ``file`` and ``position``, or with ``timestamp``.
-    :param on_table_error: when a single table cannot go on: ``suspend`` it, and go on with the others, or ``stop``.
+    :param parallelism: number of tasks that read one batch.
+    :param start: ``snapshot``; or, to read no rows of the tables and only follow the binlog, ``earliest``, ``latest``,
+        or a mapping with ``gtid_set``, with ``file`` and ``position``, or with ``timestamp``.
+    :param on_purged: when the server has purged binlogs that were never read: ``stop``, or ``reread`` all tables.
+    :param on_table_error: when a single table cannot continue: ``suspend`` it and continue with the others, or
+        ``stop``.
     :param fail_on_suspended: whether a stream that ends with suspended tables has failed.
-    :param reread: whether a table is read again by itself that was suspended because of a DDL: ``auto``, or ``ask``.
-    :param reread_max_bytes: only tables that are not larger in the source.
-    :param on_purged: when the server has removed binlogs that were never read: ``stop``, or ``reread`` all tables.
-    :param include_schema_changes: kinds of changes that the copy takes over: ``add.column``, ``drop.column``,
-        ``alter.column.type``; all if empty. With ``evolve`` and ``lenient`` only.
-    :param exclude_schema_changes: kinds that it does not take over, even if they are included.
+    :param reread: whether a table that was suspended because of a DDL is re-snapshotted automatically (``auto``) or on
+        request (``ask``).
+    :param reread_max_bytes: largest size in the source of a table that is re-snapshotted automatically.
+    :param include_schema_changes: kinds of changes to apply to the copy: ``add.column``, ``drop.column``,
+        ``alter.column.type``; all if empty. Only with ``evolve`` and ``lenient``.
+    :param exclude_schema_changes: kinds of changes not to apply, even if they are included.
     """
 
     mode: str = "continuous"
@@ -187,19 +189,19 @@ class Stream:
         check_choice("stream.on_purged", self.on_purged, ("stop", "reread"), (), "")
         if self.on_purged == "reread" and self.start != SNAPSHOT:
             raise invalid_value(
-                "stream.on_purged", self.on_purged, "stop: a pipeline without a snapshot has nothing to read again"
+                "stream.on_purged", self.on_purged, "stop: a pipeline without a snapshot has nothing to re-snapshot"
             )
 
     @property
     def follows_ddl(self) -> bool:
-        """Whether a DDL of a captured table is followed at all, where it can be."""
+        """Whether a DDL of a captured table is followed where possible."""
         return self.schema_changes != EXCEPTION
 
 
 def _check_change_kinds(key: str, kinds: object, mode: str) -> tuple[str, ...]:
-    """A list of kinds of changes.
+    """Check a list of kinds of changes.
 
-    :raises NotReadyError: if it is not one, or there is nothing to choose from.
+    :raises NotReadyError: if it is not valid, or the mode does not allow a choice.
     """
     if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
         raise invalid_value(key, kinds, f"a list of {', '.join(CHANGE_KINDS)}")
@@ -214,9 +216,9 @@ def _check_change_kinds(key: str, kinds: object, mode: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class State:
-    """Where the bookkeeping is kept.
+    """Where the state database is.
 
-    :param conn_id: Airflow connection of the bookkeeping database; ``None`` for a SQLite file.
+    :param conn_id: Airflow connection of the state database; ``None`` for a SQLite file.
     """
 
     conn_id: str | None = None
@@ -228,10 +230,11 @@ class State:
 
 @dataclass(frozen=True)
 class Alerts:
-    """From where on the hooks of the stream's task are called.
+    """Thresholds for calling the alert hooks of the stream's task.
 
-    :param lag_seconds: ``on_lag``: the oldest commit of the source that was not read is older. ``None`` for never.
-    :param hours_to_purge: ``on_purge_risk``: the source may purge what is needed sooner. ``None`` for never.
+    :param lag_seconds: ``on_lag`` is called if the source's oldest unread commit is older. ``None`` for never.
+    :param hours_to_purge: ``on_purge_risk`` is called if the source may purge required binlogs sooner. ``None`` for
+        never.
     """
 
     lag_seconds: float | None = None
@@ -251,7 +254,7 @@ class Spark:
 
     :param conn_id: Airflow connection of a Spark master; instead of ``master``.
     :param master: address of a Spark master; ``local[2]`` if there is no ``conn_id`` either.
-    :param conf: further Spark settings; they win over those of the connection.
+    :param conf: further Spark settings; they override those of the connection.
     """
 
     conn_id: str | None = None

@@ -1,4 +1,4 @@
-"""Which tables a comparison takes, how fast it reads them, and how old a copy may be that it compares."""
+"""Options of a comparison: which tables it covers, how fast it reads them, and how old a copy may be."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.config.patterns import check_patterns, matches_any
 from airflow_provider_cdc.model.value_checks import check_integer, invalid_value
 
-#: Seconds by which a copy may lag behind its source to be compared: a day, as a catch-up a day leaves it.
+#: Lag up to which a copy is compared: one day, which is the lag of a pipeline that catches up daily.
 DEFAULT_MAX_LAG_SECONDS = 86_400
 _SHARE = re.compile(r"1/([1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)
 class TableSelection:
-    """Some of a pipeline's tables.
+    """A selection of a pipeline's tables, and the limits for comparing them.
 
     :param tables: patterns ``database.table``; all tables if empty.
-    :param parts: into how many parts the tables are divided, by their names: each stays in its part, whatever other
-        tables come and go.
-    :param turn: the number of the part that is taken, or any number that has this remainder.
-    :param max_rows_per_second: rows that are read from the source in a second; ``None`` for what the pipeline says.
-    :param max_lag_seconds: age of the oldest commit that a copy lacks from which on it is not compared.
+    :param parts: number of parts into which the tables are divided by name. Each table stays in its part when other
+        tables are added or removed.
+    :param turn: number of the selected part, modulo ``parts``.
+    :param max_rows_per_second: rows read from the source per second; ``None`` for the pipeline's limit.
+    :param max_lag_seconds: a copy is not compared if the oldest commit that it lacks is older.
     """
 
     tables: tuple[str, ...] = ()
@@ -45,10 +45,10 @@ class TableSelection:
         *,
         today: int,
     ) -> TableSelection:
-        """Check what a person has written.
+        """Check a user's options and make a selection of them.
 
         :param sample: ``1/n``, or ``None`` for all tables.
-        :param seed: the turn; ``None`` for the day's: so in ``n`` days in a row each table is taken once.
+        :param seed: the turn; ``None`` for the day's, so that ``n`` days in a row cover each table once.
         :param today: number of the day.
         :raises NotReadyError: for a value that is not allowed.
         """
@@ -59,9 +59,7 @@ class TableSelection:
         if seed is not None:
             check_integer("seed", seed, 0)
             if sample is None:
-                raise invalid_value(
-                    "seed", seed, "given together with sample: it says which share of the tables is taken"
-                )
+                raise invalid_value("seed", seed, "given together with sample: it chooses the share of the tables")
         if max_rows_per_second is not None:
             check_integer("max_rows_per_second", max_rows_per_second, 1)
         longest = DEFAULT_MAX_LAG_SECONDS if max_lag_seconds is None else max_lag_seconds
@@ -70,18 +68,18 @@ class TableSelection:
         return cls(patterns, parts, today if seed is None else seed, max_rows_per_second, longest)
 
     def includes(self, database: str, table: str) -> bool:
-        """Whether it takes a table."""
+        """Return whether a table is selected."""
         return (
             self.matches_patterns(database, table)
             and _name_hash(database, table) % self.parts == self.turn % self.parts
         )
 
     def matches_patterns(self, database: str, table: str) -> bool:
-        """Whether the patterns name a table."""
+        """Return whether a table matches the patterns, in whichever part it is."""
         return not self.tables or matches_any(self.tables, database, table)
 
     def apply_to_limits(self, limits: LoadLimits) -> LoadLimits:
-        """The pipeline's limits, and its own: the lower one counts."""
+        """Return the pipeline's limits combined with those of the selection; the lower one counts."""
         rates = [rate for rate in (limits.rows_per_second, self.max_rows_per_second) if rate is not None]
         return replace(limits, rows_per_second=min(rates, default=None))
 

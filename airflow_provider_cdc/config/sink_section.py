@@ -1,4 +1,4 @@
-"""The section of a pipeline that says where rows go, and how."""
+"""The sink section of a pipeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id,
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
 _PARTITION_UNITS = ("year", "month", "day", "hour")
 _MERGE_MODES = ("deletion_vectors", "copy_on_write")
-#: ``on_dropped``: the copy of a table that was dropped stays as it was; or its rows go.
+#: ``on_dropped``: the copy of a dropped table is left unchanged; or its rows are deleted.
 KEEP, DROP = "keep", "drop"
 
 
@@ -26,25 +26,25 @@ KEEP, DROP = "keep", "drop"
 class Sink:
     """Where rows go.
 
-    :param path: absolute folder, or address in an object store (``s3://``, ``gs://``, ``abfss://``, ``az://``); one
-        table a folder: ``<path>/<database>/<table>``.
+    :param path: absolute path of a folder, or address in an object store (``s3://``, ``gs://``, ``abfss://``,
+        ``az://``). Each table has a folder: ``<path>/<database>/<table>``.
     :param kind: ``delta``; one of :data:`airflow_provider_cdc.config.sink_kinds.SINK_CLASSES`.
-    :param deletes: what becomes of rows that are deleted in the source: ``hard``, they go; ``soft``, they stay and are
-        marked; ``ignore``, they stay; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
-    :param on_dropped: what becomes of the copy of a table that is dropped in the source: ``keep``, it stays as it was;
-        ``drop``, its rows go; or, for some tables, ``{"drop": [patterns]}``.
-    :param merge: how rows that are replaced or deleted go: ``deletion_vectors`` or ``copy_on_write``; or, for some
+    :param deletes: how rows are handled that are deleted in the source. ``hard`` deletes them, ``soft`` keeps and marks
+        them, ``ignore`` keeps them unchanged; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
+    :param merge: how replaced or deleted rows are removed: ``deletion_vectors`` or ``copy_on_write``; or, for some
         tables, ``{"copy_on_write": [patterns]}``.
-    :param index_bytes: what the index of a table's keys may take in memory.
-    :param partition_by: for patterns of tables, what they are partitioned by: columns, and parts of dates as
-        ``{"month": "created_at"}``; the first pattern that fits counts.
-    :param table_path: where the folder of a table is below ``path``, with ``{database}`` and ``{table}`` for its names.
-    :param lower_case: whether names are written in lower case there.
+    :param index_bytes: memory limit of the index of a table's keys, in bytes.
+    :param partition_by: maps patterns of tables to partition columns, and parts of dates such as ``{"month":
+        "created_at"}``; the first matching pattern counts.
+    :param compaction: whether the stream compacts tables while it runs; otherwise only ``airflow-cdc maintain`` does.
+    :param conn_id: Airflow connection of the object store; ``None`` to use the environment of each host.
+    :param table_path: path of a table's folder below ``path``, with ``{database}`` and ``{table}`` for its names.
+    :param lower_case: whether names are in lower case there.
     :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
         some tables.
-    :param adopt: whether a table that something else has made becomes the copy: the snapshot replaces its rows.
-    :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
-    :param conn_id: Airflow connection of the object store; ``None`` for what the environment of each host says.
+    :param adopt: whether an existing table of another origin may become the copy; the snapshot replaces its rows.
+    :param on_dropped: how the copy of a table is handled that is dropped in the source. ``keep`` leaves it unchanged,
+        ``drop`` deletes its rows; or, for some tables, ``{"drop": [patterns]}``.
     """
 
     path: str
@@ -70,7 +70,7 @@ class Sink:
         if "%" in (local_folder_of(path) or path):
             raise NotReadyError(
                 f"sink.path has a percent sign: {path[:60]!r}",
-                "Name a folder without one: readers of Delta tables take it for the beginning of an escaped character",
+                "Name a folder without one: readers of Delta tables treat it as the start of an escape",
             )
         if self.conn_id is not None:
             check_conn_id("sink.conn_id", self.conn_id)
@@ -88,7 +88,7 @@ class Sink:
                 raise invalid_value(f"sink.{name}", getattr(self, name), "true or false")
 
     def _check_modes(self, name: str, modes: tuple[str, ...]) -> None:
-        """A word for all tables, or patterns of tables for words other than the default, which comes first."""
+        """Check a mode for all tables, or patterns of tables by mode; the first mode is the default."""
         value: object = getattr(self, name)
         if not isinstance(value, Mapping):
             check_choice(f"sink.{name}", value, modes, (), "")
@@ -100,7 +100,7 @@ class Sink:
         object.__setattr__(self, name, patterns)
 
     def _patterns_of_mode(self, name: str, mode: str) -> tuple[str, ...]:
-        """Patterns of the tables for which a setting is this word."""
+        """Return the patterns of the tables for which a setting has this mode."""
         value = getattr(self, name)
         if isinstance(value, str):
             return (".*[.].*",) if value == mode else ()
@@ -108,16 +108,16 @@ class Sink:
 
     @property
     def delete_policy(self) -> DeletePolicy:
-        """``deletes``, to be asked by table."""
+        """``deletes`` as a policy by table."""
         return DeletePolicy(self._patterns_of_mode("deletes", SOFT), self._patterns_of_mode("deletes", IGNORE))
 
     def empties_dropped_table(self, database: str, table: str) -> bool:
-        """Whether the rows of a table's copy go when the table is dropped in the source."""
+        """Return whether the rows of a table's copy are deleted when the table is dropped in the source."""
         return matches_any(self._patterns_of_mode("on_dropped", DROP), database, table)
 
     @property
     def table_paths(self) -> TablePaths:
-        """``table_path`` and ``lower_case``."""
+        """``table_path`` and ``lower_case`` together."""
         return TablePaths(self.table_path, self.lower_case)
 
     def _check_partitions(self) -> None:
@@ -134,7 +134,7 @@ class Sink:
 
     @property
     def sink_arguments(self) -> dict[str, Any]:
-        """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
+        """Arguments for the sink's class, apart from path and pipeline, that differ from their defaults."""
         arguments: dict[str, Any] = {}
         if copy_on_write_tables := self._patterns_of_mode("merge", "copy_on_write"):
             arguments["copy_on_write_tables"] = copy_on_write_tables
@@ -157,7 +157,10 @@ class Sink:
 
 
 def _check_partition(key: str, part: object) -> str | dict[str, str]:
-    """What a table is partitioned by, if it is such."""
+    """Return a valid partition column or part of a date.
+
+    :raises NotReadyError: if it is neither.
+    """
     if isinstance(part, str) and part:
         return part
     if isinstance(part, Mapping) and len(part) == 1:

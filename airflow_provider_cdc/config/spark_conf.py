@@ -1,4 +1,4 @@
-"""Which Spark masters and settings a pipeline may name."""
+"""Spark masters and settings that a pipeline may use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import invalid_value
 
-#: What a master may be, for people.
+#: Human-readable forms of a master.
 MASTER_FORMS = "local, local[N], local[*], spark://host:port[,host:port...], yarn or k8s://https://host:port"
 
 _LOCAL = re.compile(r"local(\[([1-9][0-9]{0,3}|\*)\])?")
@@ -19,15 +19,15 @@ _KUBERNETES = re.compile(r"k8s://(https?://)?[A-Za-z0-9_.\[\]:-]+(/[A-Za-z0-9_./
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
 
 _KEY = re.compile(r"spark\.[A-Za-z0-9_.\-]+")
-# All settings are on the command line of the JVM, where everybody on the host can read them.
+# All settings are on the command line of the JVM, which all users of the host can read.
 _SECRET = re.compile(r"secret|passw|passphrase|token|(access|account|private|api)[._-]?key", re.IGNORECASE)
 
-#: Remedy for what must not be in ``spark.conf``.
+#: Remedy for secrets in ``spark.conf``.
 SECRET_REMEDY = (
     "Put it into the spark-defaults.conf of a folder that SPARK_CONF_DIR names and that only the driver's user can read"
 )
 
-#: Settings that the project decides for itself, with what to use instead.
+#: Settings that the project manages, with what to use instead.
 MANAGED_SETTINGS: Mapping[str, str] = {
     "spark.app.name": "It follows from the name of the pipeline",
     "spark.master": "Use the key spark.master of the pipeline, or spark.conn_id",
@@ -44,12 +44,12 @@ MANAGED_SETTINGS: Mapping[str, str] = {
 
 
 def is_local_master(master: str) -> bool:
-    """Whether driver and executors are one process."""
+    """Return whether driver and executors are one process."""
     return _LOCAL.fullmatch(master) is not None
 
 
 def is_loopback_master(master: str) -> bool:
-    """Whether nothing that driver and executors say to each other leaves the host."""
+    """Return whether all traffic between driver and executors stays on the host."""
     if is_local_master(master):
         return True
     match = _STANDALONE.fullmatch(master)
@@ -57,24 +57,24 @@ def is_loopback_master(master: str) -> bool:
 
 
 def check_master(what: str, master: object) -> str:
-    """The master, if it is one that the project knows.
+    """Return a master if it has a supported form.
 
-    :param what: where it stands, for the message.
-    :raises NotReadyError: if it is not.
+    :param what: its name in messages.
+    :raises NotReadyError: if it has not.
     """
     if isinstance(master, str):
         if master == "yarn" or any(form.fullmatch(master) for form in (_LOCAL, _STANDALONE, _KUBERNETES)):
             return master
-        if "@" in master:  # user and password of an address: not shown
+        if "@" in master:  # may be a password: not shown
             raise NotReadyError(f"{what} is not the address of a Spark master", f"It must be {MASTER_FORMS}")
     raise invalid_value(what, master, MASTER_FORMS)
 
 
 def check_conf(what: str, conf: object) -> dict[str, str]:
-    """Spark settings as text: numbers and booleans are written as Spark reads them.
+    """Return Spark settings as text, with numbers and booleans in Spark's notation.
 
-    :param what: where they stand, for the message.
-    :raises NotReadyError: for what is not a setting, would carry a secret, or is decided by the project.
+    :param what: their name in messages.
+    :raises NotReadyError: for something that is not a setting, would contain a secret, or is managed by the project.
     """
     if not isinstance(conf, Mapping):
         raise invalid_value(what, conf, "a mapping such as {spark.executor.memory: 4g}")

@@ -1,7 +1,7 @@
-"""How an object store is reached, as connections of Airflow say it.
+"""Access to object stores, as configured in Airflow connections.
 
-What a connection does not say comes from the environment of each host, as for every program that uses such a store. An
-extra that is not understood is refused: it may be what makes the connection safe, or right.
+Whatever a connection does not specify comes from the environment of each host, as for any other client of such a store.
+An unknown extra is rejected: it may be needed for security or correctness.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from airflow_provider_cdc.config.store_address import AZURE, GCS, S3, StoreAddre
 from airflow_provider_cdc.config.tls import is_local_host
 from airflow_provider_cdc.model.errors import NotReadyError
 
-#: Types of connections, and what kind of store each is for.
+#: Connection types, and the kind of store of each.
 STORE_TYPES = {"aws": S3, "s3": S3, "google_cloud_platform": GCS, "wasb": AZURE, "adls": AZURE}
-#: Extras whose texts are secrets.
+#: Extras that are secrets.
 _SECRETS = (
     "aws_secret_access_key",
     "aws_session_token",
@@ -33,7 +33,7 @@ _SECRETS = (
 )
 _PREFIX = re.compile(r"extra__(aws|google_cloud_platform|wasb|adls)__")
 
-# What other tasks' hooks may want of the same connection, and what has no meaning here.
+# Extras that only other tasks' hooks use.
 _GCP_IGNORED = ("project", "project_id", "num_retries", "scope")
 _AWS_KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 _AWS_EXTRA = (
@@ -67,7 +67,7 @@ _Pairs = tuple[tuple[str, Any], ...]
 
 
 class _ConnectionFields(Protocol):
-    """What of a connection is looked at."""
+    """The fields of a connection that are used."""
 
     @property
     def conn_id(self) -> str: ...
@@ -85,14 +85,16 @@ class _ConnectionFields(Protocol):
 
 @dataclass(frozen=True)
 class StoreAccess:
-    """What a connection says of a store. Its ``repr`` shows no secret; it travels to tasks as passwords do.
+    """Access to a store, as specified by a connection.
+
+    Its ``repr`` shows no secret; it is passed to tasks in the same way as passwords.
 
     :param store: kind of the store.
-    :param label: what messages call it.
-    :param config: settings of the store, by the names that libraries on top of ``object_store`` share.
+    :param label: its name in messages.
+    :param config: settings of the store, by the names that libraries based on ``object_store`` share.
     :param client: settings of the HTTP client.
     :param aws_keys: keys of AWS: id, secret, and token or ``None``.
-    :param assume_role_args: what AWS shall be asked for with these: arguments of ``AssumeRole``.
+    :param assume_role_args: arguments of AWS's ``AssumeRole``, called with these keys.
     """
 
     store: str
@@ -104,24 +106,24 @@ class StoreAccess:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Texts that no message may hold."""
+        """Texts that no message may contain."""
         names = ("account_key", "sas_key", "client_secret", "service_account_key")
         config_secrets = [str(value) for name, value in self.config if name in names]
         return tuple(filter(None, (*config_secrets, *(self.aws_keys or ())[1:])))
 
     @property
     def risk(self) -> str | None:
-        """What is unsafe about it; ``None`` for nothing."""
+        """Why the access is unsafe; ``None`` if it is safe."""
         if dict(self.client).get("allow_invalid_certificates"):
-            return "the server's certificate is not checked: whoever is on the way may pass for the server"
+            return "the server's certificate is not checked: anyone on the network path can impersonate the server"
         config = dict(self.config)
         endpoint = urlsplit(str(config.get("endpoint") or config.get("base_url") or ""))
         if endpoint.scheme == "http" and not is_local_host(endpoint.hostname):
-            return "nothing is encrypted, and whoever is on the way may pass for the server"
+            return "nothing is encrypted, and anyone on the network path can impersonate the server"
         return None
 
     def check_path(self, path: str) -> None:
-        """Refuse a connection that is not for the store that ``sink.path`` names.
+        """Reject a connection that does not match the store in ``sink.path``.
 
         :raises NotReadyError: if it is for another kind of store, or another account.
         """
@@ -133,7 +135,7 @@ class StoreAccess:
 
 
 def secrets_in_extra(extra: Mapping[str, Any]) -> list[str]:
-    """Texts in a connection's extra that no message may hold."""
+    """Return the texts in a connection's extra that no message may contain."""
     secrets: list[str] = []
     for prefixed, value in extra.items():
         name = _PREFIX.sub("", prefixed)
@@ -150,9 +152,9 @@ def secrets_in_extra(extra: Mapping[str, Any]) -> list[str]:
 
 
 def parse_store_access(conn: _ConnectionFields) -> StoreAccess:
-    """What a connection says.
+    """Parse the store access that a connection specifies.
 
-    :raises NotReadyError: if it is of another type, or says something that would be lost.
+    :raises NotReadyError: if it has another type, or specifies something that would have no effect.
     """
     what = f"connection {conn.conn_id}"
     store = STORE_TYPES.get(conn.conn_type)
@@ -172,7 +174,7 @@ def _refuse_unknown(what: str, extra: Mapping[str, Any], known: tuple[str, ...],
 
 
 def _parse_mapping(what: str, name: str, value: Any) -> dict[str, Any]:
-    """An extra that is a mapping, or the JSON of one."""
+    """Return an extra that is a mapping, or the JSON of one."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -192,7 +194,7 @@ def _parse_flag(what: str, extra: Mapping[str, Any], name: str) -> bool:
 
 
 def _parse_endpoint(what: str, url: Any) -> tuple[str, dict[str, Any]]:
-    """An endpoint and what the client has to know for it."""
+    """Return an endpoint and the client settings that it requires."""
     try:
         parts = urlsplit(str(url))
         ok = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc and not parts.query
@@ -203,7 +205,7 @@ def _parse_endpoint(what: str, url: Any) -> tuple[str, dict[str, Any]]:
     return str(url).rstrip("/"), {"allow_http": True} if parts.scheme == "http" else {}
 
 
-# ---------------------------------------------------------------- AWS, and what speaks its protocol
+# ---------------------------------------------------------------- AWS and compatible stores
 
 
 def _aws_access(what: str, conn: _ConnectionFields, extra: Mapping[str, Any]) -> StoreAccess:
@@ -230,8 +232,8 @@ def _aws_access(what: str, conn: _ConnectionFields, extra: Mapping[str, Any]) ->
     token = extra.get("aws_session_token")
     if bool(key) != bool(secret) or (token and not key):
         raise NotReadyError(
-            f"{what} has not both of login (access key id) and password (secret access key)",
-            "Give both, or none: then the environment or the instance says who asks",
+            f"{what} needs both a login (access key id) and a password (secret access key)",
+            "Give both, or neither to use the credentials of the environment or the instance",
         )
     keys = (str(key), str(secret), str(token) if token else None) if key else None
     role = _parse_assume_role(what, extra)
@@ -243,7 +245,7 @@ def _aws_access(what: str, conn: _ConnectionFields, extra: Mapping[str, Any]) ->
 
 
 def _parse_service_config(what: str, value: Any) -> dict[str, Any]:
-    """``service_config``, of which only the part of S3 is of use, and of that the endpoint."""
+    """Return the S3 part of ``service_config``, of which only the endpoint is used."""
     s3_config = _parse_mapping(what, "service_config.s3", _parse_mapping(what, "service_config", value).get("s3", {}))
     if other := sorted(s3_config.keys() - {"endpoint_url", "bucket_name"}):
         raise NotReadyError(f"{what}: extra 'service_config.s3.{other[0]}' is not supported", "Use endpoint_url only")
@@ -251,7 +253,7 @@ def _parse_service_config(what: str, value: Any) -> dict[str, Any]:
 
 
 def _parse_config_kwargs(what: str, extra: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Style of addresses, and whether requests are not signed."""
+    """Return the addressing style, and whether requests are unsigned."""
     kwargs = _parse_mapping(what, "config_kwargs", extra.get("config_kwargs", {}))
     s3 = _parse_mapping(what, "config_kwargs.s3", kwargs.pop("s3", {}))
     unsigned = kwargs.pop("signature_version", "s3v4")
@@ -275,11 +277,11 @@ def _parse_assume_role(what: str, extra: Mapping[str, Any]) -> _Pairs:
     if method != "assume_role":
         raise NotReadyError(
             f"{what}: extra 'assume_role_method' is not assume_role",
-            "For a web identity, leave out sink.conn_id: AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE say it",
+            "For a web identity, leave out sink.conn_id and set AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE",
         )
     arn, kwargs = extra.get("role_arn"), _parse_mapping(what, "assume_role_kwargs", extra.get("assume_role_kwargs", {}))
     if kwargs and not arn:
-        raise NotReadyError(f"{what}: extra 'assume_role_kwargs' has no role_arn beside it", "Add it")
+        raise NotReadyError(f"{what}: extra 'assume_role_kwargs' requires role_arn", "Add it")
     for name in kwargs:
         if name not in _ROLE_KWARGS:
             raise NotReadyError(
@@ -308,7 +310,7 @@ def _gcp_access(what: str, conn: _ConnectionFields, extra: Mapping[str, Any]) ->
     if "key_path" in extra:
         config["service_account"] = str(extra["key_path"])
     if len(config) > 1:
-        raise NotReadyError(f"{what} says in several ways who asks", "Give one of keyfile_dict and key_path")
+        raise NotReadyError(f"{what} specifies more than one credential", "Give one of keyfile_dict and key_path")
     if "endpoint_url" in extra:
         config["base_url"], client = _parse_endpoint(what, extra["endpoint_url"])
     return StoreAccess(GCS, what, tuple(config.items()), tuple(client.items()))
@@ -349,7 +351,7 @@ def _azure_access(what: str, conn: _ConnectionFields, extra: Mapping[str, Any]) 
         credentials.append({"skip_signature": True})
     if len(credentials) > 1:
         raise NotReadyError(
-            f"{what} says in several ways who asks",
+            f"{what} specifies more than one credential",
             "Give one of an account key, sas_token, tenant_id with client id and secret, managed_identity_client_id "
             "and anonymous",
         )
@@ -358,7 +360,7 @@ def _azure_access(what: str, conn: _ConnectionFields, extra: Mapping[str, Any]) 
 
 
 def _account_of_host(host: str) -> str | None:
-    """Account of a connection's host, which is its name or address."""
+    """Return the account in a connection's host, which is the account's name or address."""
     name = re.sub(r"^https?://", "", host).split("/")[0]
     return name.split(".")[0] or None
 

@@ -1,4 +1,4 @@
-"""Addresses of ``sink.path``: a folder, or a place in an object store."""
+"""Addresses in ``sink.path``: a folder, or a location in an object store."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _FOLDER_FORM = "the absolute path of a folder, such as /data/lake, or an address
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{1,220}[A-Za-z0-9]")
 _ACCOUNT = re.compile(r"([a-z0-9]{3,24})\.(?:dfs|blob)\.(core\.[a-z0-9.\-]+)")
-#: Where the accounts of Azure's public cloud are.
+#: Domain of accounts in Azure's public cloud.
 _PUBLIC_DOMAIN = "core.windows.net"
 
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """A place in an object store.
+    """A location in an object store.
 
     :param store: kind of the store.
-    :param bucket: bucket, or container.
-    :param root: what all names below begin with, without slashes at its ends.
+    :param bucket: bucket or container.
+    :param root: prefix of all names below it, without leading or trailing slashes.
     :param account: account of Azure, if the address names it.
     :param account_domain: domain of that account.
     """
@@ -40,9 +40,9 @@ class StoreAddress:
 
     @classmethod
     def parse(cls, path: str) -> Self | None:
-        """The place that ``sink.path`` names, ``None`` if it names a folder.
+        """Return the location that ``sink.path`` names; ``None`` if it names a folder.
 
-        :raises NotReadyError: if it is neither. The address is not shown: people write keys into addresses.
+        :raises NotReadyError: if it is neither. The address is not shown, because it may contain keys.
         """
         match = _SCHEME.match(path)
         if match is None or match[1].lower() == "file":
@@ -63,7 +63,7 @@ class StoreAddress:
             raise _invalid_address("it names no account")
         root = root.rstrip("/")
         if not _BUCKET.fullmatch(bucket):
-            raise _invalid_address("what stands before the first slash is not the name of a bucket or container")
+            raise _invalid_address("the part before the first slash is not the name of a bucket or container")
         if not root.isprintable() or any(part in ("", ".", "..") for part in root.split("/") if root):
             raise _invalid_address("the prefix has empty, dotted or unprintable parts")
         if re.search(r"[?#%\\]", root):
@@ -71,11 +71,11 @@ class StoreAddress:
         return cls(store, bucket, root, account, cloud)
 
     def display(self, name: str = "") -> str:
-        """The address of a file, a folder or the root, for people."""
+        """Return the human-readable address of a file or folder, or of the root."""
         return f"{self._base}/{'/'.join(part for part in (self.root, name) if part)}".rstrip("/")
 
     def uri(self, name: str = "") -> str:
-        """The same for libraries."""
+        """Return the percent-encoded form of :meth:`display`, as libraries expect it."""
         return f"{self._base}/{quote('/'.join(part for part in (self.root, name) if part), safe='/=')}".rstrip("/")
 
     @property
@@ -85,23 +85,23 @@ class StoreAddress:
         return f"{self.store}://{self.bucket}"
 
     def child(self, folder: str) -> StoreAddress:
-        """The address of a folder."""
+        """Return the address of a folder."""
         return StoreAddress(
             self.store, self.bucket, f"{self.root}/{folder}" if self.root else folder, self.account, self.account_domain
         )
 
 
 def local_folder_of(path: str) -> str | None:
-    """The folder that ``sink.path`` names, ``None`` if it is an address in an object store.
+    """Return the folder that ``sink.path`` names; ``None`` if it is an address in an object store.
 
-    :raises NotReadyError: if it is an address of a file that is none.
+    :raises NotReadyError: if it is an invalid path or file address.
     """
     match = _SCHEME.match(path)
     if match is not None and match[1].lower() != "file":
         return None
     if match is not None:
         if not path.startswith("file:///"):
-            raise NotReadyError("sink.path: an address of a file has no host", "Write it as file:///data/lake")
+            raise NotReadyError("sink.path: a file address must not name a host", "Write it as file:///data/lake")
         path = unquote(path[len("file://") :])
     if not path.startswith("/") or not path.isprintable():
         raise NotReadyError(f"sink.path is {path[:60]!r}", f"It must be {_FOLDER_FORM}")

@@ -1,4 +1,4 @@
-"""YAML that means one thing only."""
+"""YAML without ambiguity: duplicate keys are rejected."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from airflow_provider_cdc.model.errors import NotReadyError
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The plain value that a YAML text stands for.
+    """Parse a YAML text into plain values.
 
     :param text: one document.
-    :param name: what messages call it.
-    :raises NotReadyError: if it is no YAML, or gives a key twice; with the place.
+    :param name: its name in messages.
+    :raises NotReadyError: if it is not YAML, or has a duplicate key; the message has the position.
     """
     try:
         return yaml.load(text, Loader=_UniqueKeyLoader)
@@ -25,7 +25,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """The safe loader, which also refuses a key that is given twice (YAML itself would take the last one)."""
+    """The safe loader, which also rejects duplicate keys (YAML itself would use the last one)."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -1,4 +1,4 @@
-"""Where the tables lie below ``sink.path``."""
+"""Paths of tables below ``sink.path``."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ _NAME = re.compile(r"\{(database|table)\}")
 _PART = re.compile(r"(?!\.|_cdc|_delta_log)([A-Za-z0-9_.\-]|\{database\}|\{table\})+")
 
 
-#: What is written in another way in a URL: readers that take the path of a table for one do not find its files.
+#: Characters that are escaped in URLs: readers that treat the path of a table as a URL do not find its files.
 _URL_ESCAPED = re.compile(r"[^\x21-\x7e]|[%\\\"#<>?`{}]")
 
 
-#: What to do about them.
+#: Remedy for such characters.
 URL_READERS_REMEDY = (
-    "Polars and Daft do not find the files of such a table (docs/readers.md). If you need them: name the folder "
-    "otherwise, by sink.path or sink.table_path"
+    "Polars and Daft do not find the files of such a table (docs/readers.md). If you need them, use "
+    "another folder name, by sink.path or sink.table_path"
 )
 
 
 def url_escaped_characters(path: str) -> str:
-    """The characters of a path that some readers of Delta tables do not find files by, each once."""
+    """Return the distinct characters of a path that prevent some readers of Delta tables from finding files."""
     return "".join(sorted({*_URL_ESCAPED.findall(path)}))
 
 
 def folder_name(name: str) -> str:
-    r"""Folder name of a database or table: the name, with ``/ \ % =`` and control characters as ``=XX``.
+    r"""Return the folder name of a database or table, with ``/ \ % =`` and control characters as ``=XX``.
 
-    Percent signs are escaped since Delta readers take paths for URLs and decode them; a leading dot, and names that
-    begin like the project's and Delta's own folders, so that they are not taken for those.
+    Percent signs are escaped because Delta readers treat paths as URLs and decode them. A leading dot is escaped too,
+    as are names that begin like the folders of the project or of Delta.
     """
     return re.sub(r"[/\\%=\x00-\x1f\x7f]|^\.|^_(?=cdc|delta_log)", lambda m: f"={ord(m[0]):02X}", name)
 
 
 @dataclass(frozen=True)
 class TablePaths:
-    """How the folder of a table is named.
+    """How the folders of tables are named.
 
-    :param template: folders, of which one has ``{table}`` in it.
-    :param lower_case: whether names are written in lower case.
-    :raises NotReadyError: if it cannot be one.
+    :param template: a path, at least one part of which contains ``{table}``.
+    :param lower_case: whether names are in lower case.
+    :raises NotReadyError: if the template is not valid.
     """
 
     template: str = "{database}/{table}"
@@ -64,18 +64,18 @@ class TablePaths:
             raise invalid_value("sink.lower_case", lower_case, "true or false")
 
     def path_of(self, database: str, table: str) -> str:
-        """Folder of a table."""
+        """Return the path of a table's folder."""
         names = {"database": database, "table": table}
         if self.lower_case:
             names = {key: name.lower() for key, name in names.items()}
-        # What a name has in it never makes a folder of its own.
+        # folder_name escapes slashes, so a name never creates additional folders.
         return "/".join(folder_name(_NAME.sub(lambda m: names[m[1]], part)) for part in self.template.split("/"))
 
     def check_distinct(self, tables: Iterable[tuple[str, str]]) -> None:
-        """Refuse tables that would share a folder.
+        """Reject tables that would share a folder.
 
         :param tables: database and name of each.
-        :raises NotReadyError: naming two of them.
+        :raises NotReadyError: with the names of two of them.
         """
         table_by_path: dict[str, tuple[str, str]] = {}
         for table in tables:
@@ -83,7 +83,7 @@ class TablePaths:
             if other != table:
                 raise NotReadyError(
                     f"tables {'.'.join(other)} and {'.'.join(table)} would both be copied to {self.path_of(*table)}",
-                    "Tell them apart in sink.table_path (or leave out sink.lower_case), or exclude one of them",
+                    "Make them differ in sink.table_path (or leave out sink.lower_case), or exclude one of them",
                 )
 
 

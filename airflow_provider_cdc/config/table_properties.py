@@ -1,4 +1,4 @@
-"""Properties of Delta tables that a pipeline asks for (``sink.table_properties``)."""
+"""Delta table properties that a pipeline sets (``sink.table_properties``)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from airflow_provider_cdc.config.patterns import check_patterns, matches_any
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import invalid_value
 
-#: What begins like this is Delta's; the project's own begins with the other. All else is for people.
+#: Prefixes of Delta's properties and of the project's own. All others are for users.
 _DELTA_PREFIX, OWN_PREFIX = "delta.", "airflow-cdc."
 _INTERVAL = re.compile(r"interval [1-9]\d* (second|minute|hour|day|week)s?")
-#: Properties of Delta that may be set, with what their values look like.
+#: Properties of Delta that may be set, with the form of their values.
 CHANGE_DATA_FEED, DELETED_FILE_RETENTION = "delta.enableChangeDataFeed", "delta.deletedFileRetentionDuration"
 LOG_RETENTION = "delta.logRetentionDuration"
 _SETTABLE = {
@@ -21,13 +21,13 @@ _SETTABLE = {
     DELETED_FILE_RETENTION: (_INTERVAL, "an interval such as interval 7 days"),
     CHANGE_DATA_FEED: (re.compile("true|false"), "true or false"),
 }
-#: Those that a setting of the pipeline decides, and what the project keeps by itself.
+#: Properties that a setting of the pipeline or the project itself determines.
 _MANAGED = {
     "delta.enableDeletionVectors": "sink.merge decides it",
     "delta.checkpointInterval": "a checkpoint is written every 100 commits",
-    "delta.setTransactionRetentionDuration": "the copy would lose what it holds: transactions must be kept",
+    "delta.setTransactionRetentionDuration": "the transactions that mark applied work must be kept",
 }
-#: Of tables with a change data feed: it can be read for as long as versions stay in the log.
+#: For tables with a change data feed, which can be read as long as its files are retained.
 _FEED_DEFAULTS = {DELETED_FILE_RETENTION: "interval 1 days"}
 _EVERY_TABLE = ".*[.].*"
 
@@ -36,14 +36,14 @@ _EVERY_TABLE = ".*[.].*"
 class TableProperties:
     """``sink.table_properties``.
 
-    :param patterns_by_value: properties, each with a value and the patterns of the tables that have it.
+    :param entries: property, value, and the patterns of the tables that have it.
     """
 
     entries: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
     @classmethod
     def parse(cls, value: object) -> TableProperties:
-        """Check what a pipeline has: property -> value, or property -> {value: [patterns of tables]}.
+        """Check the setting: property -> value, or property -> {value: [patterns of tables]}.
 
         :raises NotReadyError: for the first property or value that is not usable, by name.
         """
@@ -65,9 +65,9 @@ class TableProperties:
         return cls(tuple(entries))
 
     def properties_of(self, database: str, table: str) -> dict[str, str]:
-        """Those of a table.
+        """Return the properties of a table.
 
-        :raises NotReadyError: if it would have two values of one.
+        :raises NotReadyError: if a property would have two values.
         """
         properties: dict[str, str] = {}
         for name, value, patterns in self.entries:
@@ -100,5 +100,5 @@ def _check_value(name: str, value: object) -> str:
     return text
 
 
-#: The default.
+#: The default: no properties.
 NO_PROPERTIES = TableProperties()

@@ -1,7 +1,7 @@
-"""What a connection demands of a server before the server may have anything: the modes of MySQL's ``ssl_mode``.
+"""What a connection requires of a server before it sends any data: the modes of MySQL's ``ssl_mode``.
 
-On this host (a literal loopback address, ``localhost``, a socket) nothing is demanded unless it is said; anywhere else
-the server proves itself by its certificate, name included, unless that is given up by name.
+For a server on this host (a literal loopback address, ``localhost``, a socket), nothing is required by default. Any
+other server must prove its identity by its certificate, including the name, unless a setting disables that explicitly.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Self
 
 from airflow_provider_cdc.model.errors import NotReadyError
 
-#: From none to all; what each means is MySQL's.
+#: MySQL's modes, in ascending order of security.
 SSL_MODES = ("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
 DISABLED, PREFERRED, REQUIRED, VERIFY_CA, VERIFY_IDENTITY = SSL_MODES
 
 #: Settings that name a file, and those that are true or false.
 PATH_SETTINGS = ("ssl_ca", "ssl_cert", "ssl_key")
 FLAG_SETTINGS = ("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled")
-#: Keys of the driver's mapping ``ssl``, by the setting that is the same.
+#: Keys of the driver's mapping ``ssl``, and the equivalent settings.
 _SSL_KEYS = {
     "ca": "ssl_ca",
     "capath": "ssl_capath",
@@ -33,25 +33,25 @@ _SSL_KEYS = {
     "verify_mode": "ssl_verify_cert",
 }
 _TEXT_SETTINGS = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_key", "ssl_key_password", "ssl_cipher")
-#: All settings: arguments of a connection that are about TLS.
+#: All TLS settings among the arguments of a connection.
 TLS_SETTINGS = ("ssl_mode", *_TEXT_SETTINGS, *FLAG_SETTINGS, "ssl")
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _VERIFY_MODES = {**_BOOLEANS, "required": True, "optional": True, "none": False}
 
 _RISKS = {
-    DISABLED: "nothing is encrypted, and whoever is on the way may pass for the server",
-    PREFERRED: "TLS is given up if the server offers none, and whoever is on the way may pass for the server",
-    REQUIRED: "the server's certificate is not checked: whoever is on the way may pass for the server",
-    VERIFY_CA: "the name in the server's certificate is not checked: any other one of its authority would do",
+    DISABLED: "nothing is encrypted, and anyone on the network path can impersonate the server",
+    PREFERRED: "TLS is not used if the server offers none, and anyone on the network path can impersonate the server",
+    REQUIRED: "the server's certificate is not checked: anyone on the network path can impersonate the server",
+    VERIFY_CA: "the name in the server's certificate is not checked: any other one from its authority is accepted",
 }
 _POSTGRES_RISKS = {"disable": DISABLED, "allow": PREFERRED, "prefer": PREFERRED, "require": REQUIRED}
 _POSTGRES_RISKS |= {"verify-ca": VERIFY_CA}
 
 
 def is_local_host(host: str | None, unix_socket: str | None = None) -> bool:
-    """Whether what is sent to an address stays on this host.
+    """Return whether traffic to an address stays on this host.
 
-    A name may be resolved to anything by whoever answers for it, so that only ``localhost`` and addresses count.
+    Only ``localhost``, loopback addresses and sockets count, because any other name depends on a name server.
     """
     if unix_socket or not host or host == "localhost" or host.startswith("/"):
         return True
@@ -63,11 +63,11 @@ def is_local_host(host: str | None, unix_socket: str | None = None) -> bool:
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """What is demanded of one server.
+    """TLS requirements for one server.
 
-    :param mode: one of :data:`MODES`.
+    :param mode: one of :data:`SSL_MODES`.
     :param is_local: whether the server is on this host.
-    :param options: files and the like, by the name of the setting; those that are not given are missing.
+    :param options: files and other options by the name of the setting; only those that are given.
     """
 
     mode: str
@@ -76,9 +76,9 @@ class TlsSettings:
 
     @classmethod
     def from_settings(cls, what: str, settings: Mapping[str, Any]) -> Self:
-        """Read the settings of a connection; others than those of TLS, host and socket are passed over.
+        """Parse the settings of a connection; settings other than those of TLS, host and socket are ignored.
 
-        :param what: what they belong to, for the message.
+        :param what: their owner, for messages.
         :raises NotReadyError: if two of them contradict each other, or one would have no effect.
         """
         settings_given = _given_settings(what, settings)
@@ -96,14 +96,14 @@ class TlsSettings:
                 raise NotReadyError(
                     f"{what}: {name} is {str(settings_given[name]).lower()}, which contradicts "
                     f"{_describe_mode(settings_given, explicit_mode, mode)}",
-                    "Leave one of them out; ssl_mode says it all",
+                    "Leave one of them out; ssl_mode alone is enough",
                 )
         unused = [*texts] if mode == DISABLED else [] if verifies else [*({"ssl_ca", "ssl_capath"} & texts.keys())]
         if explicit_mode and unused:
             raise NotReadyError(f"{what}: {min(unused)} has no effect with ssl_mode {mode}", "Leave one of them out")
         if mode == VERIFY_CA and not has_ca and not here:
             raise NotReadyError(
-                f"{what}: without a check of the name, any certificate of the system's authorities would do",
+                f"{what}: without a check of the name, any certificate from the system's authorities is accepted",
                 "Set ssl_ca to the authority of this server, or leave the check of the name on",
             )
         if "ssl_key" in texts and "ssl_cert" not in texts:
@@ -112,21 +112,21 @@ class TlsSettings:
 
     @property
     def verifies_server(self) -> bool:
-        """Whether the server has to prove who it is."""
+        """Whether the server must prove its identity."""
         return self.mode in (VERIFY_CA, VERIFY_IDENTITY)
 
     @property
     def risk(self) -> str | None:
-        """What is unsafe; ``None`` for nothing."""
+        """Why the connection is unsafe; ``None`` if it is safe."""
         return None if self.is_local else _RISKS.get(self.mode)
 
     def as_settings(self) -> dict[str, str]:
-        """The settings that say the same, and no more."""
+        """Return the minimal equivalent settings."""
         return {"ssl_mode": self.mode, **self.options}
 
 
 def _given_settings(what: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said at all, with flags as such, and the mapping ``ssl`` as single settings."""
+    """Return the settings that are given, with flags as booleans, and the mapping ``ssl`` as single settings."""
     settings_given = {name: settings[name] for name in TLS_SETTINGS if settings.get(name) not in (None, "")}
     for name in FLAG_SETTINGS:
         if name in settings_given:
@@ -154,13 +154,13 @@ def _given_settings(what: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_flag(what: str, name: str, value: Any, words: Mapping[str, bool]) -> bool:
     flag = words.get(str(value).lower())
-    if flag is None:  # taken for "no", a mistyped word would switch a check off
+    if flag is None:  # treated as "no", a typo would disable a check
         raise NotReadyError(f"{what}: {name} is neither true nor false", f"Write one of {', '.join(words)}")
     return flag
 
 
 def _infer_mode(settings_given: Mapping[str, Any], here: bool) -> str:
-    """The mode of settings that do not name it."""
+    """Return the mode of settings that do not name it."""
     if settings_given.get("ssl_disabled"):
         return DISABLED
     if settings_given.get("ssl_verify_identity"):
@@ -170,7 +170,7 @@ def _infer_mode(settings_given: Mapping[str, Any], here: bool) -> str:
     if not here:
         return VERIFY_IDENTITY if settings_given.get("ssl_verify_identity") is None else VERIFY_CA
     if settings_given.get("ssl_verify_cert") or "ssl_ca" in settings_given or "ssl_capath" in settings_given:
-        return VERIFY_CA  # as behind a tunnel: the name that is dialled is not the server's
+        return VERIFY_CA  # as through a tunnel: the host name is not the server's
     return REQUIRED if "ssl_cert" in settings_given else PREFERRED
 
 
@@ -188,15 +188,15 @@ def _describe_mode(settings_given: Mapping[str, Any], explicit_mode: str, mode: 
 
 
 def postgres_tls_settings(what: str, host: str | None, parameters: Mapping[str, str]) -> dict[str, str]:
-    """What libpq is told: what is given, and what is demanded of a server elsewhere.
+    """Return parameters for libpq: the given ones, and those required for a server on another host.
 
-    :param what: what they belong to, for the message.
+    :param what: their owner, for messages.
     :param parameters: libpq's parameters, as text.
-    :raises NotReadyError: if a server that has not proved itself could ask for the password as it is.
+    :raises NotReadyError: if an unverified server could request the password in plain text.
     """
     if is_local_host(host):
         return dict(parameters)
-    secured = {"gssencmode": "disable", **parameters}  # else a Kerberos ticket would take the place of TLS
+    secured = {"gssencmode": "disable", **parameters}  # otherwise a Kerberos ticket would replace TLS
     if "sslmode" not in secured:
         secured = {"sslrootcert": "system", **secured, "sslmode": "verify-full"}
     if not _postgres_verifies_server(secured):
@@ -204,7 +204,7 @@ def postgres_tls_settings(what: str, host: str | None, parameters: Mapping[str, 
         methods = [method.strip() for method in secured["require_auth"].split(",")]
         if "!password" not in methods and (methods[0].startswith("!") or "password" in methods):
             raise NotReadyError(
-                f"{what}: its require_auth gives the password to any server that answers",
+                f"{what}: its require_auth would send the password to any server that answers",
                 "Leave it out (scram-sha-256), or let the server prove its identity: sslmode=verify-full",
             )
     return secured
@@ -216,9 +216,10 @@ def _postgres_verifies_server(parameters: Mapping[str, str]) -> bool:
 
 
 def postgres_tls_risk(host: str | None, parameters: Mapping[str, Any]) -> str | None:
-    """What is unsafe about libpq's parameters; ``None`` for nothing.
+    """Return why libpq's parameters are unsafe; ``None`` if they are safe.
 
-    Channel binding proves to both sides that nobody is between them: who cannot check the password cannot have it.
+    Channel binding proves to both sides that there is no one in between: only a server that can check the password
+    completes it.
     """
     if is_local_host(host) or parameters.get("channel_binding") == "require":
         return None

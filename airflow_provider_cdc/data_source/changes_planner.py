@@ -1,6 +1,6 @@
-"""Finds places in the binlog for readers of one table, and walks ahead of them.
+"""Finds positions in the binlog for readers of one table, and walks ahead of them.
 
-Rows are read by the table's present definition, so a place counts only if that has not changed since.
+Rows are decoded with the table's current definition, so a position is valid only if that has not changed since.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, binl
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 
 _POSITION_TEXT = re.compile(r"([^:]+\.\d+):(\d+)")
-#: Bytes by which a place is approached at first, and by which factor they shrink.
+#: Bytes of the first step towards a GTID set, and the factor by which steps shrink.
 _FIRST_STRIDE_BYTES, _STRIDE_DIVISOR = 64 << 20, 16
 
 
 class ChangesPlanner:
-    """Finds places in the log and walks ahead.
+    """Finds positions in the binlog and walks ahead.
 
-    :param table_changes: what is read.
+    :param table_changes: the table and how to read it.
     """
 
     def __init__(self, table_changes: TableChanges) -> None:
@@ -64,15 +64,15 @@ class ChangesPlanner:
         self._connection.close()
 
     def binlog_end(self) -> Position:
-        """Where the binlog ends now."""
+        """Return the current end of the binlog."""
         return binlog_end(self._connection)
 
     def find_offset(self, text: str) -> Offset:
-        """The place that a text names.
+        """Return the offset that a text describes.
 
-        :param text: ``earliest`` (from where on the table is what it is now), ``latest``, ``file:position`` or a set of
-            GTIDs, behind which the place is.
-        :raises NotReadyError: if there is no such place.
+        :param text: ``earliest`` (the first position from which the table has its current definition), ``latest``,
+            ``file:position``, or a GTID set (the position after it).
+        :raises NotReadyError: if there is no such position.
         """
         if text in ("earliest", "latest"):
             return self._earliest() if text == "earliest" else self._offset_at(self.binlog_end())
@@ -84,34 +84,34 @@ class ChangesPlanner:
                 return self._offset_after_gtids(GtidSet.parse(text))
             except ValueError:
                 kinds += " or a GTID set"
-        raise NotReadyError(f"{text!r} is not a place in the binlog of this server", f"Give {kinds}")
+        raise NotReadyError(f"{text!r} is not a position in the binlog of this server", f"Give {kinds}")
 
     def check_readable(self, start: Offset) -> None:
-        """Make sure that reading can begin, or go on, at a place.
+        """Make sure that reading can begin or continue at an offset.
 
-        :raises TerminalError: if the server does not have it any more, or the table was altered since: naming the
-            places up to which and from which on it can be read.
+        :raises TerminalError: if the server no longer has it, or the table was altered since. The error names the
+            positions up to which and from which it can be read.
         """
-        self._gtid_reader.close()  # its place as a reader is used
+        self._gtid_reader.close()  # its server id is used below
         check_resume_offset(self._connection, start, self._opener(1))
         if (item := self.walk(start, self.binlog_end())[1]) is not None:
             raise self.altered_error(item)
 
     def walk(self, start: Offset, target: Position, size: int | None = None) -> tuple[Offset, Transaction | None]:
-        """Walk to a place, without looking at rows.
+        """Walk to a position without decoding rows.
 
-        :param size: bytes of binlog after which to stop with the next transaction; ``None`` for no limit.
-        :returns: how far it went, and the transaction behind that which alters the table, if that was why.
+        :param size: bytes of binlog after which to stop at the next transaction, or ``None`` for no limit.
+        :returns: the offset that was reached, and the next transaction if the walk stopped because it alters the table.
         """
         return self._walk(self._table_reader, start, target, size)
 
     def find_range_ends(
         self, start: Offset, target: Position, size: int | None = None
     ) -> tuple[list[Offset], Transaction | None]:
-        """Ends of the pieces in which the log is read up to a place.
+        """Divide the binlog up to a position into ranges.
 
-        :param size: bytes of binlog after which to stop with the next piece; ``None`` for no limit.
-        :returns: the ends, and the transaction behind the last one that alters the table, if that was why.
+        :param size: bytes of binlog after which to stop at the next range, or ``None`` for no limit.
+        :returns: the ends of the ranges, and the transaction after the last end if that transaction alters the table.
         """
         ends: list[Offset] = []
         while start.at < target and (size is None or len(ends) * self._table_changes.range_bytes < size):
@@ -124,24 +124,26 @@ class ChangesPlanner:
         return ends, None
 
     def altered_error(self, item: Transaction) -> TerminalError:
-        """The error for a transaction that alters the table."""
+        """Return the error for a transaction that alters the table."""
         return TerminalError(
-            f"table {self._table_changes.table.label} is altered at {item.file}:{item.start_position}, or its rows "
-            "there have "
-            "another layout than the table has now",
-            f"Begin after it: with {item.file}:{item.position} as `start`, and a new checkpoint",
+            f"table {self._table_changes.table.label} was altered at {item.file}:{item.start_position}, or its rows "
+            "there have a different layout than the current table",
+            f"Begin after it: use {item.file}:{item.position} as `start`, and a new checkpoint",
         )
 
-    # ------------------------------------------------------------ places
+    # ------------------------------------------------------------ positions
 
     def _offset_at(self, at: Position) -> Offset:
-        """A position, if it is the end of a transaction."""
+        """Return the offset of a position, which must be the end of a transaction.
+
+        :raises NotReadyError: if the position does not exist or is inside a transaction.
+        """
         file_sizes = binlog_sizes(self._connection)
         if not FIRST_EVENT_POSITION <= at.position <= file_sizes.get(at.file, -1):
             first_file, last_file = next(iter(file_sizes)), list(file_sizes.items())[-1]
             raise NotReadyError(
                 f"there is no position {at} in the binlog of this server",
-                f"It has {first_file}:{FIRST_EVENT_POSITION} to {last_file[0]}:{last_file[1]}",
+                f"The binlog ranges from {first_file}:{FIRST_EVENT_POSITION} to {last_file[0]}:{last_file[1]}",
             )
         reached = self._walk_to(self._file_start(at.file), at)
         if reached.at != at:
@@ -151,11 +153,11 @@ class ChangesPlanner:
         return reached
 
     def _walk_to(self, start: Offset, at: Position) -> Offset:
-        # Whose rows XA transactions hold was not looked at: those that are open are looked up when they end.
+        # This walk does not track the rows of XA transactions. Open ones are looked up when they end.
         return replace(self._walk(self._gtid_reader, start, at)[0], open_xa=())
 
     def _file_start(self, file: str) -> Offset:
-        """The beginning of a file."""
+        """Return the offset of the beginning of a file."""
         return Offset(
             self._server, Position(file, FIRST_EVENT_POSITION), str(heads.previous_gtids(self._connection, file))
         )
@@ -169,21 +171,24 @@ class ChangesPlanner:
             start = self._walk_to(reached, Position(item.file, item.position))
 
     def _offset_after_gtids(self, wanted: GtidSet) -> Offset:
-        """The first place before which all of a set of GTIDs are, and nothing else."""
+        """Return the first offset whose GTID set is exactly the given one.
+
+        :raises NotReadyError: if there is none.
+        """
         for file in reversed(list(binlog_sizes(self._connection))):
             at = self._file_start(file)
             if GtidSet.parse(at.gtid_set).issubset(wanted):
                 break
         else:
             raise NotReadyError(
-                f"the binlog of this server no longer has all that follows the GTID set {wanted}",
+                f"the binlog of this server no longer has everything after the GTID set {wanted}",
                 f"It begins after {at.gtid_set}",
             )
         end, size = self.binlog_end(), _FIRST_STRIDE_BYTES
         while at.at < end and GtidSet.parse(at.gtid_set) != wanted:
             reached = self._walk_bytes(at, end, size)
             if wanted.issubset(GtidSet.parse(reached.gtid_set)) and size > 1:
-                size = max(1, size // _STRIDE_DIVISOR)  # not yet so far
+                size = max(1, size // _STRIDE_DIVISOR)  # overshot: retry with a smaller step
             else:
                 at = reached
                 if size == 1 and wanted.issubset(GtidSet.parse(at.gtid_set)):
@@ -191,9 +196,9 @@ class ChangesPlanner:
         gtids = GtidSet.parse(at.gtid_set)
         if gtids != wanted:
             more, less = gtids.subtract(wanted), wanted.subtract(gtids)
-            difference = f"{more} comes before its last one" if more else f"{less} is not there yet"
+            difference = f"{more} precedes its last transaction" if more else f"{less} does not exist yet"
             raise NotReadyError(
-                f"the GTID set {wanted} is not a place in the binlog of this server: {difference}",
+                f"the GTID set {wanted} is not a position in the binlog of this server: {difference}",
                 "Give file:position, or a set such as @@global.gtid_executed of this server",
             )
         return at
@@ -206,12 +211,10 @@ class ChangesPlanner:
     ) -> tuple[Offset, Transaction | None]:
         gtids, at, walked = self._gtid_kind.parse(start.gtid_set), start.at, 0
         open_xa = {parse_xa_entry(text)[0]: text for text in start.open_xa}
-        first_altering: Transaction | None = (
-            None  # rows of another layout: the DDL that explains them comes behind them
-        )
+        first_altering: Transaction | None = None  # rows of another layout: the DDL that explains them comes after them
         binlog.expect_offset(start)
         while at < target and (size is None or walked < size):
-            # The budget in the present file; behind its end it is looked at again.
+            # The budget within the current file. At its end the loop computes it again.
             end = target if size is None else min(target, Position(at.file, at.position + size - walked))
             for step in binlog.steps(at, end):
                 if step.transaction is not None and step.transaction.altered_tables:

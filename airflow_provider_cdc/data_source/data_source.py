@@ -1,7 +1,7 @@
-"""The binlog of a MySQL or MariaDB server as a PySpark data source of its own: the changes of one table, typed.
+"""The binlog of a MySQL or MariaDB server as a PySpark data source: the typed changes of one table.
 
 Register :class:`MySQLCdcDataSource` with a Spark session and read ``format("mysql_cdc")``, as a stream or as a range of
-the binlog. No other part of this project is needed. See docs/data_source.md.
+the binlog. It needs no other part of this project. See docs/data_source.md.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class MySQLCdcDataSource(DataSource):
-    """The data source ``mysql_cdc``: ``spark.dataSource.register(MySQLCdcDataSource)``.
+    """The data source ``mysql_cdc``. Register it with ``spark.dataSource.register(MySQLCdcDataSource)``.
 
-    It keeps no secret: every process that reads looks the connection up, in its environment or in a file.
+    It stores no secrets: every process that reads looks up the connection in its environment or in a file.
 
-    :param options: options of the reader; see docs/data_source.md.
+    :param options: options of the reader. See docs/data_source.md.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -39,25 +39,28 @@ class MySQLCdcDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "mysql_cdc"
 
     def schema(self) -> StructType:
-        """The table's columns, then those that tell of the change."""
+        """Return the schema: the table's columns, followed by the columns that describe the change."""
         return from_arrow_schema(self._table_changes.schema, prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> RangeReader:
-        """Reader of a range."""
+        """Return a reader of a range."""
         return RangeReader(self._table_changes, self._options, self._to_arrow(schema))
 
     def streamReader(self, schema: StructType) -> TableStreamReader:
-        """Reader of a stream."""
+        """Return a reader of a stream.
+
+        :raises NotReadyError: if the option ``end`` is set, or Spark is older than 4.2.
+        """
         if self._options.end != "latest":
-            raise NotReadyError("a stream has no end", "Leave the option end out, or read a range")
+            raise NotReadyError("a stream has no end", "Omit the option end, or read a range")
         if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
             raise NotReadyError(
-                f"Spark {pyspark.__version__} does not tell a source where a batch begins",
-                "Install pyspark 4.2 or newer to read a stream. Ranges can be read with this one",
+                f"Spark {pyspark.__version__} does not report to a source where a batch begins",
+                "Install pyspark 4.2 or newer to read a stream. This version can read ranges",
             )
         from airflow_provider_cdc.data_source.stream_reader import TableStreamReader
 
@@ -65,5 +68,5 @@ class MySQLCdcDataSource(DataSource):
 
     def _to_arrow(self, schema: StructType) -> pa.Schema:
         if schema != self.schema():
-            raise NotReadyError("the schema is that of the table", "Leave .schema(...) out")
+            raise NotReadyError("the schema is defined by the table", "Omit .schema(...)")
         return to_arrow_schema(schema, timezone="UTC")

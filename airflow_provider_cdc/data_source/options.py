@@ -1,4 +1,4 @@
-"""Options of the data source, and errors of its readers in its own words."""
+"""Options of the data source, and the wording of its errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_cdc.config.connections import mysql_connect_args, read_con
 from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 
-#: Options, and what they are where they are not given.
+#: Options and their defaults.
 _DEFAULTS = {
     "conn_id": "",
     "conn_file": "",
@@ -27,9 +27,9 @@ _DEFAULTS = {
     "server_id": "",
 }
 _MAX_BYTES = (1 << 31) - 1
-#: Readers that a server id is followed by: two that look ahead, and two a task.
+#: Server ids in use: the planner's two readers come first, followed by two for each task.
 PLANNER_READERS, READERS_PER_TASK = 2, 2
-# The words of the pipeline, which the layers below speak of.
+# Terms of the pipeline that occur in the errors of lower layers.
 _REWORDINGS = (
     (re.compile(r"a fresh sink\.path(?: \(or remove the old one\))?"), "a new checkpoint and another `start`"),
     (re.compile(r"\b(?:this|the) pipeline\b"), "this reader"),
@@ -39,19 +39,19 @@ _REWORDINGS = (
 
 @dataclass(frozen=True)
 class ConnectionLookup:
-    """Where the connection is looked up: it holds no secret.
+    """Where to look up the connection. It holds no secret.
 
     :param conn_id: id of a connection in the environment, or ``None``.
-    :param conn_file: path of a file that holds it, or ``None``.
+    :param conn_file: path of a file that has the connection, or ``None``.
     """
 
     conn_id: str | None = None
     conn_file: str | None = None
 
     def __call__(self) -> dict[str, Any]:
-        """pymysql.connect keyword arguments.
+        """Return the keyword arguments of ``pymysql.connect``.
 
-        :raises NotReadyError: if there is no such connection, or it is none to MySQL.
+        :raises NotReadyError: if there is no such connection, or it is not a MySQL connection.
         """
         return mysql_connect_args(
             read_connection_file(self.conn_file) if self.conn_file else resolve_connection(self.conn_id or "")
@@ -60,15 +60,15 @@ class ConnectionLookup:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The options of a reader, in order.
+    """The parsed options of a reader.
 
-    :param login: where the connection is.
+    :param login: where to look up the connection.
     :param table: (database, table).
-    :param start: where to begin; ``None`` if it was not said.
+    :param start: where to begin, or ``None`` if not given.
     :param end: where a range ends.
-    :param batch_bytes: about how many bytes of binlog make one batch of a stream.
-    :param partition_bytes: about how many bytes of binlog one task reads.
-    :param exclude: columns that are not wanted.
+    :param batch_bytes: approximate number of bytes of binlog in one batch of a stream.
+    :param partition_bytes: approximate number of bytes of binlog that one task reads.
+    :param exclude: columns to leave out.
     """
 
     login: ConnectionLookup
@@ -84,17 +84,19 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Read what was given.
+        """Parse the options.
 
-        :raises NotReadyError: for an option that is unknown or missing, or has a bad value.
+        :raises NotReadyError: for an option that is unknown, missing or invalid.
         """
         for name in sorted(options):
             if name.lower() not in _DEFAULTS:  # its value is not shown: it may be a password
                 hint = "A login is never an option: see conn_id and conn_file. " if _is_login(name) else ""
-                raise NotReadyError(f"option {name} is not known", f"{hint}Known options: {', '.join(_DEFAULTS)}")
+                raise NotReadyError(f"unknown option {name}", f"{hint}Known options: {', '.join(_DEFAULTS)}")
         values = _DEFAULTS | {name.lower(): value.strip() for name, value in options.items()}
         if bool(values["conn_id"]) == bool(values["conn_file"]):
-            raise NotReadyError("give exactly one of conn_id and conn_file", "It names the connection to the server")
+            raise NotReadyError(
+                "give exactly one of conn_id and conn_file", "This option specifies the connection to the server"
+            )
         database, _, table = values["table"].partition(".")
         if not table:
             raise NotReadyError(f"option table is {values['table']!r}", "Give database.table")
@@ -114,7 +116,7 @@ class SourceOptions:
         )
 
     def make_table_changes(self) -> TableChanges:
-        """Look the table up."""
+        """Look the table up on the server."""
         return TableChanges.look_up(
             self.login,
             *self.table,
@@ -145,7 +147,7 @@ def _choice(option_values: Mapping[str, str], name: str, choices: Sequence[str])
 
 @contextmanager
 def reword_errors() -> Iterator[None]:
-    """Say errors of the layers below in the words of this source."""
+    """Rephrase errors of the pipeline's code in the terms of this data source."""
     try:
         yield
     except CdcError as error:

@@ -1,4 +1,4 @@
-"""A range of the binlog: pieces of it are read by tasks."""
+"""The data source ``mysql_cdc`` as a range of the binlog, read in parts by several tasks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from airflow_provider_cdc.model.offset import Offset
 
 
 class BinlogRange(InputPartition):
-    """The transactions in (start, end], read by one task.
+    """The transactions in (start, end], which one task reads.
 
     :param slot: number of the task's first reader.
-    :param range_bytes: with which it was made.
+    :param range_bytes: size with which the range was planned.
     """
 
     def __init__(self, start: Offset, end: Offset, slot: int, range_bytes: int) -> None:
@@ -28,14 +28,14 @@ class BinlogRange(InputPartition):
 
 
 def make_partitions(start: Offset, ends: Sequence[Offset], range_bytes: int) -> list[InputPartition]:
-    """A partition for each piece of (start, the last of the ends]."""
+    """Return a partition for each part of (start, last of the ends]."""
     pairs = enumerate(zip([start, *ends], ends, strict=False))
     return [BinlogRange(a, b, PLANNER_READERS + READERS_PER_TASK * i, range_bytes) for i, (a, b) in pairs]
 
 
 def read_range(table_changes: TableChanges, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Read the changes of one piece, as Spark wants them."""
-    if not isinstance(partition, BinlogRange):  # what Spark makes of no partitions at all
+    """Yield the changes of one partition, with the schema that Spark expects."""
+    if not isinstance(partition, BinlogRange):  # Spark's placeholder if there are no partitions
         return
     with reword_errors():
         for batch in table_changes.read(partition.start, partition.end, partition.slot, partition.range_bytes):
@@ -46,21 +46,27 @@ def read_range(table_changes: TableChanges, schema: pa.Schema, partition: InputP
 class RangeReader(DataSourceReader):
     """Reads a range of the binlog.
 
-    :param table_changes: what is read.
-    :param options: where it begins and ends.
-    :param schema: Arrow schema, as Spark wants it.
+    :param table_changes: the table and how to read it.
+    :param options: where to begin and end.
+    :param schema: Arrow schema that Spark expects.
     """
 
     def __init__(self, table_changes: TableChanges, options: SourceOptions, schema: pa.Schema) -> None:
         self._table_changes, self._options, self._schema = table_changes, options, schema
 
     def partitions(self) -> list[InputPartition]:
-        """Pieces of the range; each ends with a transaction."""
+        """Divide the range into parts that end with a transaction.
+
+        :raises NotReadyError: if the range ends before its start, or one of them does not exist.
+        :raises TerminalError: if the range cannot be read, or the table is altered within it.
+        """
         with reword_errors(), closing(ChangesPlanner(self._table_changes)) as planner:
             end = planner.find_offset(self._options.end)
             start = planner.find_offset(self._options.start or "earliest")
             if end.at < start.at:
-                raise NotReadyError(f"the range ends at {end.at} and begins at {start.at}", "See start and end")
+                raise NotReadyError(
+                    f"the range ends at {end.at}, before its start {start.at}", "Check the options start and end"
+                )
             planner.check_readable(start)
             ends, altering = planner.find_range_ends(start, end.at)
             if altering is not None:
@@ -68,5 +74,5 @@ class RangeReader(DataSourceReader):
             return make_partitions(start, ends, self._table_changes.range_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Changes of one piece."""
+        """Yield the changes of one partition."""
         return read_range(self._table_changes, self._schema, partition)

@@ -1,4 +1,4 @@
-"""The data source ``mysql_cdc`` as a stream. Spark has what it needs since 4.2: it says where a batch begins."""
+"""The data source ``mysql_cdc`` as a stream. It needs Spark 4.2 or newer, which reports where a batch begins."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from airflow_provider_cdc.model.offset import Offset, Position
 
 
 def _encode(offset: Offset, range_ends: Sequence[Offset] = (), range_bytes: int = 0) -> dict[str, Any]:
-    """An offset as Spark keeps it: a dictionary of simple values.
+    """Encode an offset as Spark stores it: a dictionary of simple values.
 
-    :param range_ends: ends of the pieces of the batch that ends there.
-    :param range_bytes: with which they were made.
+    :param range_ends: ends of the batch ranges of the batch that ends at this offset.
+    :param range_bytes: size with which they were planned.
     """
     value: dict[str, Any] = {"version": 1, **offset.to_json(), "xa": json.dumps(list(offset.open_xa))}
     return value | {"parts": json.dumps([part.to_json() for part in range_ends]), "piece_bytes": range_bytes}
@@ -30,16 +30,16 @@ def _encode(offset: Offset, range_ends: Sequence[Offset] = (), range_bytes: int 
 
 def _decode(value: dict[str, Any]) -> Offset:
     if value.get("version") != 1:
-        raise NotReadyError("the checkpoint is of another version of this source", "Begin with a new checkpoint")
+        raise NotReadyError("the checkpoint was written by another version of this source", "Use a new checkpoint")
     return Offset.from_json({**value, "xa": json.loads(value["xa"])})
 
 
 class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the binlog.
 
-    :param table_changes: what is read.
-    :param options: where it begins, and how much makes a batch.
-    :param schema: Arrow schema, as Spark wants it.
+    :param table_changes: the table and how to read it.
+    :param options: where to begin, and the size of a batch.
+    :param schema: Arrow schema that Spark expects.
     """
 
     def __init__(self, table_changes: TableChanges, options: SourceOptions, schema: pa.Schema) -> None:
@@ -49,26 +49,26 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Position | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins."""
+        """Return the offset at which a new query begins."""
         with reword_errors():
             return _encode(self._open_planner().find_offset(self._options.start or "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The size of a batch."""
+        """Return the maximum size of a batch."""
         return ReadMaxBytes(self._options.batch_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """The stream ends where the server stands now."""
+        """Set the current end of the binlog as the end of the stream."""
         with reword_errors():
             self._target = self._open_planner().binlog_end()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """End of the next batch: a transaction's; ``start`` itself if nothing is new."""
+        """Return the end of the next batch, which is the end of a transaction, or ``start`` if there is nothing new."""
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         with reword_errors():
             try:
                 return self._plan_batch(start, size)
-            except TransientError:  # a connection that stood idle for long may be gone
+            except TransientError:  # a connection that was idle for long may be lost
                 self.stop()
                 return self._plan_batch(start, size)
 
@@ -82,14 +82,14 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _encode(ends[-1], ends, self._table_changes.range_bytes) if ends else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The pieces of a batch, one a task."""
+        """Return the batch ranges of a batch, one for each task."""
         with reword_errors():
             at, to = self._checked_offset(start), _decode(end)
             ends = [Offset.from_json(part) for part in json.loads(end["parts"])]
             return make_partitions(at, ends, int(end["piece_bytes"])) if at.at < to.at else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Changes of one piece."""
+        """Yield the changes of one batch range."""
         return read_range(self._table_changes, self._schema, partition)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The binlog as the changes of one table, for readers that keep no books of their own."""
+"""The binlog as the changes of one table, for readers that have no state database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
 
-#: Columns behind the table's own.
+#: Columns after the table's own.
 GTID, FILE, POS, ROW = "_cdc_gtid", "_cdc_file", "_cdc_pos", "_cdc_row"
 _META_FIELDS = (
     pa.field(OP_COLUMN, pa.string()),
@@ -38,22 +38,24 @@ _META_FIELDS = (
     pa.field(POS, pa.int64()),
     pa.field(ROW, pa.int64()),
 )
-#: Where the first event of a file stands.
+#: Position of the first event in a binlog file.
 FIRST_EVENT_POSITION = 4
-#: Bytes of rows in the binlog that are held as changes before they are handed out.
+#: Bytes of binlog rows to collect before their changes are returned.
 FLUSH_BYTES = 16 << 20
 _LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 
 
 @dataclass(frozen=True)
 class TableChanges:
-    """How the changes of one table are read.
+    """Reads the changes of one table.
 
-    :param look_up_connection: gives the arguments of ``pymysql.connect``; it is pickled, so it holds no secret itself.
-    :param table: the table, as it is now.
-    :param range_bytes: about how many bytes of binlog are read at a time.
-    :param before_images: whether an update gives its old image, too, as ``b``.
-    :param server_id: replication server id of the first reader, the others' follow; ``None`` for one by chance.
+    :param look_up_connection: returns the arguments of ``pymysql.connect``. It is pickled, so it must not hold a
+        secret.
+    :param table: the table's current definition.
+    :param range_bytes: approximate number of bytes of binlog that one task reads.
+    :param before_images: whether an update also yields its before image, with the operation ``b``.
+    :param server_id: replication server id of the first reader. The ids of the other readers follow it. ``None`` for
+        random ids.
     """
 
     look_up_connection: Callable[[], dict[str, Any]]
@@ -72,25 +74,28 @@ class TableChanges:
         exclude: Collection[str] = (),
         **how: Any,
     ) -> TableChanges:
-        """Look the table up.
+        """Look the table up on the server.
 
-        :param exclude: names of columns that are not wanted.
-        :raises NotReadyError: if there is none, or it cannot be carried exactly.
+        :param exclude: names of columns to leave out.
+        :raises NotReadyError: if the table does not exist, or its values cannot be read exactly.
         """
         with closing(connect(look_up_connection())) as connection:
             listed_tables = find_tables(connection, lambda *listed: listed == (database, name))
             if not listed_tables:
-                raise NotReadyError(f"there is no table {database}.{name}", "See `table`, and the grants of the user")
+                raise NotReadyError(
+                    f"there is no table {database}.{name}", "Check the option `table` and the user's grants"
+                )
             table = read_schema(connection, *listed_tables[0], keeps=lambda *column: column[-1] not in exclude)
         if unknown := sorted(set(exclude) - set(table.excluded)):
             raise NotReadyError(
-                f"column {unknown[0]} of {table.label} cannot be left out", "It is part of the key, or there is none"
+                f"column {unknown[0]} of {table.label} cannot be excluded",
+                "It is part of the key, or does not exist",
             )
         return cls(look_up_connection, replace(table, zero_dates=zero_dates, full_before_images=True), **how)
 
     @property
     def captured(self) -> CapturedTables:
-        """The table by its definition as it is now, which holds for all that is read."""
+        """The table with its current definition, which is used for everything that is read."""
         return histories_by_table([DefinitionHistory.from_single(self.table)])
 
     @property
@@ -101,8 +106,8 @@ class TableChanges:
     def open_binlog(self, args: dict[str, Any], at: Position, server: str | None, slot: int) -> BinlogStream:
         """Open the binlog.
 
-        :param args: what ``login`` gives.
-        :param slot: number of the reader, which no other one has at the same time.
+        :param args: arguments of ``pymysql.connect``.
+        :param slot: number of the reader, which no other reader uses at the same time.
         """
         random_id = _LOWEST_ID + secrets.randbelow(_HIGHEST_ID - _LOWEST_ID)
         number = random_id if self.server_id is None else self.server_id + slot
@@ -116,11 +121,12 @@ class TableChanges:
         )
 
     def read(self, start: Offset, end: Offset, slot: int, range_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Changes of the transactions in (start, end], in binlog order; the same ones however often they are read.
+        """Yield the changes of the transactions in (start, end], in binlog order. Repeated reads return the same
+        changes.
 
-        :param slot: number of the reader; the one behind it is used, too.
-        :param range_bytes: with which the piece was made, if it was another size.
-        :raises TerminalError: for what cannot be understood or followed.
+        :param slot: number of the reader. The next number is used as well.
+        :param range_bytes: size with which the range was planned, if it differs from the current setting.
+        :raises TerminalError: if a change cannot be parsed or followed.
         """
         args, captured = self.look_up_connection(), self.captured
         timeline = Timeline(start.server, start.at.file)
@@ -137,11 +143,11 @@ class TableChanges:
                 return binlog_sizes(connection)
 
         text_decoders = load_decoders(lambda: closing(connect(args)), [self.table])
-        # One without a position has no rows of the table, and costs nothing.
+        # An entry without a position has no rows of the table, and costs nothing.
         ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_xa_entry(text)[1] is None)
-        lookback = XaLookback(start.at, sizes, open_beside, captured, "Start behind it")
+        lookback = XaLookback(start.at, sizes, open_beside, captured, "Start after it")
         prepared = PreparedXaRows(read_prepared_rows(ending, open_at, captured), lookback.prepared_rows, captured)
-        # What leads to the table the planner has looked up, which has walked here before.
+        # The planner has walked this range before, and has checked for indirect writes to the table.
         binlog_reader = BinlogReader(
             open_at,
             captured,
@@ -169,9 +175,9 @@ class TableChanges:
 
 
 class _BatchFormatter:
-    """Makes of changes what is handed out.
+    """Formats changes as batches with the schema of the data source.
 
-    :param table_changes: what is read.
+    :param table_changes: the table and its schema.
     :param timeline: numbers the transactions.
     """
 
@@ -180,14 +186,14 @@ class _BatchFormatter:
         self._last_seq, self._last_row_count, self._last_gtid = -1, 0, ""
 
     def take_changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
-        """Take the changes of a reader, see :meth:`BinlogStreamReader.take`."""
+        """Yield the changes that a reader has collected, see :meth:`BinlogReader.take_changes`."""
         batches = [batch for _, batch in binlog.take_changes(end) if batch.num_rows]
         names = binlog.take_gtids()
-        if batches:  # several if a connection was lost in between
+        if batches:  # more than one if the connection was lost in between
             yield self._format(merge_in_binlog_order(batches), names)
 
     def truncation_row(self, item: Transaction, seq: int) -> pa.RecordBatch:
-        """The row of a TRUNCATE or a CREATE TABLE: the operation ``t``, and NULL in all columns of the table."""
+        """Return the row of a TRUNCATE or CREATE TABLE: the operation ``t``, and NULL in all columns of the table."""
         values = {SEQ_COLUMN: seq, OP_COLUMN: "t", TS_COLUMN: item.commit_us}
         schema = self._table.sink_schema
         arrays = [
@@ -199,7 +205,7 @@ class _BatchFormatter:
         seqs = batch[SEQ_COLUMN].to_numpy()
         unique_seqs, first, seq_indexes = np.unique(seqs, return_index=True, return_inverse=True)
         numbers = np.arange(len(seqs)) - first[seq_indexes]
-        if unique_seqs[0] == self._last_seq:  # a transaction that goes on
+        if unique_seqs[0] == self._last_seq:  # a transaction that continues from the previous batch
             numbers[seq_indexes == 0] += self._last_row_count
             names.setdefault(self._last_seq, self._last_gtid)
         self._last_seq, self._last_row_count = int(seqs[-1]), int(numbers[-1]) + 1

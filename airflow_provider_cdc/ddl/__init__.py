@@ -1,1 +1,1 @@
-"""Statements in the binlog: the tables that they affect, and the definitions that result. No I/O."""
+"""Statements in the binlog: which tables they affect, and the definitions that result. No I/O."""

@@ -1,12 +1,12 @@
-"""Which tables does a statement of the binlog change?
+"""Determine which tables a statement in the binlog changes.
 
-Rows travel in row events; statements travel as text: transaction brackets, DDL, and DML of sessions that log by
-statement. The stream must stop when such a text changes a captured table, so this module errs on one side only: in
-doubt a table counts as changed. MySQL's grammar puts the table first in almost every statement, and those places are
-read from the words of the text; ``ALTER TABLE``, which names tables in other places too, is left to sqlglot, and
-where sqlglot does not understand it every name in the text counts.
+Rows travel in row events. Statements travel as text: transaction brackets, DDL, and DML of sessions that log by
+statement. The stream must stop when such a statement changes a captured table, so this module errs on one side only: if
+in doubt, a table counts as changed. In almost every statement, MySQL's grammar puts the table first, and the names
+there are read from the tokens. ``ALTER TABLE`` names tables in other places too, so it is left to sqlglot; if sqlglot
+does not understand it, every name in the text counts.
 
-What a statement changes through views, triggers, stored functions and cascades cannot be seen in its text: see
+Changes through views, triggers, stored functions and cascades are not visible in the text: see
 :mod:`airflow_provider_cdc.ddl.indirect_writes`.
 """
 
@@ -42,16 +42,17 @@ StatementKind = Literal[
 class Statement:
     """What a statement does to tables.
 
-    :param kind: its part in a transaction, or what it changes.
-    :param changed_tables: (database, table) pairs that it changes or may change, as :func:`fold` writes them.
-    :param dropped_databases: databases that it drops, likewise.
-    :param xid: of an XA statement, the transaction's name as :func:`xid_text` writes it.
-    :param may_change_any_table: whether it may change any table at all (a stored routine was called).
-    :param mentioned_names: of a statement that may call stored functions, everything that its words could name.
-    :param dropped_index: of a DROP INDEX (or CREATE OR REPLACE INDEX), the index, likewise: of the table no rows are
-        changed.
+    :param kind: its role in a transaction, or what it changes.
+    :param changed_tables: (database, table) pairs that it changes or may change, folded by
+        :func:`~airflow_provider_cdc.model.table_names.fold_name`.
+    :param dropped_databases: databases that it drops, folded likewise.
+    :param xid: for an XA statement, the name of the transaction in the form of :func:`format_xid`.
+    :param may_change_any_table: whether it may change any table at all, because it may call a stored routine.
+    :param mentioned_names: for a statement that may call stored functions, everything that its tokens could name.
+    :param dropped_index: folded name of the index that a DROP INDEX (or CREATE OR REPLACE INDEX) drops; such a
+        statement does not change rows.
     :param summary: the statement's first words, for messages; never values or names.
-    :param emptied_table: the (database, table) that has no rows behind a TRUNCATE or a CREATE TABLE, spelled as in the
+    :param emptied_table: the (database, table) that has no rows after a TRUNCATE or a CREATE TABLE, spelled as in the
         statement.
     """
 
@@ -119,17 +120,17 @@ _OBJECT_KEYWORDS = frozenset(
 _INSERT_MODIFIERS = frozenset(["LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO"])
 
 
-#: Behind ANALYZE: a table is analyzed. Otherwise (MariaDB) a statement is executed and told how.
+#: After ANALYZE: a table is analyzed. Otherwise (MariaDB), a statement is executed and its execution plan is shown.
 _ANALYZE_TABLE_KEYWORDS = frozenset(["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"])
 
 
 def classify_statement(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> Statement:
-    """Say what a statement of the binlog changes. Never raises, however odd the text.
+    """Determine what a statement in the binlog changes. Never raises, however odd the text.
 
     :param sql: text of the statement.
     :param default_database: database of names without one.
-    :param quoting: how the session quotes.
-    :returns: see :class:`Statement`; names are as :func:`fold` writes them.
+    :param quoting: quoting rules of the session.
+    :returns: the statement, with folded names.
     """
     tokens = list(tokenize(sql, quoting))
     while [word.keyword for word in tokens[:2]] == ["SET", "STATEMENT"]:
@@ -171,7 +172,7 @@ def classify_statement(sql: str, default_database: str, quoting: Quoting = DEFAU
         sure = not any(version_comments(sql, quoting))
         return Statement("dml", frozenset(_dml_targets(tokens, default, sure)), mentioned_names=named, summary=verb)
     if verb in {"SELECT", "DO", "CALL", "VALUES", "TABLE"} or verb == "(":
-        # By statement a stored function that writes is logged as the SELECT or DO that called it.
+        # With statement logging, a stored function that writes is logged as the SELECT or DO that called it.
         named = frozenset(_possible_tables(tokens, default))
         return Statement("dml", named, may_change_any_table=True, mentioned_names=named, summary=verb)
     return Statement(
@@ -180,12 +181,12 @@ def classify_statement(sql: str, default_database: str, quoting: Quoting = DEFAU
 
 
 def _dml_targets(tokens: list[Token], default: str, is_fully_executed: bool) -> Iterator[TableName]:
-    """Tables that a LOAD DATA, an UPDATE or a DELETE may write to; of another change, everything that it mentions.
+    """Yield the tables that a LOAD DATA, UPDATE or DELETE may write to; for other DML, everything that it mentions.
 
-    The first names its table behind ``INTO TABLE``, the others name theirs before ``SET`` or ``WHERE``. What follows is
-    only read, and a column there may have the name of a captured table.
+    LOAD DATA names its table after ``INTO TABLE``, the others before ``SET`` or ``WHERE``. What follows is only read,
+    and a column there may have the name of a captured table.
 
-    :param is_fully_executed: whether all words are executed. Otherwise everything counts that is mentioned.
+    :param is_fully_executed: whether all tokens are executed. If not, everything that is mentioned counts.
     """
     keys = [word.keyword for word in tokens] if is_fully_executed else [""]
     if keys[0] == "LOAD":
@@ -200,12 +201,12 @@ def _dml_targets(tokens: list[Token], default: str, is_fully_executed: bool) -> 
 
 
 def mentioned_names(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> frozenset[TableName]:
-    """Everything that the words of a text could name, as :func:`fold` writes it."""
+    """Return everything that the tokens of a text could name, folded."""
     return frozenset(_possible_tables(list(tokenize(sql, quoting)), fold_name(default_database)))
 
 
 def _after_set_statement(tokens: list[Token]) -> list[Token]:
-    """MariaDB's SET STATEMENT variable = value, ... FOR what is executed: the latter."""
+    """Return the statement inside MariaDB's ``SET STATEMENT variable = value, ... FOR statement``."""
     depth = 0
     for i, word in enumerate(tokens):
         depth += (word.keyword == "(") - (word.keyword == ")")
@@ -215,7 +216,7 @@ def _after_set_statement(tokens: list[Token]) -> list[Token]:
 
 
 def format_xid(format_id: int, gtrid: bytes, bqual: bytes) -> str:
-    """The name of an XA transaction, one text for events and statements: ``X'6162',X'',1``."""
+    """Return the name of an XA transaction in one form for events and statements: ``X'6162',X'',1``."""
     return f"X'{gtrid.hex()}',X'{bqual.hex()}',{format_id}"
 
 
@@ -261,18 +262,18 @@ def _classify_ddl(
     rest = tokens[at + 1 :]
     if keys[at] == "INDEX" and (verb == "DROP" or "REPLACE" in keys[:at]):
         return _classify_drop_index(rest, default, what)
-    # MariaDB's sequences are tables: what CREATE OR REPLACE SEQUENCE drops may be any table.
+    # MariaDB's sequences are tables: CREATE OR REPLACE SEQUENCE may drop any table.
     is_table = keys[at] in {"TABLE", "TABLES"} or (keys[at] == "SEQUENCE" and "REPLACE" in keys[:at])
     if not is_table or "TEMPORARY" in keys[:at]:
         return Statement("harmless", summary=what)
     if verb == "CREATE":
         filled = _fills_table(rest)
         if [word.keyword for word in rest[:3]] == ["IF", "NOT", "EXISTS"]:
-            # If the table is there, it does nothing; if not, the DROP or RENAME before it has been seen.
+            # If the table exists, nothing happens; if not, an earlier DROP or RENAME has been seen.
             if not filled:
                 return Statement("harmless", summary=what)
             rest = rest[3:]
-        # Without OR REPLACE it says that there was no such table: the reading began before, or the DROP was not logged.
+        # Without OR REPLACE, no such table existed: reading began before that, or the DROP was not logged.
         emptied = None if filled or "REPLACE" in keys[:at] else _first_table_as_spelled(rest, default_database)
         named = frozenset(_possible_tables(tokens, default)) if filled else frozenset[TableName]()
         return Statement(
@@ -289,13 +290,13 @@ def _classify_ddl(
 
 
 def _after_table_name(rest: list[Token]) -> list[Token]:
-    """What stands after the name of an altered table; nothing if the words do not begin with a name."""
+    """Return the tokens after the name of an altered table; none if they do not begin with a name."""
     rest = rest[2:] if [word.keyword for word in rest[:2]] == ["IF", "EXISTS"] else rest
     return rest[next(_dotted_names(rest), (0, []))[0] :] if rest and rest[0].is_name else []
 
 
 def _classify_drop_index(rest: list[Token], default: str, what: str) -> Statement:
-    """A DROP INDEX, or MariaDB's CREATE OR REPLACE INDEX, which drops the index that has the name."""
+    """Classify a DROP INDEX, or MariaDB's CREATE OR REPLACE INDEX, which drops an index of the same name."""
     on = next((i for i, word in enumerate(rest) if word.keyword == "ON"), len(rest))
     named = [word for word in rest[:on] if word.is_name and word.keyword not in {"IF", "EXISTS"}]
     tables = frozenset(_first_table(rest[on + 1 :], default))
@@ -305,9 +306,9 @@ def _classify_drop_index(rest: list[Token], default: str, what: str) -> Statemen
 
 
 def _fills_table(rest: list[Token]) -> bool:
-    """Whether a CREATE TABLE fills the table with rows, which by statement are nowhere in the binlog.
+    """Return whether a CREATE TABLE fills the table; with statement logging, those rows are not in the binlog.
 
-    Otherwise the server leaves out where they come from: they follow as rows.
+    If the rows are logged as row events, the server omits their source from the statement.
     """
     keys = [word.keyword for word in rest]
     return any(
@@ -317,7 +318,7 @@ def _fills_table(rest: list[Token]) -> bool:
 
 
 def _altered_tables(sql: str, default: str, quoting: Quoting) -> set[TableName] | None:
-    """Tables of an ALTER TABLE without those that a foreign key refers to; ``None`` if it is not understood."""
+    """Return the tables of an ALTER TABLE, except those that foreign keys refer to; ``None`` if it cannot be parsed."""
     import sqlglot
     from sqlglot import exp
 
@@ -335,14 +336,14 @@ def _altered_tables(sql: str, default: str, quoting: Quoting) -> set[TableName] 
             for table in tree.find_all(exp.Table)
             if table.find_ancestor(exp.Reference) is None
         }
-    except Exception:  # whatever it stumbles over, the caller then counts every name
+    except Exception:  # on any failure, the caller counts every name
         return None
     finally:
         logger.disabled = disabled
 
 
 def _dotted_names(tokens: Sequence[Token]) -> Iterator[tuple[int, list[str]]]:
-    """Names joined by dots, with the index of the word behind each."""
+    """Yield names joined by dots, with the index of the token after each."""
     at = 0
     while at < len(tokens):
         if not tokens[at].is_name:
@@ -361,26 +362,26 @@ def _resolve_name(chain: list[str], default: str) -> TableName:
 
 
 def _first_table_as_spelled(tokens: Sequence[Token], default_database: str) -> TableName:
-    """The table that the words begin with, spelled as there."""
+    """Return the table that the tokens begin with, in its original spelling."""
     chain = next((chain for _, chain in _dotted_names(tokens)), [""])
     return (chain[0], chain[1]) if len(chain) > 1 else (default_database, chain[0])
 
 
 def _first_table(tokens: Sequence[Token], default: str) -> Iterator[TableName]:
-    """The table that the words begin with."""
+    """Yield the table that the tokens begin with."""
     for _, chain in _dotted_names(tokens):
         yield _resolve_name(chain, default)
         return
 
 
 def _all_tables(tokens: Sequence[Token], default: str) -> Iterator[TableName]:
-    """Every name of a list of tables (keywords between them do no harm)."""
+    """Yield every name in a list of tables; keywords between them do no harm."""
     for _, chain in _dotted_names(tokens):
         yield _resolve_name(chain, default)
 
 
 def _possible_tables(tokens: Sequence[Token], default: str) -> Iterator[TableName]:
-    """Every table that the words could name: of ``a.b`` both table b of a, and table a with a column b."""
+    """Yield every table that the tokens could name: ``a.b`` is table b of a, or column b of table a."""
     for _, chain in _dotted_names(tokens):
         yield _resolve_name(chain, default)
         yield default, fold_name(chain[0])

@@ -1,4 +1,4 @@
-"""The clauses of an ALTER TABLE, and what each makes of a table's definition."""
+"""The clauses of an ALTER TABLE, and how each one changes a table's definition."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NEUTRAL_OPTIONS = frozenset(
     ]
 )
 _TABLE_OPTIONS = _NEUTRAL_OPTIONS | {"COMMENT", "ENGINE", "DEFAULT", "CHARSET", "CHARACTER", "COLLATE"}
-#: First words of clauses that are known and not followed, and how they are called.
+#: First words of clauses that are known but not followed, and their names in messages.
 _UNSUPPORTED_CLAUSES = {
     "ADD PARTITION": "ADD PARTITION",
     "ADD PERIOD": "ADD PERIOD",
@@ -60,7 +60,7 @@ _UNSUPPORTED_CLAUSES = {
 
 @dataclass
 class AlterTableParser:
-    """The definition as far as the clauses before have made it."""
+    """Applies the clauses of an ALTER TABLE to a table's definition, one after the other."""
 
     before: TableSchema
     cursor: TokenCursor
@@ -70,7 +70,7 @@ class AlterTableParser:
     changed: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
     parsed_clauses: list[ParsedClause] = field(default_factory=list)
-    #: Whether the table's collation is said, and whether a column is defined that may go by it.
+    #: Whether the table's collation is given, and whether a column is defined that may depend on it.
     collation_given: bool = False
     defines_text: bool = False
 
@@ -81,11 +81,11 @@ class AlterTableParser:
         self.collation: str | None = None
 
     def build_definition(self) -> TableSchema:
-        """What the clauses have made of the table."""
+        """Return the definition that results from the clauses."""
         collation = self.before.collation
         if self.collation_given:
             if self.defines_text:
-                raise DdlNotFollowed("it defines texts, and changes the default collation of the table as well")
+                raise DdlNotFollowed("it defines text columns and also changes the default collation of the table")
             _, collation = resolve_collation(
                 "DEFAULT CHARACTER SET", self.session, self.server, None, self.charset, self.collation
             )
@@ -97,8 +97,8 @@ class AlterTableParser:
     # ---------------------------------------------------------------- clauses
 
     def parse_clauses(self) -> None:
-        """Read all clauses of an ALTER TABLE."""
-        after_option: bool | None = None  # which kind of clause stood before: none, a table option or another one
+        """Parse all clauses of an ALTER TABLE."""
+        after_option: bool | None = None  # kind of the previous clause: none, a table option or another one
         while not self.cursor.at_end:
             is_separated = (
                 after_option is None
@@ -110,7 +110,7 @@ class AlterTableParser:
             after_option = self._parse_clause()
 
     def _parse_clause(self) -> bool:
-        """Read one; whether it is a table option, behind which no comma must stand."""
+        """Parse one clause; return whether it is a table option, which needs no comma after it."""
         cursor, first = self.cursor, self.cursor.at
         if accept_algorithm_or_lock(cursor):
             return False
@@ -160,7 +160,7 @@ class AlterTableParser:
             cursor.accept("=")
             if word == "ENGINE":
                 if (cursor.expect_string(word) if cursor.at_string else cursor.expect_name(word)).upper() != "INNODB":
-                    raise DdlNotFollowed("ENGINE: another one than InnoDB is not followed")
+                    raise DdlNotFollowed("ENGINE: only InnoDB is followed")
             elif word == "COMMENT" or cursor.at_string:
                 cursor.expect_string(word)
             elif cursor.peek().isdigit():
@@ -177,7 +177,7 @@ class AlterTableParser:
         where = "the default character set"
         value = (cursor.expect_string(where) if cursor.at_string else cursor.expect_name(where)).lower()
         if (self.charset if is_charset else self.collation) is not None:
-            raise DdlNotFollowed(f"{where} is said twice")
+            raise DdlNotFollowed(f"{where} is given twice")
         if is_charset:
             self.charset = value
         else:
@@ -186,11 +186,11 @@ class AlterTableParser:
     # ---------------------------------------------------------------- columns
 
     def _find_column(self, name: str, where: str) -> int | None:
-        """Where a column is, by its name as servers compare names."""
+        """Return the index of a column; names are compared as servers compare them."""
         for at, column in enumerate(self.columns):
             if not column.is_hidden and fold_name(column.name) == fold_name(name):
                 if column.name != name and not (name.isascii() and column.name.isascii()):
-                    raise DdlNotFollowed(f"{where}: a name that differs from one of the table in few signs")
+                    raise DdlNotFollowed(f"{where}: the name differs from that of a column in a few characters only")
                 return at
         return None
 
@@ -232,13 +232,13 @@ class AlterTableParser:
         if self._find_column(name, where) is not None:
             if unless_there and name not in self.added:
                 return
-            raise DdlNotFollowed(f"{where}: the table has it already")
+            raise DdlNotFollowed(f"{where}: the table already has it")
         if fold_name(name).startswith("db_row_hash_"):
             raise DdlNotFollowed(f"{where}: MariaDB may have a hidden column with this name")
         if column_definition.nullability is False:
-            raise DdlNotFollowed(f"{where}: rows that were there get a value where it is NOT NULL")
+            raise DdlNotFollowed(f"{where}: existing rows get a value because it is NOT NULL")
         if column_definition.has_default:
-            raise DdlNotFollowed(f"{where}: rows that were there get its DEFAULT")
+            raise DdlNotFollowed(f"{where}: existing rows get its DEFAULT")
         check_null_is_explicit(column_definition, where)
         self._note_text_column(column_definition)
         self.columns.insert(at, column_definition.column)
@@ -257,7 +257,7 @@ class AlterTableParser:
         if cursor.accept("AFTER"):
             at = self._find_column(cursor.expect_name(f"{where}, AFTER"), where)
             if at is None:
-                raise DdlNotFollowed(f"{where}: the column behind which it stands is not known")
+                raise DdlNotFollowed(f"{where}: the column after which it is added is not known")
             return at + 1
         return next((i for i, c in enumerate(self.columns) if c.is_hidden), len(self.columns))
 
@@ -266,10 +266,10 @@ class AlterTableParser:
         name = cursor.expect_name(clause)
         where = f"{clause} {name}"
         if clause == "CHANGE" and cursor.expect_name(clause) != name:
-            raise DdlNotFollowed(f"{where}: another name is not followed")
+            raise DdlNotFollowed(f"{where}: renaming a column is not followed")
         column_definition = parse_column(cursor, name, where, self.session, self.server, self.before.collation)
         if cursor.peek() in {"FIRST", "AFTER"}:
-            raise DdlNotFollowed(f"{where}: another place of a column is not followed")
+            raise DdlNotFollowed(f"{where}: moving a column is not followed")
         self._record_clause(first, where, "ModifyColumn", name)
         at = self._find_column(name, where)
         if at is None:
@@ -277,7 +277,7 @@ class AlterTableParser:
                 return
             raise DdlNotFollowed(f"{where}: the table does not have it")
         if self.columns[at].name != name:
-            raise DdlNotFollowed(f"{where}: another name is not followed")
+            raise DdlNotFollowed(f"{where}: renaming a column is not followed")
         if name in self.changed or name in self.added:
             raise DdlNotFollowed(f"{where}: it is changed twice")
         self.changed.add(name)
@@ -294,7 +294,7 @@ class AlterTableParser:
             if not (cursor.accept("VISIBLE") or cursor.accept("INVISIBLE")):
                 cursor.fail("ALTER INDEX")
             if self.before.key_index != "PRIMARY":
-                raise DdlNotFollowed("ALTER INDEX: a table without a primary key may get another key by it")
+                raise DdlNotFollowed("ALTER INDEX: it may change the key of a table without a primary key")
             self._record_clause(first, "ALTER INDEX", "AlterIndex")
             return
         if cursor.accept_any("CHECK", "CONSTRAINT"):
@@ -384,7 +384,7 @@ class AlterTableParser:
         self.removed.add(fold_name(column.name))
 
     def check_index_drop(self, index: str, where: str) -> None:
-        """Make sure that an index that is dropped is not the key, and has no column in row events."""
+        """Check that a dropped index is not the key and has no column in row events."""
         before = self.before
         if before.key and (before.key_index is None or fold_name(before.key_index) == fold_name(index)):
             raise DdlNotFollowed(f"{where}: it is, or may be, the index that is the key")
@@ -401,5 +401,5 @@ class AlterTableParser:
         cursor.expect("TO", "RENAME INDEX")
         cursor.expect_name("RENAME INDEX")
         if self.before.key and self.before.key_index != "PRIMARY":
-            raise DdlNotFollowed("RENAME INDEX: a table without a primary key may get another key by it")
+            raise DdlNotFollowed("RENAME INDEX: it may change the key of a table without a primary key")
         self._record_clause(first, "RENAME INDEX", "RenameIndex")

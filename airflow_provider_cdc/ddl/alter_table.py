@@ -1,8 +1,8 @@
-"""What a table's definition is behind a statement that changes it, computed from the statement's text alone.
+"""Compute a table's definition after a statement that changes it, from the text of the statement alone.
 
-A definition that is wrong would be wrong rows without a word, so nothing of a text is passed over: each word must be
-one that is known at its place, and another parser must read each clause as well. Whatever is not sure is
-:class:`DdlNotFollowed`. The measure is the catalog: ``tests/mysql/client/test_alter.py`` holds both against each other.
+A wrong definition would silently produce wrong rows, so no part of the text is skipped: each token must be expected in
+its place, and a second parser must understand each clause as well. Anything uncertain raises :class:`DdlNotFollowed`.
+``tests/mysql/client/test_alter.py`` compares the results with the server's catalog.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ class Alteration:
     """A change of a table's definition.
 
     :param table: (database, table) as the statement spells them.
-    :param definition: the table's definition behind it.
-    :param added: names of its new columns, in the order in which the statement has them. Their value is NULL in all
-        rows that were there before.
-    :param changed: names of columns that are defined anew, perhaps as they were.
+    :param definition: the table's definition after the change.
+    :param added: names of the new columns, in the order of the statement. They are NULL in all existing rows.
+    :param changed: names of the columns that are redefined, possibly without a difference.
     """
 
     table: tuple[str, str]
@@ -45,18 +44,18 @@ class Alteration:
 def apply_ddl(
     before: TableSchema, sql: str, default_database: str, session: StatementSession, server: ServerTraits
 ) -> Alteration:
-    """Compute the definition of a table behind an ALTER TABLE, CREATE INDEX or DROP INDEX.
+    """Compute the definition of a table after an ALTER TABLE, CREATE INDEX or DROP INDEX.
 
-    :param before: its definition before it.
+    :param before: the definition before the statement.
     :param sql: the statement.
     :param default_database: database of names without one.
-    :param session: what the statement's session was like.
-    :param server: what the server is like.
-    :raises DdlNotFollowed: if that is not certain.
+    :param session: properties of the statement's session.
+    :param server: properties of the server.
+    :raises DdlNotFollowed: if the result is not certain.
     """
     if any(c.has_old_temporal_format for c in before.columns):
         raise DdlNotFollowed(
-            "the table has a date or time of the old format, which any change may turn into another one"
+            "the table has a date or time in the old format, which any change may convert to another one"
         )
     cursor = TokenCursor(sql, session, server)
     parser = AlterTableParser(before, cursor, session, server)
@@ -85,7 +84,7 @@ def _expect_same_table(cursor: TokenCursor, before: TableSchema, default_databas
     name = cursor.expect_name("its table")
     table = (name, cursor.expect_name("its table")) if cursor.accept(".") else (default_database, name)
     if (fold_name(table[0]), fold_name(table[1])) != (fold_name(before.database), fold_name(before.name)):
-        raise DdlNotFollowed("it is about another table")
+        raise DdlNotFollowed("it refers to another table")
     return table
 
 

@@ -1,5 +1,6 @@
-"""Which names the columns of a copy must not have, in whatever case: readers of Delta tables do not tell them apart by
-case, and take some of them for columns of their own.
+"""Names that columns of a copy must not have, in any case.
+
+Readers of Delta tables ignore case in column names, and use some names for columns of their own.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from collections import Counter
 
 from airflow_provider_cdc.model.schema import TableSchema
 
-#: Columns that this project adds begin like this.
+#: Prefix of the columns that this project adds.
 _OWN_PREFIX = "_cdc_"
-#: Of Spark's Parquet reader: the file of a row, and its number in it. It asks for both where rows die by vectors.
+#: Columns of Spark's Parquet reader: the file of a row, and its number in it. Both are needed for deletion vectors.
 _SPARK_NAMES = {"_metadata", "_tmp_metadata_row_index"}
-#: Columns that Delta Lake adds while it reads deletion vectors.
+#: Prefix of columns that Delta Lake adds to read deletion vectors.
 _DELTA_PREFIX = "__delta_internal_"
-#: Columns that delta-rs adds where it reads, merges or updates.
+#: Prefix of columns that delta-rs adds to read, merge or update.
 _DELTA_RS_PREFIX = "__delta_rs_"
 _REMEDY = "Rename the column, or leave it out with source.exclude_columns"
 
 
 def column_name_problem(table: TableSchema) -> tuple[str, str] | None:
-    """Why the names of a table's copied columns cannot be those of a copy, and the remedy; ``None`` if they can."""
+    """Return why a table's copied columns cannot have their names in a copy, and the remedy; ``None`` if they can."""
     for column in table.sink_columns:
         if reason := _reserved_reason(column.name.lower()):
             return f"column {column.name}: {reason}", _REMEDY

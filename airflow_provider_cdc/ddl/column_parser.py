@@ -1,4 +1,4 @@
-"""A column's definition as a statement spells it, turned into what the catalog says of such a column."""
+"""Parse a column definition in a statement into the form that the catalog would show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed, ServerTraits, StatementSession, TokenCursor
 from airflow_provider_cdc.model.schema import BINARY_TYPES, GEOMETRY_TYPES, TEXT_TYPES, Column
 
-#: Whole numbers: other names of each, and the digits that MariaDB shows, signed and unsigned.
+#: Integer types by their names, and the display widths that MariaDB shows, signed and unsigned.
 _INTEGERS = {
     **dict.fromkeys(("TINYINT", "INT1"), "tinyint"),
     **dict.fromkeys(("SMALLINT", "INT2"), "smallint"),
@@ -18,23 +18,23 @@ _INTEGERS = {
 _DIGITS = {"tinyint": (4, 3), "smallint": (6, 5), "mediumint": (9, 8), "int": (11, 10), "bigint": (20, 20)}
 _SIZES = {"tiny": 0xFF, "": 0xFFFF, "medium": 0xFFFFFF, "long": 0xFFFFFFFF}
 _DECIMALS = frozenset({"DECIMAL", "DEC", "NUMERIC", "FIXED"})
-#: Character sets whose shortest character has more than one byte.
+#: Bytes of the shortest character, for character sets where it is more than one.
 _MIN_CHAR_BYTES = {"ucs2": 2, "utf16": 2, "utf16le": 2, "utf32": 4}
-#: Most bytes of a VARCHAR or VARBINARY; what is longer becomes TEXT or BLOB where the session is not strict.
+#: Most bytes of a VARCHAR or VARBINARY; longer ones become TEXT or BLOB if the session is not strict.
 _MAX_VARCHAR_BYTES = 65535
-#: Character sets whose members may have more than ASCII: that of the catalog, as far as it goes.
+#: Character sets in which ENUM and SET members may be non-ASCII: the catalog shows them unchanged.
 _UNICODE_CHARSETS = frozenset({"utf8mb4", "utf8mb3"})
 _MAX_COMMENT = 1024
 
 
 @dataclass
 class ColumnDefinition:
-    """A column's definition.
+    """A column's definition in a statement.
 
-    :param column: what the catalog says of it, if it may be NULL.
-    :param comment: what its comment says.
-    :param nullability: what the statement says of NULL: that it may be, that it may not, or nothing.
-    :param has_default: whether there is a default that is not NULL.
+    :param column: the column as the catalog would show it, if it may be NULL.
+    :param comment: the column's comment.
+    :param nullability: whether the statement says NULL (``True``), NOT NULL (``False``) or neither (``None``).
+    :param has_default: whether there is a default other than NULL.
     """
 
     column: Column
@@ -59,17 +59,17 @@ class _ParsedType:
 def parse_column(
     cursor: TokenCursor, name: str, where: str, session: StatementSession, server: ServerTraits, collation: str | None
 ) -> ColumnDefinition:
-    """Read a column's type and attributes, up to its place or the clause's end.
+    """Parse a column's type and attributes, up to its position (FIRST, AFTER) or the end of the clause.
 
-    :param name: the column's name, which was read before.
+    :param name: the column's name, which was parsed before.
     :param where: clause and column, for messages.
-    :param collation: the table's.
-    :raises NotFollowed: for whatever is not sure.
+    :param collation: collation of the table.
+    :raises DdlNotFollowed: for anything uncertain.
     """
     parsed_type = _parse_type(cursor, where, session, server)
     textual = parsed_type.kind in TEXT_TYPES or parsed_type.kind in ("enum", "set")
     charset = collate = None
-    if parsed_type.charset is not None:  # of JSON on MariaDB, whatever the table has
+    if parsed_type.charset is not None:  # JSON on MariaDB, whatever the collation of the table
         textual = False
     definition = ColumnDefinition(Column(name, parsed_type.kind, parsed_type.column_type, True))
     if textual and (cursor.accept("CHARSET") or cursor.accept("CHARACTER", "SET")):
@@ -83,7 +83,7 @@ def parse_column(
             null = None
         if null is not None:
             if definition.nullability is not None:
-                raise DdlNotFollowed(f"{where}: NULL is said twice")
+                raise DdlNotFollowed(f"{where}: NULL is given twice")
             definition.nullability = null
         elif cursor.accept("DEFAULT"):
             definition.has_default = parse_default(cursor, where)
@@ -109,15 +109,18 @@ def parse_column(
 
 
 def parse_comment(cursor: TokenCursor, where: str) -> str:
-    """A comment, if the catalog shows it as it stands."""
+    """Parse a comment that the catalog shows unchanged.
+
+    :raises DdlNotFollowed: if the catalog may show it in another form.
+    """
     text = cursor.expect_string(f"{where}, COMMENT")
     if len(text) > _MAX_COMMENT or any(c < " " and c not in "\t\n\r" for c in text):
-        raise DdlNotFollowed(f"{where}: its comment may be kept in another form")
+        raise DdlNotFollowed(f"{where}: its comment may be stored in another form")
     return text
 
 
 def parse_default(cursor: TokenCursor, where: str) -> bool:
-    """Go past a default; whether it is another one than NULL."""
+    """Consume a default; return whether it is other than NULL."""
     if cursor.accept("NULL"):
         return False
     if cursor.at_string:
@@ -148,11 +151,12 @@ def resolve_collation(
     charset: str | None,
     collate: str | None,
 ) -> tuple[str, str]:
-    """Character set and collation of a text.
+    """Return the character set and collation of a text column or of a table.
 
-    :param default: collation where nothing is said.
-    :param charset: what is said of the one.
-    :param collate: what is said of the other.
+    :param default: collation if none is given.
+    :param charset: the given character set, if any.
+    :param collate: the given collation, if any.
+    :raises DdlNotFollowed: if they are unknown or contradict each other.
     """
     if charset == "utf8" and not server.mariadb and charset not in server.default_collations:
         charset = "utf8mb3"
@@ -163,26 +167,24 @@ def resolve_collation(
     elif collate is None:
         collate = default
     if collate is None:
-        raise DdlNotFollowed(f"{where}: the default collation of the table was not written down when it was planned")
+        raise DdlNotFollowed(f"{where}: the default collation of the table was not recorded when it was planned")
     if collate not in server.charset_by_collation:
         raise DdlNotFollowed(f"{where}: its collation is not known")
     of_collation = server.charset_by_collation[collate]
     if charset is not None and charset != of_collation:
-        raise DdlNotFollowed(f"{where}: its collation is not of its character set")
+        raise DdlNotFollowed(f"{where}: its collation does not belong to its character set")
     if of_collation == "binary":
         raise DdlNotFollowed(f"{where}: text of character set binary has another type")
     return of_collation, collate
 
 
 def _default_collation(charset: str, where: str, session: StatementSession, server: ServerTraits) -> str:
-    """What the server takes where a character set comes without a collation: sessions may have a say in it."""
+    """Return the default collation of a character set, which may depend on the session."""
     if server.mariadb and server.version >= (11, 2):
-        raise DdlNotFollowed(
-            f"{where}: which collation comes with its character set depends on character_set_collations"
-        )
+        raise DdlNotFollowed(f"{where}: the default collation of its character set depends on character_set_collations")
     if not server.mariadb and charset == "utf8mb4":
         if session.utf8mb4_collation is None:
-            raise DdlNotFollowed(f"{where}: which collation comes with its character set is not known")
+            raise DdlNotFollowed(f"{where}: the default collation of its character set is not known")
         return session.utf8mb4_collation
     return server.default_collations[charset]
 
@@ -251,7 +253,7 @@ def _parse_type(cursor: TokenCursor, where: str, session: StatementSession, serv
 
 
 def _parse_numbers(cursor: TokenCursor, where: str, most: int) -> list[int]:
-    """Numbers in brackets, if there are any."""
+    """Parse numbers in parentheses, if there are any."""
     if not cursor.accept("("):
         return []
     numbers = [cursor.expect_number(where)]
@@ -262,7 +264,7 @@ def _parse_numbers(cursor: TokenCursor, where: str, most: int) -> list[int]:
 
 
 def _parse_sign(cursor: TokenCursor) -> str:
-    """UNSIGNED and ZEROFILL as the catalog shows them: the latter comes with the former."""
+    """Parse UNSIGNED and ZEROFILL, and return them as the catalog shows them; ZEROFILL implies UNSIGNED."""
     keywords = set[str]()
     while word := cursor.accept_any("SIGNED", "UNSIGNED", "ZEROFILL"):
         keywords.add(word)
@@ -277,7 +279,7 @@ def _parse_integer_type(cursor: TokenCursor, kind: str, where: str, server: Serv
     if digits and not 1 <= digits[0] <= 255:
         raise DdlNotFollowed(f"{where}: its digits are not understood")
     width = digits[0] if digits else _DIGITS[kind][bool(sign)]
-    # MySQL keeps them where they are seen, and for what may be a BOOLEAN.
+    # MySQL keeps the width only with ZEROFILL, and for tinyint(1), which may be a BOOLEAN.
     shows = server.mariadb or sign.endswith("zerofill") or (kind == "tinyint" and digits == [1] and not sign)
     return _ParsedType(kind, f"{kind}({width}){sign}" if shows else f"{kind}{sign}")
 
@@ -317,7 +319,7 @@ def _parse_members(cursor: TokenCursor, kind: str, where: str) -> _ParsedType:
 
 
 def _to_catalog_column(name: str, parsed_type: _ParsedType, where: str, server: ServerTraits) -> Column:
-    """What the catalog says of it."""
+    """Return the column as the catalog would show it."""
     length = octets = parsed_type.length
     if parsed_type.charset is not None:
         width = server.max_char_bytes[parsed_type.charset]

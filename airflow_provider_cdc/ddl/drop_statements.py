@@ -1,8 +1,7 @@
-"""Does a statement drop a table, for certain?
+"""Determine whether a statement certainly drops a table.
 
-:mod:`airflow_provider_cdc.ddl.affected_tables` takes a table for changed where it is in doubt. Rows of a copy must go
-    only where
-there is no doubt, so this errs on the other side.
+:mod:`airflow_provider_cdc.ddl.affected_tables` treats a table as changed if in doubt. Rows of a copy may only be
+    removed if there is no doubt, so this module errs on the other side.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from airflow_provider_cdc.model.table_names import TableName, fold_table
 def drops_table(
     table: TableName, sql: str, default_database: str, session: StatementSession, server: ServerTraits, *, exact: bool
 ) -> bool:
-    """Whether a statement is a DROP TABLE of a table, or a DROP DATABASE of its database.
+    """Return whether a statement is a DROP TABLE of a table, or a DROP DATABASE of its database.
 
-    A RENAME is none, nor is a statement that makes the table anew (``CREATE OR REPLACE``).
+    A RENAME does not count, nor does a statement that recreates the table (``CREATE OR REPLACE``).
 
     :param table: (database, table).
     :param sql: the statement.
     :param default_database: database of names without one.
-    :param session: what the statement's session was like.
-    :param server: what the server is like.
-    :param exact: whether names that differ in case are those of different tables.
+    :param session: properties of the statement's session.
+    :param server: properties of the server.
+    :param exact: whether names that differ only in case belong to different tables.
     """
     try:
         dropped = _dropped_tables(TokenCursor(sql, session, server), default_database, table[1])
@@ -33,10 +32,10 @@ def drops_table(
 
 
 def _dropped_tables(cursor: TokenCursor, default_database: str, of_database: str) -> list[TableName]:
-    """The tables that a statement drops.
+    """Return the tables that a statement drops.
 
-    :param of_database: which table of a database that is dropped as a whole is of concern.
-    :raises NotFollowed: if it does something else, or a word of it is not known.
+    :param of_database: for a DROP DATABASE, the one table of the database to return.
+    :raises DdlNotFollowed: if the statement does something else, or has an unknown token.
     """
     if not cursor.accept("DROP"):
         cursor.fail("its beginning")

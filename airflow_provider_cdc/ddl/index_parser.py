@@ -1,4 +1,4 @@
-"""What stands in the definition of an index, and in many clauses: lists of names, and how a change is made."""
+"""Parts of index definitions that also occur in other clauses: lists of names, and options such as ALGORITHM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_provider_cdc.ddl.token_cursor import TokenCursor
 
 
 def accept_algorithm_or_lock(cursor: TokenCursor) -> bool:
-    """Go past what says how a change is made, and not what it changes."""
+    """Consume ALGORITHM or LOCK, which affect how a change is made and not its result."""
     word = cursor.accept_any("ALGORITHM", "LOCK")
     if word:
         cursor.accept("=")
@@ -18,14 +18,14 @@ def accept_algorithm_or_lock(cursor: TokenCursor) -> bool:
 
 
 def parse_index_kind(cursor: TokenCursor) -> str:
-    """Go past FULLTEXT or SPATIAL, if one stands here, and INDEX or KEY."""
+    """Consume INDEX or KEY, with FULLTEXT or SPATIAL before it if present."""
     kind = cursor.accept_any("FULLTEXT", "SPATIAL")
     index = cursor.accept_any("INDEX", "KEY")
     return f"{kind} {index}".strip()
 
 
 def skip_name_list(cursor: TokenCursor, where: str) -> None:
-    """Go past names in brackets."""
+    """Consume names in parentheses."""
     _skip_list(cursor, where, lambda: cursor.expect_name(where))
 
 
@@ -38,7 +38,7 @@ def _skip_list(cursor: TokenCursor, where: str, one: Callable[[], object]) -> No
 
 
 def skip_index_parts(cursor: TokenCursor, where: str) -> None:
-    """The columns and the options of an index that is not unique."""
+    """Consume the columns and options of an index that is not unique."""
 
     def part() -> None:
         cursor.expect_name(where)
@@ -63,12 +63,12 @@ def skip_index_parts(cursor: TokenCursor, where: str) -> None:
 
 
 def skip_index_options(cursor: TokenCursor) -> None:
-    """Options behind a CREATE INDEX or DROP INDEX."""
+    """Consume the options at the end of a CREATE INDEX or DROP INDEX."""
     while accept_algorithm_or_lock(cursor) or cursor.accept("NOWAIT") or cursor.peek() == "WAIT":
         if cursor.accept("WAIT"):
             cursor.expect_number("WAIT")
 
 
 def is_rename_index(cursor: TokenCursor) -> bool:
-    """Whether it is a RENAME INDEX."""
+    """Return whether a RENAME INDEX follows."""
     return cursor.peek() == "RENAME" and cursor.peek(1) in {"INDEX", "KEY"}

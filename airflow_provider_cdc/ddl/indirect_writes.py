@@ -1,6 +1,6 @@
-"""Ways by which a statement on other tables changes a captured one: views, triggers, stored functions and cascades.
+"""How statements on other tables can change a captured table: by views, triggers, stored functions and cascades.
 
-By statement only the text of a change is in the binlog. Rows that it changes by such a way are nowhere.
+With statement logging, the binlog only has the text of a change. Rows that it changes indirectly are nowhere.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from airflow_provider_cdc.ddl.affected_tables import Statement, mentioned_names
 from airflow_provider_cdc.model.table_names import TableName, fold_name
 
-#: Databases that are the server's own. What they hold is taken to lead nowhere: the server accepts no triggers there.
+#: The server's own databases. They are assumed to lead nowhere, because the server allows no triggers there.
 SYSTEM_DATABASES = ("mysql", "sys", "information_schema", "performance_schema")
 
 
 def names_only_system_tables(statement: Statement) -> bool:
-    """Whether a statement can only name what is the server's own, such as the heartbeats of hosted servers."""
+    """Return whether a statement can only name system tables, as the heartbeats of hosted servers do."""
     return all(database in ("", *SYSTEM_DATABASES) for database, _ in statement.mentioned_names)
 
 
@@ -24,9 +24,9 @@ def names_only_system_tables(statement: Statement) -> bool:
 class StoredObject:
     """A view, a trigger or a stored routine.
 
-    :param name: (database, name); of a trigger, of its table.
-    :param body: what it says; ``None`` if that may not be seen.
-    :param is_routine: whether it is called, not written to.
+    :param name: (database, name); for a trigger, those of its table.
+    :param body: its text; ``None`` if the user is not allowed to see it.
+    :param is_routine: whether it is called rather than written to.
     """
 
     name: TableName
@@ -36,12 +36,12 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class IndirectWrites:
-    """Names that lead to captured tables, as :func:`~airflow_provider_cdc.model.table_names.fold_name` writes them.
+    """Names that lead to captured tables, folded by :func:`~airflow_provider_cdc.model.table_names.fold_name`.
 
-    :param write_paths: tables and views: what changes their rows may change a captured table.
-    :param call_paths: routines, and what calls them: already to read from it may change one.
-    :param stored_objects: all views, triggers and routines by which these were found.
-    :param cascades: likewise, see :func:`find_detours`.
+    :param write_paths: tables and views; a change of their rows may change a captured table.
+    :param call_paths: routines, and objects that call them; even reading from one may change a captured table.
+    :param stored_objects: all views, triggers and routines that were considered.
+    :param cascades: foreign keys that were considered, see :func:`find_indirect_writes`.
     """
 
     write_paths: frozenset[TableName] = frozenset()
@@ -50,11 +50,13 @@ class IndirectWrites:
     cascades: tuple[tuple[TableName, TableName], ...] = field(default=(), repr=False)
 
     def paths_used_by(self, statement: Statement) -> list[TableName]:
-        """Those that a statement may take."""
+        """Return the names that a statement may use."""
         return sorted((statement.changed_tables & self.write_paths) | (statement.mentioned_names & self.call_paths))
 
     def can_change(self, statement: Statement, table: TableName) -> bool:
-        """Whether a statement may change one table by what it takes. For errors: everything is looked at again."""
+        """Return whether a statement may change one table indirectly. Slow, because it recomputes all paths: for
+        errors.
+        """
         return bool(find_indirect_writes([table], self.stored_objects, self.cascades).paths_used_by(statement))
 
 
@@ -63,10 +65,12 @@ def find_indirect_writes(
     stored_objects: Iterable[StoredObject],
     cascades: Iterable[tuple[TableName, TableName]],
 ) -> IndirectWrites:
-    """Find out what leads to captured tables, in as many steps as it takes. What only reads from one counts, too.
+    """Find all names that lead to captured tables, directly or in several steps.
 
-    :param stored_objects: all views, triggers and routines that are not the server's own.
-    :param cascades: (parent, child) of the foreign keys by which a change of the one changes the other.
+    An object that only reads from a captured table counts, too.
+
+    :param stored_objects: all views, triggers and routines other than the server's own.
+    :param cascades: (parent, child) of the foreign keys by which a change of the parent changes the child.
     """
     stored_objects, cascades = tuple(stored_objects), tuple(cascades)
     edges = [

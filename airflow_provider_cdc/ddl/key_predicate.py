@@ -1,7 +1,7 @@
-"""A condition on a table's key, as a person writes it: which ranges of keys it means.
+"""Parse a user's condition on a table's key into key ranges.
 
-It must be a range, or a list of them, in the order of the key: the first columns of the key equal one value each, the
-next one lies between two, or is one of a list. Values stay text here: only the server knows what they mean.
+The condition must be a range, or a list of ranges, in key order: the first columns of the key each equal one value, and
+the next one is within a range or one of a list. Values stay text, because only the server knows what they mean.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 
 PredicateValue = str | bytes
 
-_EXAMPLES = "Such as: id >= 100 AND id < 200; id IN (5, 7); tenant = 3 AND id BETWEEN 1 AND 9"
+_EXAMPLES = "Examples: id >= 100 AND id < 200; id IN (5, 7); tenant = 3 AND id BETWEEN 1 AND 9"
 
 
 class InvalidKeyPredicate(ValueError):
-    """What is wrong with a condition, for people."""
+    """A condition that is not valid, with a human-readable reason."""
 
 
 @dataclass(frozen=True)
 class KeyBound:
     """One end of a range.
 
-    :param values: values of the first columns of the key; none: it has no end there.
+    :param values: values of the first columns of the key; empty if the range is unbounded there.
     :param included: whether keys that begin with these values belong to the range.
     """
 
@@ -33,7 +33,7 @@ class KeyBound:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """A range of keys as it is written."""
+    """A range of keys as the user wrote it."""
 
     lower: KeyBound
     upper: KeyBound
@@ -41,7 +41,7 @@ class KeyRange:
 
 @dataclass
 class _ColumnConditions:
-    """What is said of one column."""
+    """The conditions on one column."""
 
     equal: PredicateValue | None = None
     listed: list[PredicateValue] = field(default_factory=list)
@@ -50,11 +50,11 @@ class _ColumnConditions:
 
 
 def parse_key_predicate(text: str, key: Sequence[str]) -> list[KeyRange]:
-    """The ranges that a condition means, in the order in which they are written.
+    """Return the key ranges of a condition, in the order in which they are written.
 
-    :param text: the condition, in MySQL's words.
+    :param text: the condition, in MySQL's syntax.
     :param key: the key's columns.
-    :raises BadPredicate: if it is not understood, or is not a range of the key.
+    :raises InvalidKeyPredicate: if it cannot be parsed, or is not a range of the key.
     """
     conditions: dict[str, _ColumnConditions] = {}
     names = {name.lower(): name for name in key}
@@ -68,9 +68,7 @@ def parse_key_predicate(text: str, key: Sequence[str]) -> list[KeyRange]:
         column = conditions.pop(name, _ColumnConditions())
         if column.equal is None and conditions:
             after = next(iter(conditions))
-            raise InvalidKeyPredicate(
-                f"a condition on {after} needs one value of {name}, which stands before it in the key"
-            )
+            raise InvalidKeyPredicate(f"a condition on {after} needs one value of {name}, which precedes it in the key")
         if column.equal is None:
             return list(_column_ranges(prefix, column))
         prefix = (*prefix, column.equal)
@@ -78,7 +76,7 @@ def parse_key_predicate(text: str, key: Sequence[str]) -> list[KeyRange]:
 
 
 def _column_ranges(prefix: tuple[PredicateValue, ...], column: _ColumnConditions) -> Iterator[KeyRange]:
-    """The ranges of a column behind others that have one value each."""
+    """Yield the ranges of a column that follows columns with one value each."""
     if column.listed:
         for value in column.listed:
             yield KeyRange(KeyBound((*prefix, value)), KeyBound((*prefix, value)))
@@ -90,8 +88,8 @@ def _column_ranges(prefix: tuple[PredicateValue, ...], column: _ColumnConditions
 
 
 def _add_condition(column: _ColumnConditions, name: str, operator: str, values: list[PredicateValue]) -> None:
-    """Add a term to what is said of a column."""
-    twice = InvalidKeyPredicate(f"the conditions on {name} are not one range or one list")
+    """Add a term to the conditions on a column."""
+    twice = InvalidKeyPredicate(f"the conditions on {name} do not form one range or one list")
     if column.equal is not None or column.listed:
         raise twice
     bounded = column.lower is not None or column.upper is not None
@@ -108,7 +106,7 @@ def _add_condition(column: _ColumnConditions, name: str, operator: str, values: 
 
 
 def _parse_terms(text: str) -> Iterator[tuple[str, str, list[PredicateValue]]]:
-    """Column, operator and values of each part of a conjunction."""
+    """Yield column, operator and values of each term of a conjunction."""
     import sqlglot
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
@@ -116,7 +114,7 @@ def _parse_terms(text: str) -> Iterator[tuple[str, str, list[PredicateValue]]]:
     logger = logging.getLogger("sqlglot")
     disabled, logger.disabled = logger.disabled, True  # it would log the values
     try:
-        # In a statement: else words that cannot be a condition are taken for one.
+        # Within a statement, because sqlglot would also parse texts that cannot be a condition.
         statements = sqlglot.parse(f"SELECT 1 FROM t WHERE {text}", read="mysql")
     except SqlglotError as error:
         raise InvalidKeyPredicate("it cannot be parsed") from error
@@ -152,9 +150,7 @@ def _parse_terms(text: str) -> Iterator[tuple[str, str, list[PredicateValue]]]:
             else:
                 yield _column_name(right), turned[operator], [_literal_value(left)]
         else:
-            raise InvalidKeyPredicate(
-                f"{_to_sql(term)} is not a comparison of a key's column with a value. {_EXAMPLES}"
-            )
+            raise InvalidKeyPredicate(f"{_to_sql(term)} is not a comparison of a key column with a value. {_EXAMPLES}")
 
 
 def _column_name(expression: object) -> str:
@@ -167,7 +163,7 @@ def _column_name(expression: object) -> str:
 
 
 def _literal_value(expression: object) -> PredicateValue:
-    """A literal: text and numbers as text, x'..' as bytes."""
+    """Return the value of a literal: text and numbers as text, x'..' as bytes."""
     from sqlglot import exp
 
     expression = expression.unnest() if isinstance(expression, exp.Expression) else expression
@@ -178,12 +174,12 @@ def _literal_value(expression: object) -> PredicateValue:
     if isinstance(expression, exp.Neg) and isinstance(expression.this, exp.Literal) and not expression.this.is_string:
         return f"-{expression.this.this}"
     if isinstance(expression, exp.HexString):
-        # sqlglot keeps the digits as they stand, or as a number.
+        # sqlglot keeps the digits unchanged, or as a number.
         digits = str(expression.this)
         try:
             return bytes.fromhex(digits)
         except ValueError:
-            raise InvalidKeyPredicate(f"x'{digits}' has half a byte") from None
+            raise InvalidKeyPredicate(f"x'{digits}' is not made of whole bytes") from None
     raise InvalidKeyPredicate(f"{_to_sql(expression)} is not a value. {_EXAMPLES}")
 
 

@@ -1,4 +1,4 @@
-"""Statements about the partitions of a table that keep all of its rows and columns."""
+"""Recognize statements on partitions that preserve all rows and columns of a table."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Sequence
 
 from airflow_provider_cdc.ddl.tokens import Token
 
-#: What is done to named partitions. DROP, TRUNCATE, EXCHANGE, DISCARD and IMPORT
-#: change rows, and REPAIR may lose some.
+#: Actions on named partitions. DROP, TRUNCATE, EXCHANGE, DISCARD and IMPORT change rows, and REPAIR may lose some.
 _ROW_PRESERVING_VERBS = frozenset(["ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REORGANIZE"])
 _CHECK_OPTIONS = frozenset(["FOR", "UPGRADE", "QUICK", "FAST", "MEDIUM", "EXTENDED", "CHANGED"])
 
 
 def only_rearranges_partitions(clauses: Sequence[Token]) -> bool:
-    """Say whether the clauses of an ALTER TABLE only arrange its partitions.
+    """Return whether the clauses of an ALTER TABLE only rearrange its partitions.
 
-    Servers allow no other clause in such a statement. If rows had no partition afterwards, it would fail, unless it is
-    an ALTER IGNORE TABLE.
+    Servers allow no other clause in such a statement. It fails if a row would have no partition afterwards, unless it
+    is an ALTER IGNORE TABLE.
 
-    :param clauses: the words after the table's name.
+    :param clauses: the tokens after the table's name.
     """
     keys = [word.keyword for word in clauses]
     while keys and keys[-1] == ";":
@@ -45,12 +44,12 @@ def only_rearranges_partitions(clauses: Sequence[Token]) -> bool:
 
 
 def _is_list(keys: Sequence[str]) -> bool:
-    """Whether these are names with commas between them; a quoted name has no key."""
+    """Return whether these are names with commas between them; a quoted name has no keyword."""
     return len(keys) % 2 == 1 and all((key == ",") == bool(at % 2) for at, key in enumerate(keys))
 
 
 def _is_bracketed(keys: Sequence[str]) -> bool:
-    """Whether these words are one pair of brackets and what stands in it."""
+    """Return whether these tokens are one pair of parentheses with its content."""
     depth, closed = 0, False
     for at, key in enumerate(keys):
         depth += (key == "(") - (key == ")")

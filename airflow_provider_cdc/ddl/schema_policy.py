@@ -1,4 +1,4 @@
-"""Which changes of a table's definition its copy takes over, and what becomes of the columns where it does not."""
+"""Which changes of a table's definition are applied to its copy, and how columns are handled otherwise."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from airflow_provider_cdc.model.schema_modes import (
 
 @dataclass(frozen=True)
 class SchemaPolicy:
-    """What a copy takes over.
+    """Which changes of a definition are applied to the copy.
 
     :param mode: one of :data:`~airflow_provider_cdc.model.schema_modes.SCHEMA_MODES`.
-    :param copies_new_columns: whether new columns are copied; else they are left out.
-    :param drops_removed_columns: whether columns that the source has no more go; else they stay, and are NULL in what
-        is written.
-    :param allowed_types: which other types a column may have: ``all``, ``wider`` or ``none``.
+    :param copies_new_columns: whether new columns are copied; otherwise they are left out.
+    :param drops_removed_columns: whether columns removed from the source are dropped; otherwise they stay, and new rows
+        have NULL in them.
+    :param allowed_types: which changes of a column's type are applied: ``all``, ``wider`` or ``none``.
     """
 
     mode: str
@@ -37,10 +37,10 @@ class SchemaPolicy:
 
     @classmethod
     def from_settings(cls, mode: str, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> SchemaPolicy:
-        """That of a pipeline.
+        """Make the policy of a pipeline.
 
-        :param include: kinds that are taken over; all if there are none.
-        :param exclude: kinds that are not; they win.
+        :param include: kinds of changes to apply; all if empty.
+        :param exclude: kinds of changes not to apply; they override ``include``.
         """
         if mode == IGNORE:
             return cls(mode, copies_new_columns=False, drops_removed_columns=False, allowed_types="none")
@@ -57,14 +57,14 @@ class SchemaPolicy:
     def decide_definition(
         self, before: TableSchema, after: TableSchema, *, overwrites_rows: bool = False, is_requested: bool = False
     ) -> TableSchema:
-        """The definition behind a change as this policy has it.
+        """Return the definition after a change, according to this policy.
 
-        :param before: the definition before it.
-        :param after: what the source makes of it, with the columns left out that the pipeline does not copy.
-        :param overwrites_rows: whether all rows are exchanged; else they stay as they are.
-        :param is_requested: whether somebody has asked for that: then what the copy has to take over is taken over,
-            such as another type.
-        :raises NotFollowed: if the copy would have to take over what it is not to, and nobody has asked for it.
+        :param before: the definition before the change.
+        :param after: the source's new definition, without the columns that the pipeline does not copy.
+        :param overwrites_rows: whether all rows are overwritten; otherwise they stay.
+        :param is_requested: whether a user requested the overwrite: changes that are then unavoidable, such as another
+            type, are applied regardless of the policy.
+        :raises DdlNotFollowed: if a change is unavoidable and the policy does not allow it, and no user requested it.
         """
         known = {column.name.lower() for column in (*before.copied_columns, *before.retained)}
         new = () if self.copies_new_columns else tuple(c for c in after.copied_columns if c.name.lower() not in known)
@@ -94,7 +94,7 @@ class SchemaPolicy:
             retained = [] if overwrites_rows else [*before.retained]
         elif (
             not decided.key and (unretainable := [*before.retained, *missing_columns]) and not is_requested
-        ):  # its rows are told apart by all values
+        ):  # its rows are compared by all values
             raise DdlNotFollowed(
                 f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep"
             )
@@ -134,29 +134,29 @@ class SchemaPolicy:
 
 
 def describe_change(before: TableSchema, after: TableSchema) -> str:
-    """What becomes of a copy's columns with another definition, for people; nothing if they stay as they are."""
+    """Return a human-readable summary of how a change affects the copy's columns; empty if it does not."""
     old, new = ({c.name for c in table.sink_columns} for table in (before, after))
     there, known = ({c.name for c in table.columns} for table in (after, before))
     retained = [c.name for c in after.retained if c not in before.retained]
     parts = {
         "new columns": [c.name for c in after.copied_columns if c.name not in old],
         "left out": [name for name in after.excluded if name not in known],
-        "no more in the source, and NULL from here on": retained,
+        "no longer in the source, and NULL from now on": retained,
         "dropped": [c.name for c in before.sink_columns if c.name not in new and c.name not in there],
     }
     return "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
 
 
 def check_reused_names(before: TableSchema, definition: TableSchema, added: Iterable[str]) -> None:
-    """Make sure that no file of the copy has other values in columns that are new, and NULL.
+    """Check that no file of the copy has old values in new columns, which must be NULL.
 
     :param before: the definition before the change.
-    :param definition: the definition behind it.
+    :param definition: the definition after the change.
     :param added: names of the new columns.
-    :raises NotFollowed: if one may have.
+    :raises DdlNotFollowed: if a file may have old values.
     """
     former_names = {*(name.lower() for name in before.removed), *(column.name.lower() for column in before.retained)}
     copied = {column.name for column in definition.copied_columns}
     for name in added:
         if name in copied and name.lower() in former_names:
-            raise DdlNotFollowed(f"the copy had a column {name} before, whose values its files still have")
+            raise DdlNotFollowed(f"the copy had a column {name} before, and its files still have the old values")

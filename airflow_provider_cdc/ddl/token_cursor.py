@@ -1,4 +1,4 @@
-"""What is read of the text of an ALTER TABLE: its words, one after the other, each of which must be expected."""
+"""A cursor over the tokens of an ALTER TABLE, each of which must be expected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_cdc.ddl.tokens import DEFAULT_QUOTING, Quoting, Token, tok
 class DdlNotFollowed(Exception):
     """A change of a table's definition that is not followed.
 
-    :param reason: why, in words that name clause and column, and never a value.
+    :param reason: why; names the clause and the column, and never a value.
     """
 
     def __init__(self, reason: str) -> None:
@@ -25,12 +25,12 @@ class DdlNotFollowed(Exception):
 
 @dataclass(frozen=True)
 class StatementSession:
-    """What matters of the session that wrote a statement.
+    """Properties of the session that wrote a statement.
 
-    :param quoting: how it quotes.
-    :param real_as_float: whether REAL is FLOAT there.
+    :param quoting: its quoting rules.
+    :param real_as_float: whether REAL means FLOAT.
     :param standard_types: whether types have their usual meaning; not with ``sql_mode=ORACLE`` and the like.
-    :param utf8mb4_collation: collation of utf8mb4 where a statement does not name one; ``None`` if that is not known.
+    :param utf8mb4_collation: collation of utf8mb4 if a statement does not name one; ``None`` if unknown.
     """
 
     quoting: Quoting = DEFAULT_QUOTING
@@ -41,11 +41,11 @@ class StatementSession:
 
 @dataclass(frozen=True)
 class ServerTraits:
-    """What matters of the server that executed it.
+    """Properties of the server that executed a statement.
 
-    :param mariadb: whether it is MariaDB; else MySQL.
-    :param version: its numbers.
-    :param default_collations: default collation of each character set, as the server was built.
+    :param mariadb: whether it is MariaDB rather than MySQL.
+    :param version: version as numbers.
+    :param default_collations: compiled-in default collation of each character set.
     :param charset_by_collation: character set of each collation.
     :param max_char_bytes: most bytes of a character, by character set.
     :param old_temporal_format: whether MariaDB gives new dates and times the format of its version 5.3.
@@ -65,14 +65,14 @@ _ESCAPED = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", 
 
 
 class TokenCursor:
-    """The words of a statement and a place among them.
+    """The tokens of a statement, and a position among them.
 
-    :raises NotFollowed: if the words are not sure to be those that the server read.
+    :raises DdlNotFollowed: if the tokens may differ from those that the server read.
     """
 
     def __init__(self, sql: str, session: StatementSession, server: ServerTraits) -> None:
         if any("\ud800" <= c <= "\udfff" for c in sql):
-            raise DdlNotFollowed("its text has characters that are not known")
+            raise DdlNotFollowed("its text has characters that cannot be decoded")
         if any(c > "\uffff" for c in sql):
             raise DdlNotFollowed("its text has a character that the catalog cannot hold")
         if "\0" in sql:
@@ -86,38 +86,38 @@ class TokenCursor:
 
     @property
     def at_end(self) -> bool:
-        """Whether there is no further word."""
+        """Whether there are no more tokens."""
         return self.at >= len(self._tokens)
 
     def peek(self, ahead: int = 0) -> str:
-        """A word as a keyword or sign; empty for quoted ones and at the end."""
+        """Return a token as a keyword or sign; empty for a quoted one and at the end."""
         at = self.at + ahead
         return self._tokens[at].keyword if at < len(self._tokens) else ""
 
     def accept(self, *keys: str) -> bool:
-        """Go past these words if they stand here."""
+        """Consume these tokens if they are next."""
         if any(self.peek(i) != key for i, key in enumerate(keys)):
             return False
         self.at += len(keys)
         return True
 
     def accept_any(self, *keys: str) -> str:
-        """Go past one of these words; which one, or nothing."""
+        """Consume one of these tokens if it is next, and return it; empty if none is."""
         word = self.peek()
         return word if word in keys and self.accept(word) else ""
 
     def expect(self, key: str, where: str) -> None:
-        """Go past a word that must stand here."""
+        """Consume a token that must be next."""
         if not self.accept(key):
             self.fail(where)
 
     def fail(self, where: str) -> NoReturn:
-        """Stop at a word that is not known here."""
+        """Reject the next token."""
         word = self.peek()
         raise DdlNotFollowed(f"{where}: {word if word in _SHOWABLE_KEYWORDS else 'a part of it'} is not followed")
 
     def expect_name(self, where: str) -> str:
-        """Go past a name."""
+        """Consume a name."""
         if not self.at_end:
             word = self._tokens[self.at]
             quoted = word.quote == "`" or (word.quote == '"' and self._quoting.ansi_quotes)
@@ -128,14 +128,14 @@ class TokenCursor:
 
     @property
     def at_string(self) -> bool:
-        """Whether a string stands here."""
+        """Whether a string is next."""
         if self.at_end:
             return False
         quote = self._tokens[self.at].quote
         return quote == "'" or (quote == '"' and not self._quoting.ansi_quotes)
 
     def expect_string(self, where: str) -> str:
-        """Go past a string, whose escapes are undone."""
+        """Consume a string, and return it without escapes."""
         if not self.at_string:
             raise DdlNotFollowed(f"{where}: a text is not understood")
         text = self._tokens[self.at].text
@@ -145,7 +145,7 @@ class TokenCursor:
         return _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[1]), text)
 
     def expect_number(self, where: str) -> int:
-        """Go past a whole number."""
+        """Consume an unsigned integer."""
         word = self.peek()
         if not re.fullmatch(r"[0-9]{1,10}", word):
             raise DdlNotFollowed(f"{where}: a number is not understood")
@@ -153,7 +153,7 @@ class TokenCursor:
         return int(word)
 
     def skip_brackets(self, where: str) -> None:
-        """Go past a pair of brackets with all that stands in them."""
+        """Consume a pair of parentheses and its content."""
         self.expect("(", where)
         depth = 1
         while depth:
@@ -163,7 +163,7 @@ class TokenCursor:
             self.at += 1
 
     def text_since(self, first: int) -> str:
-        """The words from one on up to here, as a session with the usual quoting would write them."""
+        """Return the text of the tokens from ``first`` up to here, with default quoting."""
         parts = []
         for word in self._tokens[first : self.at]:
             if word.quote == "`" or (word.quote == '"' and self._quoting.ansi_quotes):
@@ -182,7 +182,7 @@ def _word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-#: Keywords that a reason may name; any other word could be somebody's name.
+#: Keywords that a reason may quote; any other word could be a name.
 _SHOWABLE_KEYWORDS = _word_set(
     "AUTO_INCREMENT AS CHECK COLUMN_FORMAT COMPRESSED CONVERT DATA DEFAULT DISCARD DROP ENCRYPTION "
     "ENGINE_ATTRIBUTE EXCHANGE GENERATED IGNORE IMPORT KEY NOT ON ORDER PARTITION PERIOD PRIMARY "
@@ -192,7 +192,7 @@ _SHOWABLE_KEYWORDS = _word_set(
 
 
 def _check_version_comments(sql: str, quoting: Quoting, server: ServerTraits) -> None:
-    """Make sure that the server executed what stands in version comments: the words have it."""
+    """Check that the server executed the content of version comments, which is among the tokens."""
     for letter, digits in version_comments(sql, quoting):
         known = not digits or len(digits) in (5, 6)
         number = int(digits or 0)
@@ -206,7 +206,7 @@ def _check_version_comments(sql: str, quoting: Quoting, server: ServerTraits) ->
             raise DdlNotFollowed("it has a comment that only other servers execute")
 
 
-#: What sqlglot may find in the texts that are followed.
+#: Nodes that sqlglot may find in statements that are followed.
 _KNOWN_SQLGLOT_NODES = _word_set(
     "AddConstraint Alter AlterColumn AlterIndex CharacterSetColumnConstraint CharacterSetProperty "
     "CheckColumnConstraint CollateColumnConstraint CollateProperty Column ColumnConstraint ColumnDef "
@@ -221,13 +221,13 @@ _KNOWN_SQLGLOT_NODES = _word_set(
 
 @dataclass(frozen=True)
 class ParsedClause:
-    """A clause as it was read, for the second reading.
+    """A parsed clause, for the cross-check with sqlglot.
 
-    :param text: a statement with this clause alone.
-    :param label: the clause, for people.
-    :param sqlglot_name: what sqlglot calls it; nothing for table options.
-    :param column: name of the column that it defines, if it does.
-    :param has_expression: whether an expression stands in it, of which anything may be found.
+    :param text: a statement that has only this clause.
+    :param label: human-readable name of the clause.
+    :param sqlglot_name: sqlglot's name of it; empty for table options.
+    :param column: name of the column that it defines, if any.
+    :param has_expression: whether it contains an expression, in which any node is accepted.
     """
 
     text: str
@@ -238,11 +238,11 @@ class ParsedClause:
 
 
 def cross_check_with_sqlglot(clauses: Sequence[ParsedClause]) -> None:
-    """Hold what was read against what another parser, sqlglot, reads.
+    """Compare the parsed clauses with the result of a second parser, sqlglot.
 
-    It loses some of the words (REAL becomes FLOAT), so nothing is taken from it: it can only disagree.
+    sqlglot loses some information (REAL becomes FLOAT), so nothing is taken from it: it can only disagree.
 
-    :raises NotFollowed: if it does, or does not understand a clause.
+    :raises DdlNotFollowed: if it disagrees, or does not understand a clause.
     """
     import sqlglot
     from sqlglot import exp
@@ -253,7 +253,7 @@ def cross_check_with_sqlglot(clauses: Sequence[ParsedClause]) -> None:
         for clause in clauses:
             try:
                 trees = sqlglot.parse(clause.text, read="mysql")
-            except Exception:  # whatever it stumbles over
+            except Exception:  # sqlglot raises errors of many kinds
                 raise DdlNotFollowed(f"{clause.label}: it is not understood by both parsers") from None
             tree = trees[0] if len(trees) == 1 else None
             name = None

@@ -1,4 +1,4 @@
-"""The text of a statement as words: names, strings, keywords and signs, as a server would read them."""
+"""The text of a statement as tokens: names, strings, keywords and signs, as a server would read them."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ _ESCAPED, _PLAIN = r"%s(?:[^%s\\]|\\.|%s)*%s", r"%s(?:[^%s]|%s)*%s"
 
 @dataclass(frozen=True)
 class Quoting:
-    """How the session that wrote a statement quotes.
+    """Quoting rules of the session that wrote a statement.
 
-    :param backslash_escapes: whether a backslash in a string hides the sign behind it: not under
+    :param backslash_escapes: whether a backslash in a string escapes the next character: not with
         ``NO_BACKSLASH_ESCAPES``.
-    :param ansi_quotes: whether a double-quoted word is a name (``ANSI_QUOTES``), in which a backslash is a sign like
-        others.
+    :param ansi_quotes: whether a double-quoted word is a name (``ANSI_QUOTES``), in which a backslash has no special
+        meaning.
     """
 
     backslash_escapes: bool = True
     ansi_quotes: bool = False
 
 
-#: With the sql_mode that servers come with.
+#: Quoting rules of the server's default sql_mode.
 DEFAULT_QUOTING = Quoting()
 
 
 class Token(NamedTuple):
-    """A word of the text: a keyword or name, or one sign."""
+    """A keyword, a name, a string or one sign."""
 
     text: str
-    #: Quote character of a quoted name or string, or the empty text.
+    #: Quote character of a quoted name or string; otherwise empty.
     quote: str = ""
 
     @property
     def keyword(self) -> str:
-        """The word as a keyword: upper case, nothing for quoted ones."""
+        """The token as a keyword in upper case; empty if it is quoted."""
         return "" if self.quote else self.text.upper()
 
     @property
     def is_name(self) -> bool:
-        """Whether it may be a name: a double-quoted word is a string, or with ANSI_QUOTES a name."""
+        """Whether it may be a name. A double-quoted word is a string, or a name with ANSI_QUOTES."""
         if self.quote:
             return self.quote != "'"
         return self.text[0] in "_$" or self.text[0].isalnum() or not self.text[0].isascii()
@@ -65,7 +65,7 @@ def _lexer(quoting: Quoting) -> re.Pattern[str]:
 
 
 def tokenize(sql: str, quoting: Quoting) -> Iterator[Token]:
-    """The words of a statement, version comments opened and other comments left out."""
+    """Yield the tokens of a statement, including the content of version comments but no other comments."""
     for match in _lexer(quoting).finditer(sql):
         text = match[0]
         if match["tick"]:
@@ -77,7 +77,7 @@ def tokenize(sql: str, quoting: Quoting) -> Iterator[Token]:
 
 
 def version_comments(sql: str, quoting: Quoting) -> Iterator[tuple[str, str]]:
-    """Letter and number of each version comment: ``M`` for MariaDB alone, and nothing where there is none."""
+    """Yield letter and number of each version comment: ``M`` for MariaDB only; either may be empty."""
     for match in _lexer(quoting).finditer(sql):
         if match["version"]:
             letter, _, digits = match["version"][2:].partition("!")
@@ -85,7 +85,7 @@ def version_comments(sql: str, quoting: Quoting) -> Iterator[tuple[str, str]]:
 
 
 def executed_text(sql: str) -> Iterator[str]:
-    """The text with version comments opened and other comments taken out."""
+    """Yield the text with the content of version comments, and without other comments."""
     for match in _lexer(DEFAULT_QUOTING).finditer(sql):
         if match["version"] or match["comment"] or match[0] == "*/":
             yield " "

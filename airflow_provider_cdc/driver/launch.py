@@ -1,4 +1,4 @@
-"""Starting drivers: processes of their own session that get their request, secrets and all, on standard input."""
+"""Start drivers: processes in their own session that receive their request, including secrets, on standard input."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from airflow_provider_cdc.system.temp_dirs import temporary_folder
 if TYPE_CHECKING:
     from airflow_provider_cdc.driver.main import DriverRequest
 
-#: ``-P``: nothing is imported from the folder that the driver works in, where others may be able to write.
+#: ``-P`` prevents imports from the driver's working folder, where other users may be able to write.
 _COMMAND = [sys.executable, "-P", "-m", "airflow_provider_cdc.driver.main"]
-#: Seconds that a driver is given to end by itself, and log files of streams that are kept.
+#: Seconds for a driver to end before it is killed, and number of stream log files to keep.
 _GRACE_SECONDS, _KEEP_LOGS = 10.0, 20
-#: Signals of machine code that went wrong; a driver says then where it was.
+#: Signals of crashes in machine code; the driver's log then contains a traceback.
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 class DriverProcess:
-    """A driver that lives as long as the caller.
+    """A driver that lives no longer than the caller.
 
-    :param process: leader of its session.
-    :param result: file that it writes at its end.
+    :param process: the driver, leader of its session.
+    :param result: file to which it writes its result.
     """
 
     def __init__(self, process: subprocess.Popen[str], result: Path) -> None:
         self._process, self._result = process, result
 
     def output_lines(self) -> Iterator[str]:
-        """What the driver says, until it ends."""
+        """Yield the lines that the driver writes, until it ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             yield line.rstrip()
 
     def wait_for_outcome(self) -> dict[str, Any]:
-        """What it came to.
+        """Wait for the driver to end, and return its outcome.
 
-        :raises CdcError: as the driver itself raised it.
-        :raises TransientError: if it was killed.
+        :raises CdcError: as raised in the driver.
+        :raises UnexpectedError: if it was killed, or crashed.
         """
         return read_outcome(self._result, self._process.wait())
 
     def terminate(self) -> None:
-        """End it with everything it has started."""
+        """End the driver and everything that it has started."""
         end_session(self._process.pid, _GRACE_SECONDS)
 
 
@@ -62,7 +62,7 @@ class DriverProcess:
 def start_attached(request: DriverRequest) -> Iterator[DriverProcess]:
     """Start a driver that ends when the block ends or this process dies.
 
-    :param request: its ``result`` is set here.
+    :param request: the request; its ``result`` is set here.
     """
     with temporary_folder() as folder:
         result = folder / "result.json"
@@ -80,9 +80,9 @@ def start_attached(request: DriverRequest) -> Iterator[DriverProcess]:
         driver = DriverProcess(process, result)
         try:
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it died at once: its outcome says so
+            with suppress(BrokenPipeError):  # it died at once: read_outcome() raises the error
                 process.stdin.write(replace(request, result=str(result)).to_line())
-                process.stdin.flush()  # and stays open: see the driver's lifeline
+                process.stdin.flush()  # it stays open as the driver's lifeline
             yield driver
         finally:
             driver.terminate()
@@ -90,10 +90,10 @@ def start_attached(request: DriverRequest) -> Iterator[DriverProcess]:
 
 
 def start_detached(request: DriverRequest, log: Path) -> subprocess.Popen[bytes]:
-    """Start a driver that outlives this process, once :func:`release` has let it go.
+    """Start a driver that outlives this process after :func:`release_driver`.
 
-    :param request: its ``result`` and ``log`` name files beside ``log``.
-    :param log: file for everything it says; only its owner may read it.
+    :param request: the request; its ``result`` and ``log`` are files in the folder of ``log``.
+    :param log: file for all output of the driver; only its owner may read it.
     """
     process = subprocess.Popen(
         _COMMAND,
@@ -106,14 +106,14 @@ def start_detached(request: DriverRequest, log: Path) -> subprocess.Popen[bytes]
     )
     os.close(out)
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it died at once: its outcome says so
+    with suppress(BrokenPipeError):  # it died at once: read_outcome() raises the error
         process.stdin.write(request.to_line().encode())
-        process.stdin.flush()  # and stays open: see the driver's lifeline
+        process.stdin.flush()  # it stays open as the driver's lifeline
     return process
 
 
 def release_driver(process: subprocess.Popen[bytes]) -> None:
-    """Let go of a driver that :func:`detach` has started."""
+    """Let a driver that :func:`start_detached` has started outlive this process."""
     from airflow_provider_cdc.driver.main import RELEASE_LINE
 
     assert process.stdin is not None
@@ -122,7 +122,7 @@ def release_driver(process: subprocess.Popen[bytes]) -> None:
 
 
 def new_log_file(folder: Path) -> Path:
-    """Name of a fresh log file in a folder; the oldest ones are removed."""
+    """Return the path of a new log file in a folder, and remove the oldest log files."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in sorted(folder.glob("stream-*.log"), key=lambda p: p.stat().st_mtime)[:-_KEEP_LOGS]:
         for path in (old, rotated_log(old), result_file(old)):
@@ -131,30 +131,30 @@ def new_log_file(folder: Path) -> Path:
 
 
 def result_file(log: Path) -> Path:
-    """File with the outcome of the driver that writes to a log."""
+    """Return the path of the result file of the driver that writes to a log."""
     return log.with_suffix(".json")
 
 
 def read_outcome(result: Path, code: int) -> dict[str, Any]:
-    """What a driver that has ended came to.
+    """Return the outcome of a driver that has ended.
 
-    :param result: file that it writes at its end.
+    :param result: file to which it writes its result.
     :param code: its exit code; negative for a signal.
-    :raises CdcError: as the driver itself raised it.
-    :raises UnexpectedError: if it was killed, or failed in an unexpected way.
+    :raises CdcError: as raised in the driver.
+    :raises UnexpectedError: if it was killed, or failed unexpectedly.
     """
     from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
     from airflow_provider_cdc.sinks.storage.storage import read_json
 
     stored = read_json(LocalStorage(result.parent), result.name)
     if stored is None:
-        how, remedy = f"with exit code {code}", "look at its last lines and at the memory of the host"
+        how, remedy = f"with exit code {code}", "check its last lines and the memory of the host"
         if code < 0:
             how = f"by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
         if -code in _CRASH_SIGNALS:
-            remedy = f"its last lines say where it crashed: {REPORT_REMEDY}"
+            remedy = f"its last lines show where it crashed: {REPORT_REMEDY}"
         raise UnexpectedError(
-            f"the Spark driver ended {how} and left no result", f"Run it again; if that recurs, {remedy}"
+            f"the Spark driver ended {how} and left no result", f"Run it again. If this happens again, {remedy}"
         )
     if "error" in stored:
         raise make_error(**stored["error"])

@@ -1,13 +1,12 @@
-"""The process that runs Spark for a scheduler's task: one chunk group, a table that is read again, the
-stream, the upkeep of the sink, or its comparison with the source.
+"""The process that runs Spark for a scheduler's task.
 
-The request, with the connections in it, comes as one line of JSON on standard input, so that no secret is ever on a
-command line, in the environment or in a file. How it ended is written to a file that the request names; everything
-else it has to say are lines on standard error.
+It runs one chunk group, a re-snapshot, the stream, maintenance or a comparison. The request, including the
+connections, is one line of JSON on standard input, so that no secret is ever on a command line, in the environment or
+in a file. The result is written to a file that the request names; all other output goes to standard error.
 
-A driver lives as long as its task: the pipe stays open, and when it closes the whole session ends. A stream's driver is
-let go by :data:`RELEASE` when its task has found its epoch in the bookkeeping database; from there on it lives on its
-own, and a task supervises it through that database.
+A driver lives as long as its task: the pipe stays open, and when it closes, the whole session ends. A stream's driver
+is released by :data:`RELEASE_LINE` when its task has found its epoch in the state database. From then on it runs
+independently, and a task supervises it through that database.
 """
 
 from __future__ import annotations
@@ -48,35 +47,37 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.state import StateDatabase
     from airflow_provider_cdc.verify.table_scan import RowCollector, SinkScan
 
-#: Bytes of a stream's log from which on its older part is put aside, and seconds between two looks.
+#: Size in bytes at which a stream's log is rotated, and seconds between two checks.
 _LOG_BYTES, _LOG_SECONDS = 16 << 20, 10.0
 
-#: Begins the line that gives the address of Spark's own page.
+#: Prefix of the line with the address of the Spark UI.
 UI_LINE_PREFIX = "Spark UI at "
-#: The line by which a task lets go of the driver of a stream.
+#: The line with which a task releases the driver of a stream.
 RELEASE_LINE = "release\n"
 
 
 @dataclass(frozen=True)
 class DriverRequest:
-    """What a driver is to do.
+    """What a driver is to do: one of ``group``, ``maintain``, ``reread`` and ``verify``, or, by default, the stream.
 
     :param pipeline: :meth:`Pipeline.to_dict`.
-    :param connections: (id -> :meth:`ResolvedConnection.to_json`); they hold the secrets.
-    :param result: file that is written at the end: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
-    :param group: number of the chunk group to read; ``None`` for the stream.
-    :param maintain: compact and tidy the sink's tables, and nothing else.
-    :param purge: with ``maintain``, leave neither dead rows nor small files.
-    :param reread: the table that is read again, ``database.table``, and nothing else; ``where_key``: only those of its
-        rows whose keys are as the condition says.
-    :param verify: compare source and sink, and nothing else: ``show_values``, ``repair``, and the keyword arguments of
+    :param connections: :meth:`ResolvedConnection.to_json` by connection id; they contain the secrets.
+    :param result: file for the result: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
+    :param group: number of the chunk group to read.
+    :param maintain: whether to compact and clean up the sink's tables.
+    :param purge: with ``maintain``, whether to remove all deleted rows and merge all small files.
+    :param reread: the table to re-snapshot, ``database.table``.
+    :param where_key: with ``reread``, a condition that limits it to a range of keys.
+    :param verify: compare source and sink: ``show_values``, ``repair``, and the keyword arguments of
         :class:`~airflow_provider_cdc.config.selection.TableSelection`.
-    :param holder: who reads the group, for people.
-    :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
+    :param holder: with ``group``, human-readable name of the process that reads it.
+    :param task: with ``group``, identity of the requesting task; see
         :class:`~airflow_provider_cdc.chunk_groups.chunk_group.TaskRequest`.
-    :param catch_up: whether the stream ends at the position that the source has now.
-    :param log: file that a stream's driver writes to, and ``log_bytes`` from which size on a new part is begun.
-    :param lease: seconds for which a stream continues without a task that supervises it; ``None``: for ever.
+    :param task_request: with ``group``, number of the task's request.
+    :param catch_up: whether the stream ends at the source's current position.
+    :param log: file that a stream's driver writes to.
+    :param log_bytes: size at which this file is rotated.
+    :param lease: seconds for which a stream continues without a task that supervises it; ``None`` for ever.
     """
 
     pipeline: dict[str, Any]
@@ -97,12 +98,12 @@ class DriverRequest:
     lease: float | None = None
 
     def to_line(self) -> str:
-        """One line of JSON; :meth:`from_line` reads it."""
+        """Return the request as one line of JSON."""
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> DriverRequest:
-        """Inverse of :meth:`to_line`."""
+        """Return the request from a line of :meth:`to_line`."""
         return cls(**json.loads(line))
 
 
@@ -119,7 +120,7 @@ def run_stream_epoch(
 ) -> None:
     """Run one epoch of the stream until it has caught up, is asked to stop, or gets SIGTERM or SIGINT.
 
-    :param stop: is set by these signals; if it is set already, the epoch ends at once.
+    :param stop: set by these signals; if it is already set, the epoch ends at once.
     """
     from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_on_spark
 
@@ -141,11 +142,11 @@ def run_stream_epoch(
 
 
 def main() -> int:
-    """Do what the request on standard input says.
+    """Carry out the request on standard input.
 
     :returns: exit code, as of the command line.
     """
-    faulthandler.enable()  # what crashes in machine code says where, in the log
+    faulthandler.enable()  # crashes in machine code leave a traceback in the log
     request = DriverRequest.from_line(sys.stdin.readline())
     remove_airflow_variables()
     connections = {conn_id: ResolvedConnection.from_json(value) for conn_id, value in request.connections.items()}
@@ -191,7 +192,7 @@ def _run_request(context: RunContext, request: DriverRequest) -> dict[str, Any]:
 
 
 def _write_result(request: DriverRequest, value: dict[str, Any]) -> None:
-    """Hand the result to the task, which is on this host: the file has nothing to do with the sink."""
+    """Write the result for the task, which runs on this host. This file is unrelated to the sink's storage."""
     path = Path(request.result)
     write_json(LocalStorage(path.parent), path.name, value)
 
@@ -208,9 +209,10 @@ def _connection_resolver(known: dict[str, ResolvedConnection]) -> Callable[[str]
 
 
 def _end_with_task() -> None:
-    """The task holds the other end of standard input: when it is gone, so is the driver with all it has started.
+    """End the driver and everything that it has started when the task closes standard input or dies.
 
-    Unless the task has let go. A stream that has just begun ends at a transaction boundary.
+    This does not apply after the task has released the driver. A stream that has just begun ends at a transaction
+    boundary.
     """
     if sys.stdin.readline() == RELEASE_LINE:
         return
@@ -250,8 +252,8 @@ def _run_group(context: RunContext, request: DriverRequest) -> dict[str, Any]:
             for totals in table_totals(context, plan, [request.group] if request.group in plan.groups() else []):
                 context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
             if result.outcome == "adopted":
-                again = "; to have it read again, clear this task when it has succeeded" if request.task else ""
-                context.reporter.line(f"attempt {result.attempt} of the group was published before{again}")
+                again = ". To re-snapshot it, clear this task after it has succeeded" if request.task else ""
+                context.reporter.line(f"attempt {result.attempt} of the group was already published{again}")
             return result.to_json()
     finally:
         for spark in session:
@@ -272,7 +274,7 @@ def _run_resnapshot(context: RunContext, table: str, where_key: str | None) -> d
 
 
 def _lazy_spark_runner(context: RunContext, session: list[SparkSession]) -> JobRunner:
-    """Runner that starts Spark with the first job: a group that is published already needs none."""
+    """Return a runner that starts Spark with the first job, because a published group needs no Spark."""
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
         from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
@@ -285,7 +287,7 @@ def _lazy_spark_runner(context: RunContext, session: list[SparkSession]) -> JobR
 
 
 def run_maintenance(context: RunContext, *, purge: bool = False) -> dict[str, Any]:
-    """Compact and tidy the sink's tables; Spark is started only if there is something to compact."""
+    """Compact and clean up the sink's tables; Spark is started only if there is something to compact."""
     from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
 
     session: list[SparkSession] = []
@@ -307,9 +309,9 @@ def run_maintenance(context: RunContext, *, purge: bool = False) -> dict[str, An
 def run_verification(
     context: RunContext, *, show_values: bool, selection: TableSelection, repair: bool = False
 ) -> list[TableComparison]:
-    """Compare source and sink. Spark tasks read the sink where there is a cluster; else threads do, without Spark.
+    """Compare source and sink. The sink is read by Spark tasks if there is a cluster, otherwise by threads.
 
-    :param repair: read the rows again that differ, and compare once more.
+    :param repair: re-snapshot the rows that differ, and compare again.
     """
     from airflow_provider_cdc.model.comparison import UNEQUAL
     from airflow_provider_cdc.verify.repair import repair_tables

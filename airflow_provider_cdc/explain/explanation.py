@@ -1,7 +1,6 @@
-"""Why a row is as it is: what is known of it, and how that is told to people.
+"""The explanation of a row, and its human-readable form.
 
-It holds values of the row. They are for the person who has named its key, and for nobody else: no log, page or message
-gets them.
+It contains values of the row. They are only for the user who gave the key, and never go into a log, page or message.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from typing import Any
 from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate
 from airflow_provider_cdc.model.offset import Position
 
-#: How a row got into the copy: with a chunk of the snapshot, with its whole table, or with a range of keys,
-#: or by nothing but the stream.
+#: How a row got into the copy: with a chunk of the snapshot, with a re-snapshot of its whole table or of a key range,
+#: or only by the stream.
 SNAPSHOT, TABLE, KEYS, NOTHING = "snapshot", "table", "keys", "nothing"
-#: What has become of what was read: it is not read yet, it is read, it waits for the stream, it is part of the copy.
+#: State of a read: not done yet, read, waiting for the stream to publish it, part of the copy.
 WAITING, READ, STAGED, PUBLISHED = "waiting", "read", "staged", "published"
-#: Names of what ``_cdc_op`` says; and of a TRUNCATE, or of the CREATE TABLE with which it all began.
+#: Name of each ``_cdc_op`` value; ``t`` is a TRUNCATE, or the CREATE TABLE that the table began with.
 OPERATION_NAMES = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "empty"}
 _HOW_TEXTS = {
     SNAPSHOT: "by the snapshot: group {group}, chunk {chunk}",
-    TABLE: "when the table was read again: group {group}, chunk {chunk}",
-    KEYS: "when some of its keys were read again: group {group}, chunk {chunk}",
+    TABLE: "by a re-snapshot of the table: group {group}, chunk {chunk}",
+    KEYS: "by a re-snapshot of key ranges: group {group}, chunk {chunk}",
 }
 _STATE_TEXTS = {
-    WAITING: ", which is not read yet",
-    READ: ", which is read and not published",
-    STAGED: "; the stream has not taken it in yet",
+    WAITING: ", not read yet",
+    READ: ", read but not published",
+    STAGED: "; the stream has not published it yet",
     PUBLISHED: "",
 }
 RowValues = Mapping[str, Any]
@@ -38,15 +37,19 @@ RowValues = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReadRecord:
-    """Something that was read, and has the key in it.
+    """A read that includes the key.
 
     :param how: one of :data:`SNAPSHOT`, :data:`TABLE`, :data:`KEYS` and :data:`NOTHING`.
     :param state: one of :data:`WAITING`, :data:`READ`, :data:`STAGED` and :data:`PUBLISHED`.
-    :param group: number of the chunk group, and ``chunk``: of the chunk; ``None``: the key lies outside of all chunks,
-        below the smallest key that was there or above the largest one.
-    :param attempt: the attempt at the group that was read, and ``attempts``: how many were read to their end.
-    :param low: low and ``high``: high watermark.
-    :param rows: rows of the chunk, and ``corrected``: how many keys of it were corrected from the binlog.
+    :param group: number of the chunk group; ``None`` if the key lies outside all chunks, below the smallest key that
+        existed or above the largest one.
+    :param chunk: number of the chunk; ``None`` like ``group``.
+    :param attempt: the attempt at the group that was read.
+    :param attempts: how many attempts were read completely.
+    :param low: low watermark.
+    :param high: high watermark.
+    :param rows: rows in the chunk.
+    :param corrected: how many of its keys were corrected from the binlog.
     :param seconds: how long reading it took.
     :param server: identity of the server that it was read from.
     """
@@ -66,12 +69,12 @@ class ReadRecord:
 
     def __str__(self) -> str:
         if self.how == NOTHING:
-            return "by nothing: the pipeline began without a snapshot. Rows come from the binlog alone"
+            return "never: the pipeline began without a snapshot. Its rows come only from the binlog"
         if self.chunk is None and self.state == WAITING:
             return "not yet: the table was added to the pipeline"
         if self.chunk is None:
-            where = "of the snapshot" if self.how == SNAPSHOT else "that was read again"
-            return f"in no chunk {where}: there was no key so low or so high. Rows come from the binlog alone"
+            where = "of the snapshot" if self.how == SNAPSHOT else "of the re-snapshot"
+            return f"in no chunk {where}: no key was that low or that high. The row comes only from the binlog"
         text = _HOW_TEXTS[self.how].format(**self.__dict__)
         if self.low is not None:
             text += (
@@ -79,11 +82,11 @@ class ReadRecord:
                 f"corrected keys: {self.corrected:,}, {self.seconds:.2f} s)"
             )
         if self.attempts > 1:
-            text += f"; the group was read to its end {self.attempts} times"
+            text += f"; the group was read completely {self.attempts} times"
         return text + _STATE_TEXTS[self.state]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         return {**self.__dict__, "low": _position_text(self.low), "high": _position_text(self.high)}
 
 
@@ -91,13 +94,12 @@ class ReadRecord:
 class RowChange:
     """What a transaction did to the row.
 
-    :param at: where the transaction ends.
-    :param operation: one of the values of :data:`OPERATIONS`. What changes the key is a delete of one and an update of
-        the other.
+    :param at: position at which the transaction ends.
+    :param operation: one of the values of :data:`OPERATION_NAMES`. A change of the key is a delete of the old key and
+        an update of the new one.
     :param time: when it was committed, in ISO 8601.
-    :param gtid: its GTID; empty if the server gives none.
-    :param row: the row behind it; of a delete the one before it; ``None`` where the table
-        was emptied or created.
+    :param gtid: its GTID; empty if the server has none.
+    :param row: the row after the change, or, for a delete, before it; ``None`` if the table was emptied or created.
     """
 
     at: Position
@@ -112,7 +114,7 @@ class RowChange:
         return f"{self.operation} at {self.at} ({self.time}{gtid_text}){row}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         return {**self.__dict__, "at": str(self.at), "row": row_to_json(self.row)}
 
 
@@ -120,9 +122,9 @@ class RowChange:
 class ChangeSummary:
     """The changes of the row in a part of the binlog.
 
-    :param count: how many there are.
-    :param latest: the last ones of them, in order.
-    :param unknown_reason: why the binlog does not tell; empty if it does.
+    :param count: number of changes.
+    :param latest: the latest of them, in order.
+    :param unknown_reason: why they are not known; empty if they are.
     """
 
     count: int = 0
@@ -130,7 +132,7 @@ class ChangeSummary:
     unknown_reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         return {"count": self.count, "last": [c.to_json() for c in self.latest], "unknown": self.unknown_reason or None}
 
 
@@ -138,10 +140,10 @@ class ChangeSummary:
 class RowSide:
     """The row on one side.
 
-    :param at: as of which place in the binlog; ``None`` if that is not known.
-    :param rows: the row; none if there is no such row. The copy of a table may have it more than once by mistake.
+    :param at: binlog position as of which it is the row; ``None`` if unknown.
+    :param rows: the row; empty if there is no such row. A wrong copy may have it more than once.
     :param unknown_reason: why it is not known; empty if it is.
-    :param written_by: of the copy's row: by which operation, and where the transaction ends that it is the row of.
+    :param written_by: for the copy: the operation that wrote the row, and the position at which its transaction ends.
     """
 
     at: Position | None = None
@@ -150,19 +152,19 @@ class RowSide:
     written_by: tuple[str, Position] | None = None
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield human-readable lines."""
         if self.unknown_reason:
             yield f"unknown: {self.unknown_reason}"
             return
         yield ("has no such row" if not self.rows else "has it") + (f", as of {self.at}" if self.at else "")
         if self.written_by is not None and self.written_by[0] == OPERATION_NAMES["r"]:
-            yield f"as it was read from the source, as of {self.written_by[1]}"
+            yield f"as read from the source, as of {self.written_by[1]}"
         elif self.written_by is not None:
-            yield f"by the {self.written_by[0]} of the transaction that ends at {self.written_by[1]}"
+            yield f"written by the {self.written_by[0]} in the transaction that ends at {self.written_by[1]}"
         yield from map(format_row, self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         written = None if self.written_by is None else {"operation": self.written_by[0], "at": str(self.written_by[1])}
         rows = [row_to_json(row) for row in self.rows]
         return {"at": _position_text(self.at), "rows": rows, "unknown": self.unknown_reason or None, "written": written}
@@ -173,18 +175,21 @@ class Explanation:
     """Why a row is as it is.
 
     :param table: ``database.table``.
-    :param key: its key, as the source's types have it.
-    :param suspended: why the stream goes on without the table; empty if it does not.
-    :param reads: what was read that has the key in it, in order of their high watermarks: the copy's row comes from the
-        last one that is published, and from the stream since.
-    :param corrections: what has changed the row between the watermarks of that one.
-    :param last_change: the last change of the row, as far as the binlog tells, and ``searched``: from where on it was
-        searched; ``None`` if it was not.
-    :param search_end_reason: why it was not searched farther back, if the change was not found; else empty.
-    :param source: the row in the source, and ``copy``: in the sink.
-    :param pending_changes: changes of the row that stand behind the place of the copy, so that it cannot have them yet.
-    :param equal: whether both are the same at one place; ``None`` if that cannot be told, and ``why``: why not.
-    :param differing_columns: in which columns they differ, if both sides have the row.
+    :param key: its key, in the types of the source.
+    :param reads: the reads that include the key, ordered by high watermark. The copy's row comes from the last
+        published one, and from the stream since then.
+    :param corrections: changes of the row between the watermarks of that read.
+    :param source: the row in the source.
+    :param copy: the row in the sink.
+    :param suspended: why the table is suspended; empty if it is not.
+    :param last_change: the last change of the row, if it was found in the binlog.
+    :param searched_from: position from which on the binlog was searched for it; ``None`` if it was not.
+    :param search_end_reason: why the search did not go further back, if the change was not found; otherwise empty.
+    :param pending_changes: number of changes of the row after the position of the copy, which therefore cannot have
+        them yet.
+    :param equal: whether both sides are the same at one position; ``None`` if unknown.
+    :param not_compared_reason: why that is unknown.
+    :param differing_columns: the columns that differ, if both sides have the row.
     """
 
     table: str
@@ -203,7 +208,7 @@ class Explanation:
     differing_columns: tuple[str, ...] = field(default=())
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield human-readable lines."""
         yield f"{self.table}, {', '.join(f'{name}={value}' for name, value in self.key.items())}"
         if self.suspended:
             yield from _titled_lines("suspended", [self.suspended])
@@ -228,14 +233,14 @@ class Explanation:
         if self.last_change is not None:
             yield str(self.last_change)
             return
-        yield "none was found" + (f" from {self.searched_from} on" if self.searched_from else "")
+        yield "none found" + (f" from {self.searched_from} on" if self.searched_from else "")
         if self.search_end_reason:
             yield self.search_end_reason
 
     @property
     def verdict(self) -> str:
         """Whether source and copy are the same, in words."""
-        behind = f"{_count_text(self.pending_changes)} of it behind that place, not in the copy yet"
+        behind = f"{_count_text(self.pending_changes)} of it after that position, not in the copy yet"
         if self.equal is None:
             return f"not compared: {self.not_compared_reason}"
         if not self.equal:
@@ -244,7 +249,7 @@ class Explanation:
         return f"yes, with {behind}" if self.pending_changes else "yes"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         return {
             "table": self.table,
             "key": row_to_json(self.key),
@@ -264,10 +269,11 @@ class Explanation:
 
 
 def parse_key_texts(texts: Sequence[str], key: Sequence[str]) -> list[str]:
-    """The values of a key in its order, from what a person has written: in this order, or each as ``column=value``.
+    """Return the values of a key in key order.
 
+    :param texts: what the user gave: the values in key order, or each as ``column=value``.
     :param key: names of the key's columns.
-    :raises BadPredicate: if they are not the values of a key.
+    :raises InvalidKeyPredicate: if they are not the values of a key.
     """
     names = {name.lower(): name for name in key}
     named = [(names.get(name.lower()), value) for name, mark, value in (t.partition("=") for t in texts) if mark]
@@ -275,23 +281,23 @@ def parse_key_texts(texts: Sequence[str], key: Sequence[str]) -> list[str]:
     usage = f"the key is ({', '.join(key)}): give {len(key)} values in this order, or each as column=value"
     if not known_names:
         if len(texts) != len(key):
-            raise InvalidKeyPredicate(f"{usage}; there are {len(texts)}")
+            raise InvalidKeyPredicate(f"{usage}; {len(texts)} given")
         return list(texts)
     if sorted(known_names) != sorted(key) or len(texts) != len(key):
         raise InvalidKeyPredicate(
-            f"{usage}; there are {', '.join(known_names)}, and {len(texts) - len(known_names)} without a name"
+            f"{usage}; given: {', '.join(known_names)}, and {len(texts) - len(known_names)} without a name"
         )
     value_by_name = dict(named)
     return [value_by_name[name] for name in key]
 
 
 def format_row(row: RowValues) -> str:
-    """A row for people."""
+    """Return a row as human-readable text."""
     return ", ".join(f"{name}={_format_value(value)}" for name, value in row.items())
 
 
 def row_to_json(row: RowValues | None) -> dict[str, Any] | None:
-    """A row as a plain JSON value."""
+    """Return a row as a plain JSON value."""
     return None if row is None else {name: _json_value(value) for name, value in row.items()}
 
 
@@ -318,6 +324,6 @@ def _position_text(at: Position | None) -> str | None:
 
 
 def _titled_lines(title: str, lines: Any) -> Iterator[str]:
-    """Lines with a word before the first one."""
+    """Yield the lines indented, with the title in front of the first one."""
     for number, line in enumerate(lines):
         yield f"  {title if number == 0 else '':12}{line}"

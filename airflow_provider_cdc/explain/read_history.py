@@ -1,4 +1,4 @@
-"""What was read that has a key in it: by the snapshot, with the whole table, or with a range of keys."""
+"""The history of the reads that include a key: by the snapshot, or by re-snapshots of the table or of key ranges."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from airflow_provider_cdc.sinks.storage.storage import read_json
 
 @dataclass(frozen=True)
 class HistoricalRead:
-    """Something that was read.
+    """A read, and what is needed to replay the binlog between its watermarks.
 
-    :param read: for people.
-    :param plan: by whose definitions it was read.
-    :param timeline: the segment whose server it was read from; ``None`` if it was not.
-    :param binlog_begun: when the server had begun the binlog files of its watermarks.
+    :param read: what the user is shown.
+    :param plan: the plan with whose definitions it was read.
+    :param timeline: the timeline segment of the server it was read from; ``None`` if nothing was read.
+    :param binlog_begun: start times of the binlog files that contain its watermarks, by file name.
     """
 
     read: ReadRecord
@@ -51,9 +51,9 @@ class HistoricalRead:
 
 @dataclass(frozen=True)
 class ReadHistory:
-    """Looks for them.
+    """Finds the reads that include a key.
 
-    :param plan: the plan as it is now.
+    :param plan: the current plan.
     :param index: index of the table.
     :param key: the key, by the definition of the copy.
     """
@@ -65,7 +65,7 @@ class ReadHistory:
     key: Key
 
     def find_reads(self) -> list[HistoricalRead]:
-        """All that count, in order of their high watermarks; what was not read or published yet comes last."""
+        """Return all relevant reads, ordered by high watermark; those not done or not published yet come last."""
         reads = [self._find_whole_table_read(), *self._find_range_reads()]
 
         def order(historical_read: HistoricalRead) -> tuple[bool, int]:
@@ -76,7 +76,7 @@ class ReadHistory:
         return sorted(reads, key=order)
 
     def _find_whole_table_read(self) -> HistoricalRead:
-        """The snapshot; or what has taken its place."""
+        """Return the read by the snapshot, or by the re-snapshot of the whole table that replaced it."""
         rejoin = self.plan.rejoin_of(self.index)
         suspension = self.plan.suspension_of(self.index)
         if self.plan.start != BEGIN:
@@ -91,7 +91,7 @@ class ReadHistory:
                 if chunk is None
                 else self._find_snapshot_read(plan, chunk)
             )
-        if rejoin.group is None:  # an older version has not written it down
+        if rejoin.group is None:  # older versions did not record it
             return HistoricalRead(ReadRecord(TABLE, PUBLISHED), self.plan)
         plan = self._load_reading_plan(rejoin.group)
         chunk = self._find_owning_chunk(plan)
@@ -100,7 +100,7 @@ class ReadHistory:
         return self._ad_hoc_read(TABLE, plan, chunk, PUBLISHED)
 
     def _find_range_reads(self) -> Iterator[HistoricalRead]:
-        """Ranges of keys that were read again since, and that or the table as far as it waits for the stream."""
+        """Yield later re-snapshots of key ranges, and re-snapshots of the table that the stream has yet to publish."""
         rejoin = self.plan.rejoin_of(self.index)
         last_number, since_seq = (0, 0) if rejoin is None else (rejoin.group or 0, rejoin.seq)
         staged = {
@@ -117,7 +117,7 @@ class ReadHistory:
                 yield historical_read
 
     def _plan_with_chunks(self) -> Plan:
-        """The plan with the chunks of the table, which it has no more if that is suspended."""
+        """Return the plan including the chunks of the table, which the current plan lacks while it is suspended."""
         context, layout = self.context, self.context.layout
         if self.plan.suspension_of(self.index) is None:
             return self.plan
@@ -164,16 +164,15 @@ class ReadHistory:
         if (stored := read_json(self.context.storage, name)) is None:
             label = self.plan.tables[self.index].label
             raise TerminalError(
-                f"the plan {self.context.storage.location(name)} of what was read again is missing",
-                f"Restore it, or read the table again: airflow-cdc resnapshot --table {label}",
+                f"the plan {self.context.storage.location(name)} of a re-snapshot is missing",
+                f"Restore it, or re-snapshot the table: airflow-cdc resnapshot --table {label}",
             )
         return Plan.from_json(stored).with_zero_dates(self.context.pipeline.source.zero_dates)
 
     def _published_range_reads(self, last_number: int) -> set[int]:
-        """Numbers of the readings of ranges of the table whose rows were exchanged.
+        """Return the numbers of the published re-snapshots of key ranges of the table.
 
-        :param last_number: number of the reading with which the table has rejoined; others count only if they began
-            later.
+        :param last_number: number of the re-snapshot with which the table rejoined; only later ones count.
         """
         layout, generation, storage = self.context.layout, self.plan.generation, self.context.storage
         numbers = set()
@@ -190,7 +189,7 @@ class ReadHistory:
 def _make_historical_read(
     how: str, state: str, plan: Plan, chunk: Chunk, attempt: int, attempts: int, entry: Mapping[str, Any]
 ) -> HistoricalRead:
-    """A chunk as the manifest of its file has it."""
+    """Return the read of a chunk, from the manifest entry of its file."""
     chunk_entry = next(c for c in entry["chunks"] if c["no"] == chunk.number)
     low, high = watermarks_of(chunk_entry)
     timeline = entry_timeline(plan, entry)

@@ -1,4 +1,4 @@
-"""The changes of one row in a stretch of the binlog, however many others there are."""
+"""The changes of one row in a range of the binlog, in memory that does not grow with the changes of other rows."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
 
-#: Bytes of rows in the binlog that are held before those of the row are picked out.
+#: Bytes of row changes that are buffered before those of the row are filtered out of them.
 _FLUSH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class RowChangeSegment:
-    """What happened to the row in a part of the stretch.
+    """What happened to the row in a part of the range.
 
     :param timeline: numbers the transactions.
-    :param changes: its changes, in binlog order.
-    :param gtids: GTIDs of their transactions by ``_cdc_seq``, and more.
-    :param truncation: ``_cdc_seq`` and time (in microseconds since 1970) of a TRUNCATE or a CREATE TABLE.
-    :param altered_at: where a DDL ends that alters the table, or a transaction whose rows have another layout. What
-        stands before it may be of another table of the same name.
+    :param changes: changes of the row, in binlog order.
+    :param gtids: GTIDs of their transactions, by ``_cdc_seq``; may include others.
+    :param truncation: ``_cdc_seq`` and time (microseconds since 1970) of a TRUNCATE or a CREATE TABLE.
+    :param altered_at: end of a DDL that alters the table, or of a transaction whose rows have another layout. Earlier
+        changes may belong to another table of the same name.
     """
 
     timeline: Timeline
@@ -45,24 +45,24 @@ class RowChangeSegment:
 
     @property
     def change_count(self) -> int:
-        """How many changes there are; a TRUNCATE is one."""
+        """Number of changes; a TRUNCATE counts as one."""
         return int(self.changes.num_rows) + (self.truncation is not None)
 
     def position_of(self, seq: int) -> Position:
-        """Where a transaction ends."""
+        """Return the position at which a transaction ends."""
         return self.timeline.position(seq)
 
 
 @dataclass(frozen=True)
 class RowChangeReader:
-    """Reads them.
+    """Reads the changes of one row from the binlog.
 
     :param open_at: opens a blocking binlog stream at a position.
-    :param definitions: the table's; rows are those of the newest one.
-    :param look_back: finds XA transactions of the table that are prepared at a place.
-    :param is_this_row: mask of the changes that are the row's.
-    :param key_filter: the same of an integer key alone, if it is one.
-    :param text_decoders: how its text is decoded.
+    :param definitions: definitions of the table; rows are returned by the newest one.
+    :param look_back: finds XA transactions of the table that are prepared at a position.
+    :param is_this_row: returns a mask of the changes that belong to the row.
+    :param key_filter: the same, from an integer key alone; ``None`` for other keys.
+    :param text_decoders: decoders of text columns.
     """
 
     open_at: Callable[[Position], BinlogStream]
@@ -80,14 +80,14 @@ class RowChangeReader:
     def read(
         self, low: Position, high: Position, binlog_begun: Mapping[str, int] | None = None
     ) -> Iterator[RowChangeSegment]:
-        """What happened in (low, high], which are ends of transactions.
+        """Yield what happened to the row in (low, high], both of which are ends of transactions.
 
-        :param binlog_begun: when binlog files were begun, as far as that is known: others of their names are refused.
+        :param binlog_begun: known start times of binlog files, by name; another file of the same name is refused.
         """
         captured, table = histories_by_table([self.definitions]), self.definitions.newest
         timeline, prepared = position_timeline(high), PreparedXaRows({}, self.look_back(low).prepared_rows, captured)
         gtids = dict[int, str]()
-        # Whoever copies the table has judged what leads to it.
+        # Indirect writes were already checked when the table was copied.
         binlog = BinlogReader(
             self.open_at,
             captured,
@@ -120,9 +120,9 @@ class RowChangeReader:
             yield from self._take_changes(binlog, high, gtids)
 
     def _take_changes(self, binlog: BinlogReader, high: Position, gtids: dict[int, str]) -> Iterator[RowChangeSegment]:
-        """Changes up to a place that have been read; what stands behind it has been read in vain.
+        """Yield the changes of the row read so far, up to a position; later ones are dropped.
 
-        :param gtids: GTIDs that are known, and may be asked for again: of a transaction that goes on.
+        :param gtids: known GTIDs by ``_cdc_seq``; that of the last transaction is kept, because it may continue.
         """
         batches = [
             conform_to_schema(batch, self.schema) for _, batch in binlog.take_changes(key_filter=self.key_filter)
@@ -142,5 +142,5 @@ class RowChangeReader:
 
 
 def position_timeline(at: Position) -> Timeline:
-    """Numbers the transactions of all binlog files that a server may have, by their positions alone."""
+    """Return a timeline that numbers transactions of all binlog files that a server may have, by position only."""
     return Timeline("", f"{split_file(at.file)[0]}0")

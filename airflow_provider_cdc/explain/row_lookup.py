@@ -1,4 +1,4 @@
-"""One row of a table: which rows the server takes for it, and what both sides have of it."""
+"""One row of a table: which rows the server considers equal by key, and the row in source and copy."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.scan_tasks import ScanTask
 from airflow_provider_cdc.verify.source_scan import TableSource
 
-#: Mask of the rows that are the one that is looked for.
+#: Returns a mask of the rows that are the one that is looked for.
 RowMask = Callable[[pa.Table], pa.Array]
 
 
 @dataclass
 class RowLookup:
-    """A row by its key.
+    """Looks up a row by its key, in the source and in the copy.
 
     :param connection: connection to the source.
     :param table: the definition of the copy.
-    :param key: the key, by that.
+    :param key: the key, by this definition.
     """
 
     context: RunContext
@@ -58,7 +58,7 @@ class RowLookup:
         return Chunk(0, 0, 0, self.key, self.key, True)
 
     def is_this_row(self, rows: pa.Table) -> pa.Array:
-        """Mask of the rows whose key is this one, as the server sees it."""
+        """Return a mask of the rows whose key equals this one by the server's rules."""
         if self.table.integer_key_column is not None:
             return mask_owned_rows(self.connection, self.table, [self.key_chunk], rows)
         keys = rows.select(list(self.table.key))
@@ -70,10 +70,10 @@ class RowLookup:
         )
 
     def find_in_source(self) -> tuple[RowSide, pa.Table | None, TableSchema | None]:
-        """The row in the source, as of a high watermark; and the table's definition as it is now."""
+        """Return the row in the source as of a high watermark, its rows, and the table's current definition."""
         listed = find_tables(self.connection, lambda *name: name == self.table.id)
         if not listed:
-            return RowSide(unknown_reason="the source has no such table any more"), None, None
+            return RowSide(unknown_reason="the source no longer has this table"), None, None
         left_out = self.table.excluded
         try:
             current = read_schema(self.connection, *listed[0], keeps=lambda *name: name[-1] not in left_out)
@@ -84,7 +84,7 @@ class RowLookup:
             current = self.table
         elif current.key_columns != self.table.key_columns:
             return (
-                RowSide(unknown_reason=f"its key is another one now ({', '.join(current.key) or 'none'})"),
+                RowSide(unknown_reason=f"the table has a different key now ({', '.join(current.key) or 'none'})"),
                 None,
                 current,
             )
@@ -94,15 +94,15 @@ class RowLookup:
             take_watermark = make_watermarks(self.connection, self.server)
             try:
                 chunk_read = read_chunk(self.connection, log, current, self.key_chunk, timeline, take_watermark)
-            except CdcError as error:  # no watermark, a value that cannot be carried; the rest is known all the same
+            except CdcError as error:  # no watermark, or an unsupported value: the rest can still be explained
                 return RowSide(unknown_reason=f"{error.message}. {error.remedy}"), None, current
         return RowSide(chunk_read.high, rows_without_meta_columns(chunk_read.rows, current)), chunk_read.rows, current
 
     def find_in_copy(self, portions: Sequence[ScanTask], source_row: pa.Table | None) -> pa.Table:
-        """The row in the copy; none, or by mistake more than one.
+        """Return the row in the copy: no row, one, or, if the copy is wrong, several.
 
         :param portions: portions of the copy.
-        :param source_row: the row in the source: to the server, its key may be the same in another spelling.
+        :param source_row: the row in the source, whose key may be spelled differently and still be equal to the server.
         """
         copy_rows = self.table.sink_schema.empty_table()
         for is_match in self._match_strategies(source_row):
@@ -116,7 +116,7 @@ class RowLookup:
         return copy_rows
 
     def _find_matching_keys(self, portion: ScanTask, is_match: RowMask) -> list[pa.Table]:
-        """The keys in a portion that are the row's."""
+        """Return the keys in a portion that match."""
         matching_keys = []
         for rows in portion.read_rows(list(self.table.key)):
             matching = rows.filter(is_match(rows)) if rows.num_rows else rows
@@ -125,8 +125,8 @@ class RowLookup:
         return matching_keys
 
     def _match_strategies(self, source_row: pa.Table | None) -> Iterator[RowMask]:
-        """How the copy is searched: first for the spelling that the source has, else the one that was asked for; then
-        for all that the server takes for the same, which takes longer.
+        """Yield how to search the copy: first for the source's spelling of the key (or the requested one), then for
+        all keys that the server considers equal, which is slower.
         """
         if self.table.integer_key_column is None:
             keys = (
@@ -139,7 +139,7 @@ class RowLookup:
         yield self.is_this_row
 
     def _requested_key(self) -> pa.Table | None:
-        """The key as it was asked for; ``None`` for types that only the server can write."""
+        """Return the key as the user gave it; ``None`` for types that only the server can convert."""
         columns = {}
         for column, value in zip(self.table.key_columns, self.key, strict=True):
             if column.data_type in TEXT_TYPES:
@@ -151,6 +151,6 @@ class RowLookup:
 
 
 def rows_without_meta_columns(rows: pa.Table, table: TableSchema) -> tuple[Mapping[str, Any], ...]:
-    """Rows without the columns of the project."""
+    """Return the rows without the ``_cdc_`` columns."""
     names = [column.name for column in table.sink_columns if column.name in rows.column_names]
     return tuple(rows.select(names).to_pylist())

@@ -1,7 +1,7 @@
-"""Why is this row as it is? What was read that has it, what has changed it since, and whether both sides agree.
+"""Explain why a row is as it is: which reads included it, what changed it since, and whether both sides agree.
 
-Nothing is written, and no more is held than the changes of some 16 MB of the binlog: it is read again where the row may
-have changed, and of all that is there only what concerns the key is kept.
+Nothing is written. The binlog is read where the row may have changed, at most about 16 MB of changes are in memory at
+a time, and only the changes of the key are kept.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ from airflow_provider_cdc.verify.last_changes import MAX_SEARCHED_BYTES, binlog_
 from airflow_provider_cdc.verify.row_diff import diff_by_key
 from airflow_provider_cdc.verify.source_scan import TableSource
 
-#: Changes of the row that are shown of a part of the binlog, the last ones.
+#: How many of the row's latest changes are shown for a part of the binlog.
 MAX_SHOWN_CHANGES = 10
 
 
 def explain_row(context: RunContext, label: str, texts: Sequence[str]) -> Explanation:
-    """Say why a row is as it is.
+    """Explain why a row is as it is.
 
     :param label: ``database.table``.
-    :param texts: the values of its key: in order of the key, or each as ``column=value``.
-    :raises NotReadyError: if the pipeline has no such table, or it has no key, or that is not one of its keys.
+    :param texts: values of its key, in key order or each as ``column=value``.
+    :raises NotReadyError: if the pipeline has no such table, the table has no key, or the values are not a valid key.
     :raises TransientError: if the source cannot be reached.
     """
     plan = context.require_plan()
@@ -76,8 +76,8 @@ def explain_row(context: RunContext, label: str, texts: Sequence[str]) -> Explan
     table = plan.tables[index]
     if not table.key:
         raise NotReadyError(
-            f"{label} has no usable key: its rows are told apart by all their values, and none of them can be named",
-            f"Compare the table: airflow-cdc verify --tables '{label}'",
+            f"{label} has no usable key: a row is identified by all of its values, so a single row cannot be named",
+            f"Compare the whole table: airflow-cdc verify --tables '{label}'",
             table=label,
         )
     with closing(connect(context.connect_args)) as connection:
@@ -95,15 +95,15 @@ def explain_row(context: RunContext, label: str, texts: Sequence[str]) -> Explan
 
 
 class _UnknownError(Exception):
-    """Why something cannot be told."""
+    """Raised with the reason why something cannot be determined."""
 
 
 @dataclass
 class _RowExplainer:
-    """What is known of a row.
+    """Builds the explanation of one row.
 
     :param connection: connection to the source.
-    :param index: index of its table in the plan.
+    :param index: index of the row's table in the plan.
     """
 
     context: RunContext
@@ -117,15 +117,17 @@ class _RowExplainer:
         self.resume_offset, self.timeline = self.context.resume_state(self.plan)
 
     def explain(self, shown: RowValues) -> Explanation:
-        """Look at everything.
+        """Return the complete explanation.
 
-        :param shown: the key, as it was asked for.
+        :param shown: the key as the user gave it.
         """
         suspension = self.plan.suspension_of(self.index)
         reads = ReadHistory(self.context, self.connection, self.plan, self.index, self.row.key).find_reads()
         published = [found for found in reads if found.read.state == PUBLISHED]
         corrections = (
-            self._find_corrections(published[-1]) if published else ChangeSummary(unknown_reason="it is not read yet")
+            self._find_corrections(published[-1])
+            if published
+            else ChangeSummary(unknown_reason="it has not been read yet")
         )
         source, rows, current = self.row.find_in_source()
         copy, copied = self._find_in_copy(published, rows)
@@ -151,9 +153,9 @@ class _RowExplainer:
     def _find_in_copy(
         self, published: Sequence[HistoricalRead], source_row: pa.Table | None
     ) -> tuple[RowSide, pa.Table | None]:
-        """The row in the sink.
+        """Return the row in the sink, and its rows as a table (``None`` if they cannot be read).
 
-        It has everything of the row up to where the stream is, or up to the high watermark with which it was read.
+        The copy has every change of the row up to the stream's position, or up to the high watermark of the read.
         """
         target = self.context.sink.table(self.table)
         if not target.exists():
@@ -196,12 +198,12 @@ class _RowExplainer:
         )
 
     def _extended_definitions(self, plan: Plan, timeline: Timeline) -> DefinitionHistory:
-        """The definitions by which the binlog is read, also before and behind where the stream goes by them."""
+        """Return the definitions to decode the binlog with, also outside the range in which the stream uses them."""
         definitions = plan.definitions_for(timeline)[self.index]
         return DefinitionHistory(((None, definitions.versions[0][1]), *definitions.versions[1:]), definitions.revision)
 
     def _find_corrections(self, historical_read: HistoricalRead) -> ChangeSummary:
-        """What has changed the row between the watermarks of what was read."""
+        """Return the changes of the row between the watermarks of a read."""
         low, high = historical_read.read.low, historical_read.read.high
         if low is None or high is None or historical_read.timeline is None:
             return ChangeSummary()
@@ -211,7 +213,7 @@ class _RowExplainer:
                 or self.row.server != historical_read.read.server
             ):
                 raise _UnknownError(
-                    f"it was read from server {historical_read.read.server}, whose binlog is not at hand"
+                    f"it was read from server {historical_read.read.server}, whose binlog is not available"
                 )
             (oldest, *_) = binlog_sizes(self.connection)
             if low < Position(oldest, 0):
@@ -231,9 +233,9 @@ class _RowExplainer:
         return ChangeSummary(count, tuple(latest))
 
     def _add_last_change(self, explanation: Explanation, current: TableSchema | None) -> Explanation:
-        """With the last change of the row, searched from the newest binlog file back."""
+        """Return the explanation with the row's last change, searched backwards from the newest binlog file."""
         if current is not None and current.key_columns != self.table.key_columns:
-            return replace(explanation, search_end_reason="the table has another key now")
+            return replace(explanation, search_end_reason="the table has a different key now")
         is_followed = current is None or current is self.table
         change_reader = self._change_reader(
             self._extended_definitions(self.plan, self.timeline)
@@ -263,7 +265,7 @@ class _RowExplainer:
                 break
         else:
             if searched_from is not None and searched_from.file != next(iter(sizes)):
-                end_reason = f"no more than {MAX_SEARCHED_BYTES >> 30} GiB are searched"
+                end_reason = f"only the last {MAX_SEARCHED_BYTES >> 30} GiB is searched"
         return replace(explanation, searched_from=searched_from, search_end_reason=end_reason)
 
     # ------------------------------------------------------------ whether they agree
@@ -276,21 +278,23 @@ class _RowExplainer:
         copy: pa.Table | None,
         published: Sequence[HistoricalRead],
     ) -> Explanation:
-        """With the verdict: both sides are brought to one place.
+        """Return the explanation with the verdict, after bringing both sides to one position.
 
-        :raises _UnknownError: if they cannot be.
+        :raises _UnknownError: if that is not possible.
         """
         source_at, copy_at = explanation.source.at, explanation.copy.at
         if source is None or copy is None or source_at is None or copy_at is None:
             raise _UnknownError(explanation.source.unknown_reason or explanation.copy.unknown_reason)
         if explanation.suspended:
-            raise _UnknownError("the stream goes on without the table")
+            raise _UnknownError("the table is suspended")
         if current is not self.table:
             raise _UnknownError("the table was altered, and the stream has not followed that yet")
         if not published:
-            raise _UnknownError("it is not published yet")
+            raise _UnknownError("it has not been published yet")
         if self.resume_offset.already_applied:
-            raise _UnknownError("the stream has moved to another server, and has not passed all that it had applied")
+            raise _UnknownError(
+                "the stream has moved to another server and has not yet passed everything that it had applied before"
+            )
         pending = 0
         if copy_at < source_at:
             copy, pending = self._replay_changes(copy, copy_at, source_at)
@@ -298,9 +302,9 @@ class _RowExplainer:
             source, _ = self._replay_changes(source, source_at, copy_at)
         diff = diff_by_key(self.table, source, copy, max_keys=1, allow_extra=self._keeps_deleted)
         if diff.allowed_extra:
-            raise _UnknownError("only the copy has it, as it may: the source has deleted it (sink.deletes: ignore)")
+            raise _UnknownError("only the copy has it, which is allowed: the source deleted it (sink.deletes: ignore)")
         if diff.total and self.plan.start != SNAPSHOT and not copy.num_rows:
-            raise _UnknownError("the pipeline began without a snapshot: the copy has only rows that were changed since")
+            raise _UnknownError("the pipeline began without a snapshot: the copy has only rows changed since then")
         columns = tuple(diff.differing_columns) if diff.counts[DIFFERENT] else ()
         return replace(explanation, equal=not diff.total, differing_columns=columns, pending_changes=pending)
 
@@ -310,17 +314,17 @@ class _RowExplainer:
         return self.context.pipeline.sink.delete_policy.mode_of(self.table) == IGNORE
 
     def _replay_changes(self, rows: pa.Table, low: Position, high: Position) -> tuple[pa.Table, int]:
-        """A side as of a later place, and how many changes that took.
+        """Return the rows of one side as of a later position, and how many changes were replayed.
 
-        :raises _UnknownError: if the binlog does not tell.
+        :raises _UnknownError: if the binlog does not show it.
         """
         try:
             check_resume_offset(self.connection, self.resume_offset, self.context.binlog_opener(slots.EXPLAIN))
             sizes = binlog_sizes(self.connection)
             between = [size for name, size in sizes.items() if low < Position(name, 0) and Position(name, 0) < high]
             if sum(between) > MAX_SEARCHED_BYTES:
-                limit = f"more than {MAX_SEARCHED_BYTES >> 30} GiB of the binlog are behind that"
-                raise _UnknownError(f"the copy stands at {low}, and {limit}")
+                limit = f"more than {MAX_SEARCHED_BYTES >> 30} GiB of the binlog follows"
+                raise _UnknownError(f"the copy is at {low}, and {limit}")
             count, change_reader = 0, self._change_reader(self._extended_definitions(self.plan, self.timeline))
             for segment in change_reader.read(low, high):
                 if segment.altered_at is not None:
@@ -336,7 +340,7 @@ class _RowExplainer:
 
 
 def _latest_changes(segment: RowChangeSegment, table: TableSchema) -> list[RowChange]:
-    """The last changes of the row in a piece."""
+    """Return the last changes of the row in a segment."""
     changes = []
     tail = segment.changes.slice(max(0, segment.changes.num_rows - MAX_SHOWN_CHANGES))
     for row, image in zip(

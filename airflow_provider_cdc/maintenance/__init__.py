@@ -1,1 +1,1 @@
-"""Maintenance of sink tables, and uninstalling a pipeline."""
+"""Maintaining sink tables, and uninstalling a pipeline."""

@@ -1,4 +1,4 @@
-"""Compactions of the sink's tables, which tasks run."""
+"""Run compactions of sink tables, in threads or as tasks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from airflow_provider_cdc.sinks.storage.request_counts import (
     with_current_counts,
 )
 
-#: Runs compactions wherever there is room; the results are in their order.
+#: Runs compactions in threads or Spark tasks; returns the results in the order of the compactions.
 CompactionRunner = Callable[[Sequence[Compaction]], Sequence[Sequence[DataFile]]]
 
 
 def run_compactions_in_threads(compactions: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
-    """Runner for this process."""
+    """Run compactions in threads of this process."""
 
     def run(compaction: Compaction) -> Sequence[DataFile]:
         return compaction.run()
@@ -30,14 +30,14 @@ def run_compactions_in_threads(compactions: Sequence[Compaction]) -> Sequence[Se
 
 
 def run_to_json(compaction: Compaction) -> str:
-    """Run one, and say what it has written and asked as JSON: so it travels from a task."""
+    """Run a compaction in a task; return the files that it wrote and its object-store requests, as JSON."""
     with count_requests_in(RequestCounts()) as requests:
         files = [file.to_json() for file in compaction.run()]
     return json.dumps({"files": files, "asked": requests.to_json()})
 
 
 def files_from_json(text: str) -> list[DataFile]:
-    """The files that :func:`run_for_json` has told of; what it has asked is counted here."""
+    """Return the files from the result of :func:`run_to_json`, and count its object-store requests in this process."""
     result = json.loads(text)
     current_counts().add(result["asked"])
     return [DataFile(**value) for value in result["files"]]

@@ -1,4 +1,4 @@
-"""Compactions as Spark tasks: rows go from file to file in the workers, and never pass through the driver."""
+"""Compactions as Spark tasks: the workers copy rows from file to file, so none passes through the driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def spark_compaction_runner(spark: SparkSession) -> CompactionRunner:
-    """Runner that makes one Spark job of some compactions, with no more tasks at a time than half of the cores."""
+    """Return a runner that runs compactions as one Spark job, with tasks on at most half of the cores at a time."""
 
     def run(work: Sequence[Any]) -> Sequence[Any]:
         cores = max(1, spark.sparkContext.defaultParallelism // 2)

@@ -1,7 +1,7 @@
-"""Upkeep of the sink's tables: compaction, checkpoints, old files. It goes on beside a stream, and never holds it up.
+"""Maintenance of sink tables: compaction, checkpoints, old files. It runs alongside a stream and never delays it.
 
-It writes no row and no marker, so it needs no fence: a stream that commits at the same time is always right, and a
-compaction that comes too late is thrown away.
+It writes no rows and no markers, so it needs no fence: a stream that commits at the same time always wins, and a
+compaction that comes too late is discarded.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from airflow_provider_cdc.state.values import LastCompaction
 
 #: Compactions whose results are committed together.
 _COMPACTIONS_PER_COMMIT = 8
-#: Seconds between two looks at the tables that have changed, and between two times that old files are looked for.
+#: Seconds between two checks for changed tables, and between two searches for old files.
 _POLL_SECONDS, _TIDY_SECONDS = 1.0, 600.0
-#: Seconds between two times that what a table takes is looked up, where it changes.
+#: Seconds between two measurements of the sizes of changed tables.
 _MEASURE_SECONDS = 60.0
-#: Seconds for which the end of a stream waits for upkeep.
+#: Maximum seconds that the end of a stream waits for maintenance.
 _END_SECONDS = 60.0
 
 
 def compact_table(
     table: SinkTable, runner: CompactionRunner, should_stop: Callable[[], bool] = lambda: False, *, purge: bool = False
 ) -> int:
-    """Compact a table until there is nothing to do.
+    """Compact a table until there is nothing left to do.
 
-    :param should_stop: whether to leave the rest.
-    :param purge: whether to write anew, once, all files that have dead rows, and to put all small ones together.
-    :returns: how many compactions stand.
+    :param should_stop: returns whether to leave the rest.
+    :param purge: whether to rewrite, once, all files with deleted rows, and merge all small files.
+    :returns: number of committed compactions.
     """
     count = 0
     while isinstance(table, Compactable) and not should_stop() and (compactions := table.plan_compactions(purge=purge)):
-        if not purge:  # what is small comes first, and beside a stream there is more of it by then
+        if not purge:  # small files come first, and a running stream adds more of them meanwhile
             compactions = compactions[:_COMPACTIONS_PER_COMMIT]
-        committed, purge = 0, False  # rows go on dying beside a stream: that has no end
+        committed, purge = 0, False  # only once: a running stream keeps deleting rows, so purging would never end
         for at in range(0, len(compactions), _COMPACTIONS_PER_COMMIT):
             if should_stop():
                 return count
@@ -55,20 +55,20 @@ def compact_table(
             committed += table.commit_compactions(list(zip(batch, runner(batch), strict=True)))
         count += committed
         if not committed:
-            break  # others are writing the same files anew
+            break  # other processes are rewriting the same files
     return count
 
 
 def maintain_tables(context: RunContext, runner: CompactionRunner, *, purge: bool = False) -> dict[str, Any]:
-    """Compact and tidy all tables of a pipeline, once; beside a stream, or without one. The source is not asked.
+    """Compact and clean up all tables of a pipeline once, with or without a running stream, and without the source.
 
-    :param purge: as for :func:`compact`.
+    :param purge: as for :func:`compact_table`.
     :returns: JSON value: ``tables``, each with ``table`` and ``compactions``.
-    :raises CdcError: of the first table that it cannot be done to, after it was done to the others.
+    :raises CdcError: the error of the first table that fails, after all others were processed.
     """
     plan, results = context.require_plan(), []
     open_tables, errors = open_sink_tables(context, plan), list[CdcError]()
-    # A suspended one may be what nobody understands; one that was emptied has files that are to go.
+    # The state of a suspended table may be undefined. One that was emptied has old files to delete.
     for index in sorted([*plan.active_tables, *list_emptied_copies(context, plan)]):
         schema, open_table = plan.tables[index], open_tables[index]
         try:
@@ -78,7 +78,7 @@ def maintain_tables(context: RunContext, runner: CompactionRunner, *, purge: boo
                 count = compact_table(table, runner, purge=purge)
                 table.clean_up()
         except CdcError as error:
-            context.reporter.line(f"{schema.label} is not compacted: {error}")
+            context.reporter.line(f"{schema.label} was not compacted: {error}")
             errors.append(error)
             continue
         context.reporter.line(f"{schema.label}: {count or 'no'} compaction{'' if count == 1 else 's'}")
@@ -92,11 +92,11 @@ def maintain_tables(context: RunContext, runner: CompactionRunner, *, purge: boo
 
 
 class MaintenanceWorker:
-    """Looks after the tables of a stream in a thread of its own.
+    """Maintains the tables of a stream in a separate thread.
 
-    :param tables: objects that nobody else uses.
+    :param tables: sink tables that are used by no other thread.
     :param runner: runs compactions; ``None`` for no compaction.
-    :param log_line: gets a line for each problem.
+    :param log_line: receives a line for each problem.
     """
 
     def __init__(
@@ -115,38 +115,38 @@ class MaintenanceWorker:
         self._thread = threading.Thread(target=with_current_counts(self._loop), name="upkeep", daemon=True)
 
     def mark_changed(self, index: int) -> None:
-        """Hear of a table that was written to."""
+        """Mark a table as changed, so that it is maintained."""
         with self._lock:
             self._changed.add(index)
 
     def take_sizes(self) -> dict[int, TableSize]:
-        """What tables take, by index: those that were looked at since the last call."""
+        """Return the sizes of the tables that were measured since the last call, by index."""
         with self._lock:
             sizes, self._sizes = self._sizes, {}
         return sizes
 
     def take_compactions(self) -> dict[int, LastCompaction]:
-        """The last compaction of each table that was compacted since the last call, by index."""
+        """Return the last compaction of each table that was compacted since the last call, by index."""
         with self._lock:
             compactions, self._compacted = self._compacted, {}
         return compactions
 
     def add_table(self, table: SinkTable) -> None:
-        """Look after one table more.
+        """Maintain one more table.
 
-        :param table: an object that nobody else uses.
+        :param table: sink table that is used by no other thread.
         """
         self._tables.append(table)
 
     def replace_table(self, index: int, table: SinkTable) -> None:
-        """Look after a table through another object from now on: that of its new definition.
+        """Use another object for a table from now on, with its new definition.
 
-        Nobody waits for what the old object does at this moment, which may be a compaction of minutes: it ends after
-        the portion that it is at. What it writes then does not stand if the sink has altered the table meanwhile, and
-        that is no failure. The new object looks at the table soon.
+        This does not wait for maintenance that is running on the old object, which may take minutes; it ends after its
+        current portion. If the table was altered in the sink meanwhile, the result is discarded, without an error. The
+        table is soon maintained through the new object.
 
-        :param index: of the table in the list.
-        :param table: an object that nobody else uses.
+        :param index: index of the table.
+        :param table: sink table that is used by no other thread.
         """
         self._tables[index] = table
         with self._lock:
@@ -154,7 +154,7 @@ class MaintenanceWorker:
         self.mark_changed(index)
 
     def mark_emptied(self, index: int) -> None:
-        """Look for old files of a table each time: it was emptied, and will not change any more."""
+        """Clean up a table each time from now on, because it was emptied and will not be marked as changed any more."""
         with self._lock:
             self._emptied.add(index)
 
@@ -210,12 +210,12 @@ class MaintenanceWorker:
                 self._sizes[index] = size
 
     def _run_on_table(self, index: int, action: Callable[[SinkTable], None]) -> None:
-        """What fails is done the next time: the stream needs none of it to be right."""
+        """Run an action on a table. A failure is only logged, because the stream does not depend on maintenance."""
         table = self._tables[index]
         try:
             action(table)
-        except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
+        except Exception as error:  # no error may end the thread; Spark may be shutting down
             if self._stopping.is_set() or self._tables[index] is not table:
                 return
             text = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
-            self._log_line(f"upkeep of the {table.name} failed, and is tried again after its next change: {text}")
+            self._log_line(f"maintenance of the {table.name} failed, and is retried after its next change: {text}")

@@ -1,6 +1,6 @@
-"""Uninstalling a pipeline: what it has written for itself goes, and its tables if that is wanted.
+"""Uninstall a pipeline: delete its internal data and, if requested, its tables.
 
-Tables go first and the plan last, so that a run that was killed can be repeated: the plan says which tables there are.
+Tables are deleted first and the plan last, because the plan lists the tables: so a killed run can be repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_provider_cdc.snapshot.claims import find_active_reader
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
-#: What was staged by epochs before this one goes.
+#: Staged files of epochs before this one are deleted.
 _ALL_EPOCHS = 1 << 62
 
 
@@ -24,11 +24,11 @@ _ALL_EPOCHS = 1 << 62
 class Folder:
     """A folder of the sink, or of this host.
 
-    :param name: below ``sink.path``; empty for one of this host.
-    :param location: for people.
-    :param file_count: how many there are in it.
-    :param size: of these in bytes.
-    :param table: the table that it is, ``database.table``; empty if it is none.
+    :param name: path below ``sink.path``; empty for a folder of this host.
+    :param location: its human-readable location.
+    :param file_count: number of files in it.
+    :param size: size of these files in bytes.
+    :param table: the table that it contains, ``database.table``; empty if it contains none.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Folder:
 
 @dataclass(frozen=True)
 class PipelineData:
-    """All that is left of a pipeline.
+    """All data of a pipeline.
 
-    :param plan: its plan, if it is still there.
-    :param row_counts: of the bookkeeping, by table.
-    :param internal_folders: folders of what it has written for itself.
-    :param table_folders: its copies.
+    :param plan: its plan, if it still exists.
+    :param row_counts: number of its rows in the state database, by table of that database.
+    :param internal_folders: folders with its internal data.
+    :param table_folders: folders of its sink tables.
     """
 
     plan: Plan | None
@@ -55,17 +55,17 @@ class PipelineData:
 
 
 def open_state_database(context: RunContext) -> StateDatabase | None:
-    """The bookkeeping of a pipeline; ``None`` if it is a file that is not there."""
+    """Open the state database of a pipeline; return ``None`` if it is a file that does not exist."""
     if context.state_url is None and not context.local_files.state_database.exists():
         return None
     return context.open_state_database()
 
 
 def find_pipeline_data(context: RunContext, store: StateDatabase | None) -> PipelineData:
-    """Look what there is.
+    """Return all data of a pipeline.
 
-    :param store: as of :func:`bookkeeping`.
-    :raises AlreadyRunningError: if a stream or a snapshot runs.
+    :param store: as returned by :func:`open_state_database`.
+    :raises AlreadyRunningError: if a stream or a snapshot is running.
     """
     name, layout, storage = context.pipeline.name, context.layout, context.storage
     plan = context.load_plan()
@@ -74,7 +74,7 @@ def find_pipeline_data(context: RunContext, store: StateDatabase | None) -> Pipe
         if plan is not None and (active_group := find_active_reader(store, plan)) is not None:
             raise AlreadyRunningError(
                 f"chunk group {active_group.group_no} of {name} is being read by {active_group.holder}",
-                "Wait for its end, or end it",
+                "Wait until it ends, or stop it",
             )
     internal_folders = [
         _measure_folder(storage, layout.resume_point_folder),
@@ -96,11 +96,11 @@ def find_pipeline_data(context: RunContext, store: StateDatabase | None) -> Pipe
 def delete_pipeline(
     context: RunContext, store: StateDatabase | None, data: PipelineData, *, delete_tables: bool
 ) -> None:
-    """Delete it. The bookkeeping is closed.
+    """Delete the data of a pipeline, and close the state database.
 
-    :param data: as :func:`belongings` has it.
-    :param delete_tables: whether the copies go, too.
-    :raises TransientError: if something is still there afterwards.
+    :param data: as returned by :func:`find_pipeline_data`.
+    :param delete_tables: whether to delete the sink tables as well.
+    :raises TransientError: if some of the data is still there afterwards.
     """
     storage, layout, plan = context.storage, context.layout, data.plan
     if delete_tables:
@@ -118,7 +118,7 @@ def delete_pipeline(
     storage.delete(layout.plan)
     if store is not None:
         store.delete_pipeline(context.pipeline.name)
-        store.close()  # a file of its own is about to go
+        store.close()  # if it is a file of this pipeline, it is deleted next
     failpoint("forget.before_books")
     _delete_folder(storage, layout.pipeline_folder)
     if storage.is_remote:
@@ -134,5 +134,6 @@ def _delete_folder(storage: Storage, name: str) -> None:
     storage.delete_folder(name)
     if left := next(iter(storage.list(name)), None):
         raise TransientError(
-            f"{storage.location(left[0])} could not be deleted", "Look at the rights of the folder, and run this again"
+            f"{storage.location(left[0])} could not be deleted",
+            "Check the permissions of the folder, then run this again",
         )

@@ -1,8 +1,9 @@
-"""Sums of the hashes of rows, by bucket: what is compared of two tables without holding either.
+"""Compare the rows of two tables by sums of row hashes, without keeping either table in memory.
 
-A row's bucket follows from what tells it apart (its key, or all of its values); of a bucket only the number of its rows
-and the sums of their hashes are kept. So the order of rows does not matter, a row that is there twice counts twice, and
-a row can be taken out again. Two tables are equal if all sums are, but for a chance of one in 2^128 a bucket.
+A row's bucket is derived from what identifies it: its key, or all of its values. For each bucket, only the number of
+rows and the sums of their hashes are kept. The order of rows therefore does not matter, a duplicate row counts twice,
+and a row can be subtracted again. If all sums are equal, the tables are equal, with an error probability of 2^-128 per
+bucket.
 """
 
 from __future__ import annotations
@@ -11,29 +12,31 @@ from typing import Any
 
 import numpy as np
 
-#: How many buckets there are: a bucket is a word of 16 bits.
+#: Number of buckets: a bucket number has 16 bits.
 BUCKET_COUNT = 1 << 16
 
 
 class BucketSums:
-    """Sums of some rows; they take the same memory however many rows there are.
+    """Row counts and hash sums by bucket; memory use does not depend on the number of rows.
 
-    ``rows`` are counts (int64) and ``first`` and ``second`` the sums (uint64, modulo 2^64), one value a bucket.
+    ``row_counts`` (int64) holds the number of rows, and ``first_sums`` and ``second_sums`` (uint64, modulo 2^64) hold
+    the sums, one value per bucket.
     """
 
     def __init__(self) -> None:
         self.row_counts: Any = np.zeros(BUCKET_COUNT, np.int64)
         self.first_sums: Any = np.zeros(BUCKET_COUNT, np.uint64)
         self.second_sums: Any = np.zeros(BUCKET_COUNT, np.uint64)
-        #: Bytes of the rows that were added, in memory.
+        #: Size in memory of the rows that were added, in bytes.
         self.row_bytes = 0
 
     def add(self, buckets: Any, first: Any, second: Any, weights: Any = None) -> None:
-        """Take in rows.
+        """Add rows.
 
-        :param buckets: array of uint16, one value a row.
-        :param first: first words of the hashes (uint64), and ``second``: the second ones.
-        :param weights: how often each row counts (int64); a negative number takes rows out again. Once by default.
+        :param buckets: array of uint16, one value per row.
+        :param first: first words of the hashes (uint64).
+        :param second: second words of the hashes (uint64).
+        :param weights: how often each row counts (int64), 1 by default; a negative number subtracts rows.
         """
         if not len(buckets):
             return
@@ -51,14 +54,14 @@ class BucketSums:
         self.second_sums[at] += np.add.reduceat(second[order], starts)
 
     def merge(self, other: BucketSums) -> None:
-        """Take in all rows of other sums."""
+        """Add all rows of other sums."""
         self.row_counts += other.row_counts
         self.first_sums += other.first_sums
         self.second_sums += other.second_sums
         self.row_bytes += other.row_bytes
 
     def differing_buckets(self, other: BucketSums) -> Any:
-        """Numbers of the buckets in which the rows are not the same, in ascending order."""
+        """Return the numbers of the buckets whose rows differ, in ascending order."""
         same = (
             (self.row_counts == other.row_counts)
             & (self.first_sums == other.first_sums)

@@ -1,10 +1,11 @@
 """Changes of rows as Arrow tables, and how they are merged.
 
-A change table has the source columns, then ``_cdc_seq``, ``_cdc_op`` (``c``, ``u`` or ``d``), ``_cdc_ts``; its rows
-are in binlog order. ``c`` and ``u`` carry the after image, ``d`` the before image. An update that changes the key is a
-``d`` of the old key followed by a ``u`` of the new one.
-Keys are compared as exact values here: 'a' and 'A' are two keys, as they are two states of one row to a
-case-insensitive server; the pair of ``d`` and ``u`` always travels together, so nothing is left behind.
+A change table has the source columns, followed by ``_cdc_seq``, ``_cdc_op`` (``c``, ``u`` or ``d``) and ``_cdc_ts``.
+Its rows are in binlog order. ``c`` and ``u`` carry the after image, ``d`` carries the before image. An update that
+changes the key is a ``d`` of the old key followed by a ``u`` of the new one.
+
+Keys are compared as exact values here. To a case-insensitive server, 'a' and 'A' are two states of one row; here they
+are two keys. Because the ``d`` and the ``u`` always travel together, the old row is still removed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _ROW = "__row"
 
 
 def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Reduce to the last change of each key, in order of the rows.
+    """Reduce changes to the last one of each key, in row order.
 
     :param changes: changes in binlog order.
     :param key: names of the key columns.
     """
     if changes.num_rows < 2:
         return changes
-    # A plain 0..n key table avoids any clash of a source column's name with those that group_by invents.
+    # Numbered key columns cannot clash with the names that group_by generates.
     keys = _key_table(changes, key).append_column(_ROW, pa.array(np.arange(changes.num_rows)))
     last = keys.group_by([str(i) for i in range(len(key))], use_threads=False).aggregate([(_ROW, "max")])
     rows = last[f"{_ROW}_max"]
@@ -36,11 +37,11 @@ def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def mask_changed_keys(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Array:
-    """Mask of the rows whose key one of the changes names.
+    """Return a mask of the rows whose key occurs in the changes.
 
-    :param rows: any rows with the key columns.
-    :param changes: at most one change a key.
-    :returns: boolean array, one value a row.
+    :param rows: any rows that have the key columns.
+    :param changes: at most one change per key.
+    :returns: boolean array, one value per row.
     """
     if len(key) == 1:
         return pc.is_in(rows[key[0]], value_set=changes[key[0]].combine_chunks())
@@ -50,9 +51,9 @@ def mask_changed_keys(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> 
 
 
 def apply_changes(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Bring rows up to date: delete by key, insert or replace by key.
+    """Bring rows up to date: delete by key, and insert or replace by key.
 
-    :param rows: rows with at least the columns of ``changes``, in the same order.
+    :param rows: rows whose columns all occur in ``changes``.
     :param changes: changes in binlog order, all of them newer than the rows.
     """
     if changes.num_rows == 0:
@@ -63,14 +64,14 @@ def apply_changes(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.T
 
 
 def select_upserts(changes: pa.Table) -> pa.Table:
-    """The changes that leave a row behind."""
+    """Return the changes that insert or replace a row."""
     return changes.filter(pc.not_equal(changes[OP_COLUMN], "d"))
 
 
 def conform_to_schema(changes: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
-    """Changes as a table that has come to other columns since: those that they lack are NULL, others are left out.
+    """Return changes in a later schema of the table: missing columns are NULL, removed columns are omitted.
 
-    :param schema: of the table, as it is now.
+    :param schema: current schema of the table.
     """
     if changes.schema == schema:
         return pa.Table.from_batches([changes])
@@ -80,15 +81,16 @@ def conform_to_schema(changes: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
 
 
 def changes_after(changes: pa.Table, seq: int) -> pa.Table:
-    """The changes of transactions that end after ``seq``."""
+    """Return the changes of transactions that end after ``seq``."""
     return changes.filter(pc.greater(changes[SEQ_COLUMN], pa.scalar(seq, pa.int64())))
 
 
 def merge_in_binlog_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Put batches of changes together, each of which is in binlog order.
+    """Merge batches of changes, each of which is in binlog order.
 
-    :param batches: at least one.
-    :raises ValueError: if a transaction has changes in more than one, naming the range of their ``_cdc_seq``.
+    :param batches: at least one batch.
+    :raises ValueError: if a transaction has changes in more than one batch; the message names the range of
+        ``_cdc_seq``.
     """
     if len(batches) == 1:
         return batches[0]

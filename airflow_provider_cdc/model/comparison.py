@@ -1,4 +1,4 @@
-"""What a comparison of a source table and its copy has found."""
+"""Results of comparing source tables with their copies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Chunk, Key
 from airflow_provider_cdc.model.progress import format_duration
 
-#: The source has a row that the sink lacks; the sink has one that the source lacks, or has it twice; or the two differ.
+#: The sink lacks a row of the source; it has a row that the source lacks, or has a row twice; or the two rows differ.
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
 DIFFERENCE_KINDS = (MISSING, EXTRA, DIFFERENT)
-#: The verdict on a table. The third one says nothing about its rows: something stands in the way of a comparison.
+#: The verdict on a table. The third one says nothing about its rows: they could not be compared.
 EQUAL, UNEQUAL, NOT_COMPARABLE = "equal", "different", "not_comparable"
 
 
@@ -22,7 +22,8 @@ EQUAL, UNEQUAL, NOT_COMPARABLE = "equal", "different", "not_comparable"
 class LastChange:
     """The last transaction in the binlog that changed a row.
 
-    :param position: where it ends, and ``time``: when it was committed, in ISO 8601.
+    :param position: end of the transaction.
+    :param time: when it was committed, in ISO 8601.
     """
 
     position: Position
@@ -34,12 +35,12 @@ class LastChange:
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A key whose rows are not the same.
+    """A key whose rows differ between source and sink.
 
-    :param kind: one of :data:`KINDS`.
-    :param key: the key, as :mod:`~airflow_provider_cdc.model.plan` writes it: a value of the source.
+    :param kind: one of :data:`DIFFERENCE_KINDS`.
+    :param key: the source's key value, in the form described in :mod:`~airflow_provider_cdc.model.plan`.
     :param columns: names of the columns that differ, if both sides have the row.
-    :param last_change: the last change of the row, as far as the binlog tells.
+    :param last_change: the last change of the row, if it was found in the binlog.
     """
 
     kind: str
@@ -48,13 +49,13 @@ class RowDifference:
     last_change: LastChange | None = None
 
     def describe(self, *, show_values: bool) -> str:
-        """One line for people."""
+        """Return one human-readable line."""
         key = f" {list(self.key)}" if show_values else ""
         columns = f" in {', '.join(self.columns)}" if self.columns else ""
         return f"{self.kind}{key}{columns}; {self.last_change or 'no change of it was found in the binlog'}"
 
     def to_json(self, *, show_values: bool) -> dict[str, Any]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         last_change = (
             {"at": str(self.last_change.position), "time": self.last_change.time} if self.last_change else None
         )
@@ -64,12 +65,12 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class CopyPosition:
-    """How far a copy stands.
+    """How far a copy has caught up with its source.
 
-    :param position: the position up to which it has everything.
-    :param oldest_missing_commit: when the oldest commit was made that it lacks, in ISO 8601; ``None`` if it lacks none,
-        or if that is not known.
-    :param lag_seconds: how long ago that was; 0 if it lacks none, ``None`` if that is not known.
+    :param position: the position up to which the copy is complete.
+    :param oldest_missing_commit: time of the oldest commit that the copy lacks, in ISO 8601; ``None`` if it lacks none
+        or if the time is unknown.
+    :param lag_seconds: age of that commit in seconds; 0 if the copy lacks none, ``None`` if the age is unknown.
     """
 
     position: Position
@@ -85,7 +86,7 @@ class CopyPosition:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         lag = None if self.lag_seconds is None else round(self.lag_seconds, 3)
         return {"at": str(self.position), "since": self.oldest_missing_commit, "lag_seconds": lag}
 
@@ -94,8 +95,9 @@ class CopyPosition:
 class ComparisonRefusal:
     """Why a table cannot be compared now.
 
-    :param reason: what stands in the way, and ``remedy``: what to do about it.
-    :param retry: whether another try may do without anybody's help.
+    :param reason: what prevents the comparison.
+    :param remedy: what to do about it.
+    :param retry: whether a retry may succeed without intervention.
     """
 
     reason: str
@@ -105,26 +107,25 @@ class ComparisonRefusal:
 
 @dataclass(frozen=True)
 class TableComparison:
-    """Result of one table.
+    """Result of comparing one table.
 
     :param table: ``database.table``.
-    :param rows: rows of the source at the common position.
-    :param missing: keys that the sink lacks; of a table without a key, rows.
-    :param extra: keys that only the sink has, or has twice; of a table without a key, rows.
-    :param different: keys whose rows differ.
+    :param rows: number of source rows at the common position.
+    :param missing: number of keys that the sink lacks; for a table without a key, of rows.
+    :param extra: number of keys that only the sink has, or has twice; for a table without a key, of rows.
+    :param different: number of keys whose rows differ.
     :param at: the common position; ``None`` if the table was not compared.
-    :param examples: a few of the keys (or rows), for people who asked for them.
-    :param retained: keys that only the sink has, as it may: rows that the source has deleted (``sink.deletes:
-        ignore``).
-    :param refusal: why it cannot be compared; ``None`` if it was.
-    :param at_least: whether there are more differences than were counted: after some thousands nobody looks on.
-    :param differences: the first thousand of the differing keys; none of a table without a key.
-    :param ranges: the key ranges of the source in which these lie, as chunks of one group; a key below the smallest or
-        above the largest key of the source is in none of them.
-    :param columns: how many of the keys that differ do so in a column, by its name.
-    :param searched: from where on the binlog was searched for the last changes of the differing keys.
-    :param repaired: how many keys were read again, and exchanged, before this comparison.
-    :param copy: how far the copy stands.
+    :param examples: a few of the keys (or rows), if examples were requested.
+    :param kept: number of keys that only the sink has because ``sink.deletes`` keeps rows that the source has deleted.
+    :param refusal: why the table cannot be compared; ``None`` if it was compared.
+    :param at_least: whether there are more differences than were counted; counting stops after some thousands.
+    :param differences: the first thousand of the differing keys; empty for a table without a key.
+    :param ranges: the source's key ranges that contain these keys, as chunks of one group. A key below the source's
+        smallest key or above its largest is in none of them.
+    :param columns: number of differing keys by the name of the column that differs.
+    :param searched: start of the part of the binlog that was searched for the last changes of the differing keys.
+    :param repaired: number of keys that were re-snapshotted and overwritten before this comparison.
+    :param copy: how far the copy has caught up.
     """
 
     table: str
@@ -146,7 +147,7 @@ class TableComparison:
 
     @classmethod
     def from_refusal(cls, table: str, refusal: ComparisonRefusal, copy: CopyPosition | None) -> TableComparison:
-        """The result of a table that cannot be compared."""
+        """Make the result for a table that cannot be compared."""
         return cls(table, 0, 0, 0, 0, None, refusal=refusal, copy=copy)
 
     @property
@@ -158,7 +159,7 @@ class TableComparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether source and sink were compared, and are the same."""
+        """Whether source and sink were compared and are equal."""
         return self.verdict == EQUAL
 
     def __str__(self) -> str:
@@ -168,7 +169,7 @@ class TableComparison:
         counts = f"at least {counts}" if self.at_least else counts
         examples = f" ({', '.join(self.examples)})" if self.examples else ""
         retained = f", {self.kept} more that the source has deleted" if self.kept else ""
-        repaired = f", after {self.repaired:,} keys were read again" if self.repaired else ""
+        repaired = f", after {self.repaired:,} keys were repaired" if self.repaired else ""
         return (
             f"{self.table}: {self.rows} rows, "
             + ("equal" if self.is_equal else counts + examples)
@@ -177,7 +178,7 @@ class TableComparison:
         )
 
     def detail_lines(self, *, show_values: bool) -> Iterator[str]:
-        """Lines for people: in which columns rows differ, and since when.
+        """Yield human-readable lines: which columns differ, and when the rows were last changed.
 
         :param show_values: whether keys may be shown.
         """
@@ -192,7 +193,7 @@ class TableComparison:
             yield f"{self.table}: the binlog was searched from {self.searched} on"
 
     def to_json(self, *, show_values: bool = False) -> dict[str, Any]:
-        """Plain JSON value.
+        """Return a plain JSON value.
 
         :param show_values: whether keys may be shown.
         """

@@ -1,4 +1,4 @@
-"""The definitions of a table over time: which one holds where in the binlog."""
+"""The definitions of a table over time, and where in the binlog each of them applies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class DefinitionHistory:
-    """The definitions of one table, each from a place of the binlog on.
+    """The definitions of one table, each of which applies from a position in the binlog on.
 
-    :param versions: (place, definition), the oldest first. The first place is ``None`` where the first definition holds
-        from the beginning; else nothing that the binlog says of the table before it is of concern, since the table was
-        planned again there.
+    :param versions: (position, definition) pairs, oldest first. The first position is ``None`` if the first definition
+        applies from the beginning. Otherwise the table was planned again at that position, and earlier events of the
+        table are ignored.
     :param revision: how often the table was planned again.
-    :param suspended_from: the place from which on nothing is of concern, since the table is suspended, and ``ended``:
-        whether it is, with an ``end`` of ``None`` from the beginning.
+    :param suspended_from: if the table is suspended, the position from which its events are ignored; ``None`` means
+        from the beginning.
+    :param is_suspended: whether the table is suspended.
     """
 
     versions: tuple[tuple[Position | None, TableSchema], ...]
@@ -31,22 +32,23 @@ class DefinitionHistory:
 
     @classmethod
     def from_single(cls, definition: TableSchema) -> DefinitionHistory:
-        """One definition that holds everywhere."""
+        """Make a history of one definition that applies everywhere."""
         return cls(((None, definition),))
 
     @property
     def newest(self) -> TableSchema:
-        """The definition that holds at the end."""
+        """The last definition."""
         return self.versions[-1][1]
 
     @property
     def start(self) -> Position | None:
-        """Where the first definition begins to hold; ``None`` for the beginning."""
+        """Where the first definition starts to apply; ``None`` for the beginning."""
         return self.versions[0][0]
 
     def at(self, position: Position) -> TableSchema | None:
-        """The definition by which a row event or a statement is read that begins at a place; ``None``: by none, what
-        happens there is of no concern.
+        """Return the definition for a row event or statement that begins at a position.
+
+        :returns: ``None`` if events at this position are ignored.
         """
         if self.is_suspended and (self.suspended_from is None or self.suspended_from <= position):
             return None
@@ -54,13 +56,13 @@ class DefinitionHistory:
         return next(candidates, None)
 
     def changes_at(self, position: Position) -> bool:
-        """Whether a definition begins to hold exactly at a place: a DDL that ends there has been followed."""
+        """Return whether a definition starts to apply exactly here: a followed DDL ends at this position."""
         return any(since == position for since, _ in self.versions)
 
     def with_change(self, position: Position, definition: TableSchema) -> DefinitionHistory:
-        """These definitions, and another one that holds from a place on: the end of the DDL.
+        """Append a definition that applies from a position on, which is the end of the DDL.
 
-        :raises ValueError: if a definition begins to hold there or behind that already.
+        :raises ValueError: if a definition already starts there or later.
         """
         last = self.versions[-1][0]
         if last is not None and position <= last:
@@ -68,33 +70,33 @@ class DefinitionHistory:
         return DefinitionHistory((*self.versions, (position, definition)), self.revision)
 
     def suspended_at(self, position: Position | None) -> DefinitionHistory:
-        """These definitions, of which none holds from a place on: the table is suspended there.
+        """Return this history with the table suspended from a position on.
 
         :param position: ``None`` for the beginning.
         """
         return replace(self, suspended_from=position, is_suspended=True)
 
     def replanned(self, position: Position, definition: TableSchema) -> DefinitionHistory:
-        """What takes their place when the table is planned again: nothing before a place is of concern any more.
+        """Return the history of the table after it was planned again; earlier events are ignored.
 
-        :param position: the low watermark behind which it is read.
+        :param position: the low watermark after which the table is read.
         """
         return DefinitionHistory(((position, definition),), self.revision + 1)
 
     def on_other_server(self) -> DefinitionHistory:
-        """What holds at another server than that of the places, once all of them have been passed."""
+        """Return the history for another server, whose positions all come after those of this one."""
         return DefinitionHistory(((None, self.newest),), self.revision)
 
     def with_zero_dates(self, policy: str) -> DefinitionHistory:
-        """The same definitions under another policy, which is no part of them."""
+        """Return the same definitions with another ``zero_dates`` policy, which is not part of a definition."""
         return replace(self, versions=tuple((at, d.with_zero_dates(policy)) for at, d in self.versions))
 
     def with_full_before_images(self) -> DefinitionHistory:
-        """The same definitions where old rows are wanted whole."""
+        """Return the same definitions with full before images required."""
         return replace(self, versions=tuple((at, replace(d, full_before_images=True)) for at, d in self.versions))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """Return a plain JSON value, the inverse of :meth:`from_json`."""
         steps = [{"since": at.to_json() if at else None, "schema": d.to_json()} for at, d in self.versions]
         return {"version": _VERSION, "revision": self.revision, "definitions": steps}
 
@@ -102,9 +104,9 @@ class DefinitionHistory:
     def from_json(cls, value: Mapping[str, Any]) -> DefinitionHistory:
         """Inverse of :meth:`to_json`.
 
-        A value without a version is a bare definition with ``since`` and ``revision`` in it, as plans had it before.
+        Older plans store a bare definition, without a version and with ``since`` and ``revision`` in it.
 
-        :raises ValueError: if the value is of a newer version of this software.
+        :raises ValueError: if the value was written by a newer version of this software.
         """
         if "version" not in value:
             value = {**value, "version": 0, "definitions": [{"since": value.get("since"), "schema": value}]}
@@ -117,10 +119,10 @@ class DefinitionHistory:
         return cls(steps, value.get("revision", 0))
 
 
-#: The definitions of captured tables by (database, table), spelled as the server spells them.
+#: The definitions of captured tables by (database, table), in the server's spelling.
 CapturedTables = Mapping[tuple[str, str], DefinitionHistory]
 
 
 def histories_by_table(definitions: Iterable[DefinitionHistory]) -> dict[tuple[str, str], DefinitionHistory]:
-    """Definitions by the tables that they are of."""
+    """Map (database, table) to the table's history."""
     return {history.newest.id: history for history in definitions}

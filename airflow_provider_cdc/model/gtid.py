@@ -1,7 +1,7 @@
-"""Sets of global transaction identifiers (GTIDs), as MySQL writes and compares them; and MariaDB's positions.
+"""GTID sets as MySQL writes and compares them, and the GTID positions of MariaDB.
 
-A GTID is ``uuid:number`` or, with a tag, ``uuid:tag:number``. Sets are compared as sets and never as a line: two
-servers may have run transactions in different orders, and a set may have gaps that fill later.
+A GTID is ``uuid:number`` or, with a tag, ``uuid:tag:number``. GTID sets are compared as sets and never by order: two
+servers may have run transactions in different orders, and a set may have gaps that are filled later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uuid import UUID
 
 #: Closed intervals (first, last), sorted, neither overlapping nor touching.
 Intervals = tuple[tuple[int, int], ...]
-#: (uuid, tag); the tag of an ordinary GTID is the empty text.
+#: (uuid, tag); the tag of an ordinary GTID is empty.
 GtidSource = tuple[str, str]
 
 _TAG = re.compile(r"[a-z_][a-z0-9_]{0,31}")
@@ -33,16 +33,16 @@ class GtidSet:
     def __init__(self, intervals: Mapping[GtidSource, Iterable[tuple[int, int]]] | None = None) -> None:
         """Build a set.
 
-        :param intervals: for each (uuid, tag) closed intervals in any order; they may overlap.
+        :param intervals: closed intervals for each (uuid, tag), in any order; they may overlap.
         """
         merged = {source: _merge_intervals(parts) for source, parts in (intervals or {}).items()}
         self._intervals = MappingProxyType({source: parts for source, parts in merged.items() if parts})
 
     @classmethod
     def parse(cls, text: str) -> GtidSet:
-        r"""Read the text of ``@@global.gtid_executed`` and its like.
+        r"""Parse a GTID set such as the value of ``@@global.gtid_executed``.
 
-        :param text: such as ``uuid:1-5:8,\nuuid2:1-3:tag:1-2``; line ends and blanks anywhere are ignored.
+        :param text: such as ``uuid:1-5:8,\nuuid2:1-3:tag:1-2``; line breaks and spaces are ignored.
         :raises ValueError: if it is not a GTID set.
         """
         intervals: dict[GtidSource, list[tuple[int, int]]] = {}
@@ -81,12 +81,12 @@ class GtidSet:
         return bool(self._intervals)
 
     def __contains__(self, gtid: str) -> bool:
-        """Whether one GTID, such as ``uuid:7`` or ``uuid:tag:7``, is in the set."""
+        """Return whether the set contains one GTID, such as ``uuid:7`` or ``uuid:tag:7``."""
         source, number = split_gtid(gtid)
         return any(first <= number <= last for first, last in self._intervals.get(source, ()))
 
     def add(self, gtid: str) -> GtidSet:
-        """The set with one GTID more; cheap where the GTID follows the highest number, as in a stream."""
+        """Return the set with one more GTID; fast if the GTID follows the highest number, as in a stream."""
         source, number = split_gtid(gtid)
         parts = self._intervals.get(source, ())
         if parts and number == parts[-1][1] + 1:
@@ -96,19 +96,19 @@ class GtidSet:
         return _from_merged({**self._intervals, source: changed})
 
     def with_all(self, gtids: Iterable[str]) -> GtidSet:
-        """The set with more GTIDs and runs of them, such as ``uuid:7-9``."""
+        """Return the set with further GTIDs and ranges of them, such as ``uuid:7-9``."""
         more = ",".join(gtids)
         return self.union(self.parse(more)) if more else self
 
     def union(self, other: GtidSet) -> GtidSet:
-        """All GTIDs of both sets."""
+        """Return all GTIDs of both sets."""
         result = dict(self._intervals)
         for source, parts in other._intervals.items():
             result[source] = _merge_intervals((*result.get(source, ()), *parts))
         return _from_merged(result)
 
     def subtract(self, other: GtidSet) -> GtidSet:
-        """The GTIDs of this set that the other lacks."""
+        """Return the GTIDs of this set that the other lacks."""
         result = {
             source: _subtract_intervals(parts, other._intervals.get(source, ()))
             for source, parts in self._intervals.items()
@@ -116,7 +116,10 @@ class GtidSet:
         return _from_merged({source: parts for source, parts in result.items() if parts})
 
     def repeated_in(self, more: GtidSet) -> GtidSet:
-        """The GTIDs of both sets, of this one and of what a binlog has behind it: in one binlog there are none."""
+        """Return the GTIDs in both this set and ``more``, the GTIDs that follow it in a binlog.
+
+        Within one binlog there are none.
+        """
         common = {
             source: _intersect_intervals(parts, self._intervals.get(source, ()))
             for source, parts in more._intervals.items()
@@ -124,17 +127,17 @@ class GtidSet:
         return _from_merged({source: parts for source, parts in common.items() if parts})
 
     def issubset(self, other: GtidSet) -> bool:
-        """Whether every GTID of this set is in the other."""
+        """Return whether every GTID of this set is in the other."""
         return not self.subtract(other)
 
     def minus_all(self, gtids: Iterable[str]) -> GtidSet:
-        """What is left of the set when more GTIDs, and runs of them, have come."""
+        """Return the set without the given GTIDs and ranges of them."""
         return self.subtract(GtidSet().with_all(gtids))
 
 
 @dataclass(frozen=True)
 class MariadbGtidPosition:
-    """Where a MariaDB binlog stands: of each replication domain the newest GTID, ``domain-server-number``.
+    """A position in a MariaDB binlog: the newest GTID (``domain-server-number``) of each replication domain.
 
     :param newest: (server, number) by domain.
     """
@@ -143,9 +146,10 @@ class MariadbGtidPosition:
 
     @classmethod
     def parse(cls, text: str) -> MariadbGtidPosition:
-        """Read the text of ``@@global.gtid_binlog_pos`` and its like, such as ``0-1-7,3-1-2``.
+        """Parse a GTID position such as the value of ``@@global.gtid_binlog_pos``.
 
-        :raises ValueError: if it is of another form.
+        :param text: such as ``0-1-7,3-1-2``.
+        :raises ValueError: if it has another form.
         """
         gtids = [tuple(map(int, part.split("-"))) for part in "".join(text.split()).split(",") if part]
         return cls({domain: (server, number) for domain, server, number in gtids})
@@ -157,39 +161,42 @@ class MariadbGtidPosition:
         return bool(self.newest)
 
     def __contains__(self, gtid: str) -> bool:
-        """Whether one GTID lies at or before the position: GTIDs of a domain have an order."""
+        """Return whether one GTID is at or before the position; GTIDs of a domain are ordered."""
         return MariadbGtidPosition.parse(gtid).issubset(self)
 
     def issubset(self, other: MariadbGtidPosition) -> bool:
-        """Whether all that lies at or before this position lies at or before the other."""
+        """Return whether this position is at or before the other in every domain."""
         return all(d in other.newest and number <= other.newest[d][1] for d, (_, number) in self.newest.items())
 
     def minus_all(self, gtids: Iterable[str]) -> MariadbGtidPosition:
-        """The position without the domains in which it is reached with more GTIDs, in their order."""
+        """Return the position without the domains in which the given GTIDs reach it.
+
+        :param gtids: GTIDs in binlog order.
+        """
         reached = self.parse(",".join(gtids))
         return MariadbGtidPosition(
             {d: gtid for d, gtid in self.newest.items() if gtid[1] > reached.newest.get(d, (0, 0))[1]}
         )
 
     def repeated_in(self, more: MariadbGtidPosition) -> MariadbGtidPosition:
-        """Nothing: in a binlog of MariaDB the numbers of a domain need not grow (``gtid_strict_mode=OFF``)."""
+        """Return an empty position: in MariaDB, the numbers of a domain need not grow (``gtid_strict_mode=OFF``)."""
         return MariadbGtidPosition({})
 
     def union(self, more: MariadbGtidPosition) -> MariadbGtidPosition:
-        """The position that is reached with more, which comes behind it."""
+        """Return the position that is reached after ``more``, which follows this one."""
         return MariadbGtidPosition({**self.newest, **more.newest})
 
     def add(self, gtid: str) -> MariadbGtidPosition:
-        """The position with one GTID more, which is the newest of its domain."""
+        """Return the position with one more GTID, which becomes the newest of its domain."""
         return MariadbGtidPosition({**self.newest, **MariadbGtidPosition.parse(gtid).newest})
 
     def with_all(self, gtids: Iterable[str]) -> MariadbGtidPosition:
-        """The position with more GTIDs, in their order."""
+        """Return the position with further GTIDs, given in binlog order."""
         return MariadbGtidPosition({**self.newest, **MariadbGtidPosition.parse(",".join(gtids)).newest})
 
 
 def gtid_class_of(server: str) -> type[GtidSet] | type[MariadbGtidPosition]:
-    """How a server tells which transactions it has.
+    """Return the class that represents the GTIDs of a server.
 
     :param server: its identity (:func:`airflow_provider_cdc.mysql.client.identity.server_identity`).
     """
@@ -197,7 +204,7 @@ def gtid_class_of(server: str) -> type[GtidSet] | type[MariadbGtidPosition]:
 
 
 def split_gtid(gtid: str) -> tuple[GtidSource, int]:
-    """Take one GTID apart: ``((uuid, tag), number)``.
+    """Split one GTID into ``((uuid, tag), number)``.
 
     :raises ValueError: if it is not one GTID.
     """
@@ -209,14 +216,14 @@ def split_gtid(gtid: str) -> tuple[GtidSource, int]:
 
 
 def parse_gtid_owned(text: str) -> dict[str, tuple[int, ...]]:
-    r"""Read ``@@global.gtid_owned``: the GTIDs of transactions that are being committed at this moment.
+    r"""Parse ``@@global.gtid_owned``: the GTIDs of transactions that are being committed.
 
-    The server prints ``uuid:7#11:8#12,\nuuid2:tag:3#9``: after each number the threads that own it. A number
-    without an owner counts as owned, which at worst waits a little longer.
+    The server prints ``uuid:7#11:8#12,\nuuid2:tag:3#9``: each number is followed by the threads that own it. A number
+    without an owner counts as owned, which at worst causes a slightly longer wait.
 
     :param text: value of the variable; empty if nothing is owned.
-    :returns: GTIDs as ``uuid:7`` and ``uuid:tag:7``, each with the threads that own it: the ids of their connections.
-    :raises ValueError: if the text is of another form.
+    :returns: GTIDs as ``uuid:7`` and ``uuid:tag:7``, each with the ids of the threads (connections) that own it.
+    :raises ValueError: if the text has another form.
     """
     owned: dict[str, tuple[int, ...]] = {}
     for part in filter(None, "".join(text.split()).split(",")):
@@ -232,7 +239,7 @@ def parse_gtid_owned(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _from_merged(intervals: dict[GtidSource, Intervals]) -> GtidSet:
-    """A set from intervals that are already merged."""
+    """Make a set from intervals that are already merged."""
     result = GtidSet()
     result._intervals = MappingProxyType(intervals)
     return result
@@ -276,7 +283,7 @@ def _subtract_intervals(parts: Intervals, removed: Intervals) -> Intervals:
 
 
 def _parse_uuid(text: str) -> str:
-    # A plain form (36 characters, as nearly always) is not parsed again: this runs once a transaction.
+    # The canonical form, nearly the only one, skips the parser: this runs once per transaction.
     if len(text) == 36 and text.islower() and text.count("-") == 4:
         return text
     try:

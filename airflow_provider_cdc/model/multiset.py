@@ -1,7 +1,7 @@
-"""Rows that no key tells apart: they are compared by all their values, and equal ones are counted.
+"""Rows of tables without a key, which are compared by all of their values; equal rows are counted.
 
-The **image** of a row is its copied source columns without those that the project adds. Two images are equal if they
-are so bit by bit: NULL equals NULL, -0.0 is not 0.0, and text is compared by its bytes.
+The **image** of a row consists of its copied source columns, without the columns that the project adds. Two images are
+equal if they are bit-identical: NULL equals NULL, -0.0 differs from 0.0, and text is compared by its bytes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.model.schema import META_COLUMNS, OP_COLUMN, SEQ_COLUMN
 
 _ROW = "row"
-#: For each file the rows that it loses: number of a row group -> indices in it.
+#: For each file, the rows to remove: number of a row group -> indices in it.
 RemovedRows = dict[str, dict[int, Any]]
 
 
 class MissingRowsError(Exception):
-    """Rows that are to be deleted are not there.
+    """Rows to delete do not exist.
 
     :param row: the deletion, a table of one row.
     :param count: how many of the equal rows are missing.
@@ -35,11 +35,11 @@ class MissingRowsError(Exception):
 
 @dataclass(frozen=True)
 class NetChange:
-    """What changes come to in the end.
+    """The net effect of some changes.
 
-    :param added: the rows that are more than before: of several equal ones the newest.
-    :param removed: one row for each image of which there are fewer: the newest that was deleted.
-    :param removed_counts: how many fewer, one number for each of these.
+    :param added: rows to add; of several equal rows, the newest ones.
+    :param removed: one row for each image that has fewer rows than before: the newest deletion.
+    :param removed_counts: number of rows to remove, one number for each row of ``removed``.
     """
 
     added: pa.Table
@@ -51,7 +51,7 @@ class NetChange:
 
 
 def row_images(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Images of rows, in a form whose equality is that of their bits: columns ``0``, ``1``, ...
+    """Return images of rows as columns ``0``, ``1``, ..., whose equality is bit equality.
 
     :param names: columns of the source.
     """
@@ -60,9 +60,9 @@ def row_images(rows: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def number_images(images: pa.Table) -> Any:
-    """A number for each row of :func:`images`, counted from 0: equal images have the same one, others do not.
+    """Number the images from :func:`row_images` from 0: equal images get the same number.
 
-    :returns: array of int64.
+    :returns: array of int64, one number per row.
     """
     keyed = images.append_column(_ROW, pa.array(np.arange(images.num_rows), pa.int64()))
     rows_by_image = keyed.group_by(images.column_names, use_threads=False).aggregate([(_ROW, "list")])[f"{_ROW}_list"]
@@ -73,19 +73,19 @@ def number_images(images: pa.Table) -> Any:
 
 
 def change_weights(changes: pa.Table) -> Any:
-    """1 for each change that leaves a row behind, -1 for each that takes one away."""
+    """Return 1 for each change that adds a row, -1 for each that removes one."""
     return np.where(pc.equal(changes[OP_COLUMN], "d").to_numpy(), -1, 1)
 
 
 def net_change(changes: pa.Table, names: Sequence[str]) -> NetChange:
-    """Add up changes: what is put in and taken out again, in whatever order, leaves nothing to do.
+    """Add up changes: an insertion and a deletion of equal rows cancel out, in whatever order they occur.
 
-    :param changes: changes in binlog order, an update as a deletion and an insertion.
+    :param changes: changes in binlog order; an update is a deletion and an insertion.
     :param names: columns of the source.
     """
     number, weight = number_images(row_images(changes, names)), change_weights(changes)
     sums = np.bincount(number, weight).astype(np.int64)
-    # From the newest on; the first ones of each image, as many as there are more.
+    # Newest first: of each image, as many rows as were added on balance.
     newest = np.arange(changes.num_rows)[::-1]
     added = take_first_of_each(newest[weight[newest] > 0], number, sums)
     removed = take_first_of_each(newest[weight[newest] < 0], number, np.where(sums < 0, 1, 0))
@@ -93,10 +93,10 @@ def net_change(changes: pa.Table, names: Sequence[str]) -> NetChange:
 
 
 def take_first_of_each(rows: Any, number: Any, wanted: Any) -> Any:
-    """The first of some rows of each number, as many as are wanted of it.
+    """Select the first rows of each number, up to the wanted count.
 
     :param rows: indices into ``number``.
-    :param wanted: how many, indexed by number.
+    :param wanted: wanted count, indexed by number.
     """
     rows = rows[np.argsort(number[rows], kind="stable")]
     rank = np.arange(len(rows)) - np.searchsorted(number[rows], number[rows])
@@ -106,11 +106,12 @@ def take_first_of_each(rows: Any, number: Any, wanted: Any) -> Any:
 def find_removed_rows(
     files: Iterable[tuple[str, Iterable[pa.Table]]], change: NetChange, ignore_below_seq: int = 0
 ) -> RemovedRows:
-    """Where the rows are that a change takes away. Files are read one after the other, and no further than needed.
+    """Find the rows that a change removes. Files are read one after the other, and no further than needed.
 
-    :param files: name and row groups of each.
-    :param ignore_below_seq: rows with a lower ``_cdc_seq`` go in any case, and do not count; all files are read then.
-    :raises MissingRowsError: if there are fewer rows than are taken away.
+    :param files: name and row groups of each file.
+    :param ignore_below_seq: rows with a lower ``_cdc_seq`` are always removed and do not count; all files are read
+        then.
+    :raises MissingRowsError: if fewer rows exist than are to be removed.
     """
     names = [name for name in change.removed.column_names if name not in META_COLUMNS]
     wanted, missing_counts, removed_rows = (
@@ -135,10 +136,10 @@ def find_removed_rows(
 
 
 def without_removed_rows(groups: Iterable[pa.Table], removed: dict[int, Any]) -> Iterator[pa.Table]:
-    """What is left of a file.
+    """Yield the remaining rows of a file.
 
     :param groups: its row groups.
-    :param removed: rows that it loses, as in :data:`Lost`.
+    :param removed: rows to remove, as in :data:`RemovedRows`.
     """
     for number, rows in enumerate(groups):
         mask = np.ones(rows.num_rows, dtype=bool)
@@ -147,11 +148,13 @@ def without_removed_rows(groups: Iterable[pa.Table], removed: dict[int, Any]) ->
 
 
 def _match_rows(rows: pa.Table, wanted: pa.Table, left: Any, mask: Any) -> Any:
-    """Indices of rows that equal one that is wanted, no more of each than are left; those are then counted down.
+    """Return the indices of rows that equal a wanted row, at most as many of each as ``left`` allows.
 
-    :param mask: which of the rows count.
+    ``left`` is decreased in place.
+
+    :param mask: which rows are considered.
     """
-    for name in rows.column_names:  # most rows differ in one of the first columns from all
+    for name in rows.column_names:  # most rows already fail to match in one of the first columns
         mask = mask & pc.is_in(rows[name], value_set=wanted[name].combine_chunks()).to_numpy()
         if not mask.any():
             return np.empty(0, np.int64)
@@ -172,7 +175,7 @@ def _bit_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return pa.chunked_array([chunk.view(bits) for chunk in column.chunks], bits)
     if pa.types.is_list(kind):
         return pa.chunked_array([_vector_bytes(chunk) for chunk in column.chunks], pa.large_binary())
-    # Large: no more than 2 GiB of one column could be grouped otherwise.
+    # Without the large types, at most 2 GiB of a column could be grouped.
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     return column.cast(large.get(kind, kind))
 

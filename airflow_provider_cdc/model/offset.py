@@ -1,4 +1,4 @@
-"""Where we are in the binlog, and the one number that orders all transactions of a pipeline."""
+"""Binlog positions and offsets, and the one number that orders all transactions of a pipeline."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from airflow_provider_cdc.model.errors import TerminalError
 
-#: Bits of ``_cdc_seq`` that hold the end position of a transaction; the file's ordinal stands above them.
+#: Bits of ``_cdc_seq`` for the end position of a transaction; the file's ordinal uses the bits above.
 POSITION_BITS = 41
-#: Bits of the ordinal: with them ``_cdc_seq`` fills the 63 bits of a number that is not negative.
+#: Bits for the ordinal: together they fill the 63 bits of a non-negative number.
 ORDINAL_BITS = 63 - POSITION_BITS
 _FILE = re.compile(r"(.*\.)(\d+)")
 
 
 def split_file(file: str) -> tuple[str, int]:
-    """``binlog.000017`` -> (``binlog.``, 17). File numbers compare as numbers: 999999 < 1000000.
+    """Split ``binlog.000017`` into (``binlog.``, 17). File numbers compare as numbers: 999999 < 1000000.
 
     :raises TerminalError: for a name without a numeric suffix.
     """
@@ -53,7 +53,7 @@ class Position:
         return f"{self.file}:{self.position}"
 
     def to_json(self) -> list[Any]:
-        """Plain JSON value: [file, position]."""
+        """Return a plain JSON value: [file, position]."""
         return [self.file, self.position]
 
     @classmethod
@@ -64,22 +64,23 @@ class Position:
 
 @dataclass(frozen=True)
 class Offset:
-    """A resumable point: a position of a named server with the GTIDs that lie at or before it.
+    """A point to resume from: a position on a given server, and the GTIDs at or before it.
 
     :param server: ``server_uuid``.
     :param at: file and position, always the end of a complete transaction.
-    :param gtid_set: GTIDs at or before the position, in the server's text form. At the very start of a pipeline it may
-        hold a few GTIDs just behind the position (transactions in flight then); reading on makes it exact.
-    :param open_xa: XA transactions that are prepared and still open at the position: the xid alone if it holds no row
-        of a captured table, else with the position where it begins (``mysql/binlog/events/xa.py``).
-    :param already_applied: GTIDs that the sink holds although they stand behind the position: the server committed in
-        another order than the one before it.
-    :param file_start_time: when the server began the file, in seconds by its own clock: a file of the same name that
-        was begun at another time is another file. 0 if that is not known, as in offsets of older versions.
-    :param gtid_mode_on: whether ``gtid_mode`` of MySQL was ON at the position, so that what stands behind it has GTIDs.
-        ``False`` also where that is not known.
-    :param before_ddl: whether a DDL follows that the stream has to follow before it reads on. Only of ends of batches,
-        never of a resume point.
+    :param gtid_set: GTIDs at or before the position, as the server writes them. At the very start of a pipeline, it may
+        contain a few GTIDs just after the position (transactions in flight at that time); it becomes exact as the
+        binlog is read.
+    :param open_xa: XA transactions that are prepared and not yet committed at the position: only the xid if it has no
+        row of a captured table, otherwise also the position where it begins (``mysql/binlog/events/xa.py``).
+    :param already_applied: GTIDs that the sink already has although they come after the position, because this server
+        committed in a different order than the previous one.
+    :param file_start_time: when the server began the file, in seconds on its own clock: a file of the same name that
+        was begun at another time is another file. 0 if unknown, as in offsets of older versions.
+    :param gtid_mode_on: whether MySQL's ``gtid_mode`` was ON at the position, so that later transactions have GTIDs.
+        ``False`` also if that is unknown.
+    :param before_ddl: whether the stream must follow a DDL before it reads on. Only set for ends of batches, never for
+        a resume point.
     """
 
     server: str
@@ -92,7 +93,7 @@ class Offset:
     before_ddl: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """Return a plain JSON value, the inverse of :meth:`from_json`."""
         return {
             "server": self.server,
             "file": self.at.file,
@@ -119,11 +120,11 @@ class Offset:
 class Timeline:
     """Maps positions to ``_cdc_seq`` and back.
 
-    A segment is one unbroken run of binlog files of one server; a failover opens the next one.
+    A segment is one unbroken sequence of binlog files of one server; a failover starts the next segment.
 
     :param server: ``server_uuid`` of the segment.
     :param start_file: first binlog file of the segment.
-    :param first_ordinal: ordinal of that file; ordinals of one pipeline never go back.
+    :param first_ordinal: ordinal of that file; ordinals of one pipeline never decrease.
     :param previous: the segments before this one.
     """
 
@@ -134,28 +135,33 @@ class Timeline:
 
     @property
     def segments(self) -> list[Timeline]:
-        """All segments, the oldest first, each with those before it."""
+        """All segments, oldest first, each with its predecessors."""
         return [*(self.previous.segments if self.previous else ()), self]
 
     @property
     def newest_segment(self) -> Timeline:
-        """The newest segment by itself. No two segments of a pipeline are equal, of the same server either."""
+        """The newest segment without its predecessors.
+
+        No two segments of a pipeline are equal, even for the same server.
+        """
         return replace(self, previous=None)
 
     def with_segment(self, server: str, start_file: str, highest_seq: int) -> Timeline:
-        """The lineage with one more segment.
+        """Return the timeline with one more segment.
 
-        :param server: its server, and ``start_file`` its first file.
-        :param highest_seq: the highest ``_cdc_seq`` that anything has: all of the segment are above it.
+        :param server: server of the segment.
+        :param start_file: first binlog file of the segment.
+        :param highest_seq: the highest ``_cdc_seq`` used so far; all of the new segment are higher.
         """
         return Timeline(server, start_file, (highest_seq >> POSITION_BITS) + 1, self)
 
     def seq(self, at: Position) -> int:
-        """``_cdc_seq`` of a transaction that ends at ``at``: file ordinal in the high bits, position in the low 41.
+        """Return the ``_cdc_seq`` of a transaction that ends at ``at``.
 
-        :param at: a position of this segment.
+        The high bits are the file's ordinal, the low 41 bits the position.
 
-        :raises TerminalError: for a file of another series or before the segment.
+        :param at: a position in this segment.
+        :raises TerminalError: for a file of another series or before the segment, or a value too large for its bits.
         """
         prefix, number = split_file(at.file)
         own_prefix, first = split_file(self.start_file)
@@ -167,14 +173,14 @@ class Timeline:
         ordinal = self.first_ordinal + number - first
         if at.position >= 1 << POSITION_BITS or ordinal >= 1 << ORDINAL_BITS:
             raise TerminalError(
-                f"binlog position {at} has no number: files may have 2 TiB, a pipeline {1 << ORDINAL_BITS:,} of them",
+                f"binlog position {at} cannot be numbered: limits are 2 TiB a file and {1 << ORDINAL_BITS:,} files",
                 "Start with a fresh sink.path (or remove the old one): files are counted from the pipeline's first",
                 place=str(at),
             )
         return ordinal << POSITION_BITS | at.position
 
     def position(self, seq: int) -> Position:
-        """Inverse of :meth:`seq`, in whichever segment it is."""
+        """Inverse of :meth:`seq`, for any segment."""
         if self.previous is not None and seq >> POSITION_BITS < self.first_ordinal:
             return self.previous.position(seq)
         prefix, first = split_file(self.start_file)
@@ -182,7 +188,7 @@ class Timeline:
         return Position(f"{prefix}{number:06d}", seq & ((1 << POSITION_BITS) - 1))
 
     def to_json(self) -> dict[str, Any]:
-        """The newest segment as a plain JSON value; :meth:`from_json` turns it back."""
+        """Return the newest segment as a plain JSON value, the inverse of :meth:`from_json`."""
         return {"server": self.server, "start_file": self.start_file, "base": self.first_ordinal}
 
     @classmethod
@@ -194,7 +200,7 @@ class Timeline:
         return cls(str(value["server"]), str(value["start_file"]), int(value["base"]), previous)
 
     def segments_to_json(self) -> list[dict[str, Any]]:
-        """All segments as a plain JSON value; :meth:`from_segments` turns it back."""
+        """Return all segments as a plain JSON value, the inverse of :meth:`from_segments`."""
         return [segment.to_json() for segment in self.segments]
 
     @classmethod

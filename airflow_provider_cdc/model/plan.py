@@ -1,8 +1,8 @@
-"""The chunk plan of a snapshot: which key ranges are read, in which groups. Written once, never changed.
+"""The chunk plan of a snapshot: the key ranges to read and their groups. It is written once and never changed.
 
-Key values in bounds are canonical: ``int`` for integers, YEAR and ENUM (the index of the member), text for decimals and
-temporal types as the server prints them, lower-case hex of the bytes for binary types and of the text in UTF-8 for text
-types. What compares them is the server alone.
+Key values in bounds have a canonical form: ``int`` for integers, YEAR and ENUM (the index of the member); text as the
+server prints it for decimals and temporal types; lower-case hex of the bytes for binary types, and of the UTF-8 text
+for text types. Only the server compares them.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from airflow_provider_cdc.model.start_mode import SNAPSHOT, StreamStart
 KeyValue = int | str
 Key = tuple[KeyValue, ...]
 
-#: Airflow maps at most 1024 tasks; the plan stays below.
+#: By default, Airflow maps at most 1024 tasks; the plan stays below that.
 MAX_GROUPS = 1000
-#: Numbers of groups that are not of the plan are not below this one: tables, or ranges of keys, that are read again by
-#: themselves (:mod:`airflow_provider_cdc.model.staged_read`).
+#: Smallest group number outside the plan, for tables or key ranges that are re-snapshotted
+#: (:mod:`airflow_provider_cdc.model.staged_read`).
 AD_HOC_GROUP_BASE = 1_000_000
-#: A chunk has at most so many times the wanted rows, where that can be known beforehand.
+#: How many times the wanted rows a chunk may have at most, where that can be known in advance.
 MAX_CHUNK_OVERSIZE = 4
-#: Chunks that one file holds: large files, and not much to read again when a task dies.
+#: Chunks per file: files are large, and little must be read again if a task dies.
 CHUNKS_PER_FILE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A key range of one table: ``lower <= key < upper``, or ``<= upper`` in the last one.
+    """A key range of one table: ``lower <= key < upper``, or ``<= upper`` in the last chunk.
 
-    A table without a usable key is one chunk, whose bounds are empty.
+    A table without a usable key is one chunk with empty bounds.
 
     :param number: number of the chunk in the plan.
     :param table: index of the table in the plan.
-    :param group: number of its group.
-    :param lower: first key that belongs to it.
-    :param upper: first key that does not (or, if ``last``, the last one that does).
+    :param group: number of the chunk's group.
+    :param lower: first key in the chunk.
+    :param upper: first key after the chunk or, if ``includes_upper``, the last key in it.
     :param includes_upper: whether ``upper`` is included.
     """
 
@@ -63,7 +63,7 @@ class Chunk:
     includes_upper: bool
 
     def to_json(self) -> list[Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """Return a plain JSON value, the inverse of :meth:`from_json`."""
         return [self.number, self.table, self.group, list(self.lower), list(self.upper), self.includes_upper]
 
     @classmethod
@@ -74,10 +74,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """What it cost the server to plan one table, as its own counters say.
+    """What planning one table cost the server, according to its own counters.
 
-    :param statements: statements that were sent.
-    :param rows: rows and index entries that it read for them, those of its own catalog included.
+    :param statements: number of statements sent.
+    :param rows: rows and index entries that the server read for them, including those of its own catalog.
     """
 
     statements: int
@@ -86,27 +86,28 @@ class PlanCost:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a snapshot was planned with.
+    """The result of planning a snapshot.
 
-    ``p0`` is a low watermark taken before any table's smallest and largest key were read. Keys outside of
-    [min, max] (all keys of an empty table) belong to virtual chunks with LW = HW = P0 that hold no rows, so no chunk is
+    ``p0`` is a low watermark taken before any table's smallest and largest key were read. Keys outside [min, max] (all
+    keys of an empty table) belong to virtual chunks without rows, whose low and high watermarks are P0. So no chunk is
     unbounded: a row that appears there was written after P0 and is in the binlog.
 
     :param pipeline: name of the pipeline.
     :param generation: number of the snapshot, from 1.
     :param p0: where the stream will begin.
-    :param timeline: how positions become ``_cdc_seq``.
-    :param patterns: the patterns of the pipeline's source that it was made with.
-    :param definitions: captured tables, each with its definitions as it was planned; then those that were added since.
-    :param all_amendments: what has happened to them in the stream since, in order of ``_cdc_seq``.
-    :param chunks: chunks in key order, table by table. A table without chunks was empty, or is not what the snapshot
-        has read any more.
-    :param superseded: chunks as they were planned of tables that are not what the snapshot has read any more: they were
-        read again as a whole, or are suspended.
-    :param costs: what planning each table cost; empty in a plan that was made before.
-    :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
-        plan has no chunks, as if all tables were empty at P0.
-    :param table_path: ``sink.table_path`` with which it was made, and ``lower_case``: ``sink.lower_case``.
+    :param timeline: maps positions to ``_cdc_seq``.
+    :param patterns: the source patterns that the plan was made with.
+    :param definitions: captured tables as they were planned, each with its definitions, followed by tables added later.
+    :param chunks: chunks in key order, table by table. A table without chunks was empty, or its rows no longer come
+        from the snapshot.
+    :param costs: what planning each table cost; empty in older plans.
+    :param start: what P0 is: ``snapshot``, or the binlog position where a stream without a snapshot begins. A plan of
+        the latter kind has no chunks, as if all tables were empty at P0.
+    :param table_path: ``sink.table_path`` that the plan was made with.
+    :param lower_case: ``sink.lower_case`` that the plan was made with.
+    :param amendments: what the stream has recorded about the tables since, in order of ``_cdc_seq``.
+    :param superseded_chunks: planned chunks of tables whose rows no longer come from the snapshot, because the table
+        was re-snapshotted as a whole or is suspended.
     """
 
     pipeline: str
@@ -143,32 +144,32 @@ class Plan:
 
     @property
     def suspensions(self) -> tuple[Suspension, ...]:
-        """What has suspended those that are, in the plan's order."""
+        """The suspensions in effect, in the plan's order of tables."""
         suspensions = map(self.suspension_of, range(len(self.definitions)))
         return tuple(step for step in suspensions if step is not None)
 
     def revision_of(self, table: int) -> int:
-        """How often a table was planned or read again."""
+        """Return how often a table was planned again or re-snapshotted."""
         rejoin = self.rejoin_of(table)
         return self.definitions[table].revision if rejoin is None else rejoin.revision
 
     def rejoin_of(self, table: int) -> Rejoin | None:
-        """How a table has rejoined the last time that it was read again as a whole."""
+        """Return the last rejoin of a table; ``None`` if it was never re-snapshotted as a whole."""
         rejoins = (step for step in self.amendments if isinstance(step, Rejoin) and step.table == table)
         return max(rejoins, key=lambda step: step.revision, default=None)
 
     def base_definition_of(self, table: int) -> TableSchema:
-        """The definition with which a table was planned, or read again, the last time."""
+        """Return the definition with which a table was last planned or re-snapshotted."""
         rejoin = self.rejoin_of(table)
         return self.definitions[table].newest if rejoin is None else rejoin.schema
 
     def followed_ddls_of(self, table: int) -> list[FollowedDdl]:
-        """The DDL of a table that has been followed since then, the oldest first."""
+        """Return the DDLs of a table that were followed since then, oldest first."""
         revision = self.revision_of(table)
         return [s for s in self.amendments if isinstance(s, FollowedDdl) and (s.table, s.revision) == (table, revision)]
 
     def suspension_of(self, table: int) -> Suspension | None:
-        """What has suspended a table; ``None`` if it is not."""
+        """Return the suspension of a table; ``None`` if it is not suspended."""
         revision = self.revision_of(table)
         suspensions = (
             s for s in self.amendments if isinstance(s, Suspension) and (s.table, s.revision) == (table, revision)
@@ -177,14 +178,14 @@ class Plan:
 
     @staticmethod
     def is_addition(amendment: Amendment) -> bool:
-        """Whether a step adds a table to the plan."""
+        """Return whether an amendment adds a table to the plan."""
         return isinstance(amendment, Suspension) and amendment.schema is not None
 
     def definitions_for(self, timeline: Timeline) -> tuple[DefinitionHistory, ...]:
-        """The definitions over time, for those who read the binlog of a lineage's newest segment.
+        """Return the definition histories for reading the binlog of a timeline's newest segment.
 
-        Places of another segment mean nothing there. A stream goes on in a new segment only when it has passed all
-        places of those before it, so what holds last of these holds from its beginning.
+        Positions in another segment are meaningless there. A stream only continues in a new segment after it has passed
+        all positions in earlier ones, so their last definition applies from the start of the new one.
         """
         is_same_segment = timeline.newest_segment == self.timeline.newest_segment
         return tuple(
@@ -209,12 +210,13 @@ class Plan:
         return history
 
     def captured_tables(self, timeline: Timeline) -> CapturedTables:
-        """The same by table."""
+        """Return :meth:`definitions_for` by table."""
         return histories_by_table(self.definitions_for(timeline))
 
     def start_seq(self, table: int) -> int:
-        """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or where the
-        table was planned again, or has rejoined.
+        """Return the watermark of keys outside a table's chunks: later changes of such keys are in the binlog.
+
+        :returns: ``_cdc_seq`` of P0, or of where the table was last planned again or rejoined.
         """
         if (rejoin := self.rejoin_of(table)) is not None:
             return rejoin.seq
@@ -222,11 +224,11 @@ class Plan:
         return self.p0_seq if since is None else self.timeline.seq(since)
 
     def with_amendments(self, amendments: Iterable[Mapping[str, Any]]) -> Plan:
-        """The plan with what has changed since: tables planned again, and what has happened to them in the stream.
+        """Return the plan with later amendments and replanned tables.
 
-        :param amendments: of a table that was planned again ``table`` (index), ``definitions``, and its outermost
-            bounds ``lower`` and ``upper`` (``None`` for a table without chunks), of which the newest one of a table
-            counts; or what a step's ``to_json`` returned.
+        :param amendments: for a replanned table, ``table`` (index), ``definitions``, and its outermost bounds ``lower``
+            and ``upper`` (``None`` for a table without chunks), of which the newest of each table counts; or the
+            ``to_json`` value of an amendment.
         """
         parsed = [(amendment, parse_amendment(amendment)) for amendment in amendments]
         all_amendments = sort_amendments([*self.amendments, *(step for _, step in parsed if step is not None)])
@@ -240,7 +242,7 @@ class Plan:
         return plan._without_superseded_chunks()
 
     def _added_tables(self, amendments: Iterable[Amendment]) -> list[DefinitionHistory]:
-        """Tables that steps add to the plan, in their order.
+        """Return the tables that amendments add to the plan, in plan order.
 
         :raises ValueError: if one is missing.
         """
@@ -253,7 +255,7 @@ class Plan:
         ]
 
     def _without_superseded_chunks(self) -> Plan:
-        """The plan without the chunks of tables whose rows are not what those hold any more."""
+        """Return the plan without the chunks of suspended and rejoined tables."""
         superseded = {i for i in range(len(self.definitions)) if self.rejoin_of(i) or self.suspension_of(i)}
         if not superseded:
             return self
@@ -279,7 +281,7 @@ class Plan:
         return replace(self, definitions=histories, chunks=tuple(changed_chunks.get(c.number, c) for c in self.chunks))
 
     def with_zero_dates(self, policy: str) -> Plan:
-        """The plan with the pipeline's ``source.zero_dates``, which is not written down with it."""
+        """Return the plan with the pipeline's ``source.zero_dates``, which is not stored in it."""
         return replace(
             self,
             definitions=tuple(d.with_zero_dates(policy) for d in self.definitions),
@@ -289,7 +291,7 @@ class Plan:
         )
 
     def with_full_before_images(self, wanted: Callable[[TableSchema], bool]) -> Plan:
-        """The plan where the old rows of some tables are wanted whole, which is not written down with it, either."""
+        """Return the plan with full before images for some tables; this is not stored in it, either."""
         return replace(
             self,
             definitions=tuple(d.with_full_before_images() if wanted(d.newest) else d for d in self.definitions),
@@ -302,15 +304,15 @@ class Plan:
         )
 
     def groups(self) -> dict[int, list[Chunk]]:
-        """Chunks by group number."""
+        """Return the chunks by group number."""
         return self._chunks_by_group
 
     def groups_of(self, table: int) -> set[int]:
-        """Numbers of the groups that hold chunks of a table; empty if the table was."""
+        """Return the numbers of the groups that have chunks of a table; empty if the table was empty."""
         return self._groups_by_table.get(table, set())
 
     def superseded_groups(self) -> dict[int, list[Chunk]]:
-        """Groups of which no table is what the snapshot has read any more, with their chunks as they were planned."""
+        """Return the groups that have only superseded chunks, with these chunks as they were planned."""
         return {
             number: chunks
             for number, chunks in self._superseded_by_group.items()
@@ -318,7 +320,7 @@ class Plan:
         }
 
     def for_group(self, group: int) -> Plan:
-        """The plan with the chunks of one group only."""
+        """Return the plan with the chunks of one group only."""
         return replace(self, chunks=tuple(self._chunks_by_group[group]))
 
     @cached_property
@@ -343,20 +345,20 @@ class Plan:
         return groups
 
     def group_label(self, chunks: Sequence[Chunk]) -> str:
-        """A group for people: its number and its tables.
+        """Return a human-readable name of a group: its number and its tables.
 
-        :param chunks: its chunks.
+        :param chunks: chunks of the group.
         """
         tables = sorted({chunk.table for chunk in chunks})
         more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
         return f"{chunks[0].group}: {self.tables[tables[0]].label}{more}"
 
     def group_summaries(self, chunk_rows: int, *, include_superseded: bool = False) -> list[dict[str, Any]]:
-        """The groups for people and schedulers: ``group``, ``label``, ``tables``, ``chunks``, ``rows`` (about).
+        """Return the groups for display and scheduling: ``group``, ``label``, ``tables``, ``chunks``, ``rows``
+        (estimated).
 
-        :param chunk_rows: expected rows a chunk.
-        :param include_superseded: whether groups are among them of which there is nothing left to read: all that were
-            planned.
+        :param chunk_rows: expected rows per chunk.
+        :param include_superseded: whether to include groups that have nothing left to read.
         """
         summaries = []
         groups = self.groups() | (self.superseded_groups() if include_superseded else {})
@@ -367,7 +369,7 @@ class Plan:
         return summaries
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """Return a plain JSON value, the inverse of :meth:`from_json`."""
         return {
             "version": 1,
             "pipeline": self.pipeline,
@@ -404,15 +406,15 @@ class Plan:
 
 
 def even_chunk_width(low: int, high: int, rows: int, chunk_rows: int) -> int | None:
-    """Width of chunks for an even split of integer keys, or ``None`` where too many numbers are no keys.
+    """Return the chunk width that splits integer keys evenly; ``None`` if too few of the numbers are keys.
 
-    A chunk cannot have more rows than numbers, so none has more than :data:`TOLERANCE` times the wanted rows, wherever
-    the rows lie and however wrong the estimate is.
+    A chunk has at most as many rows as its width, so no chunk has more than :data:`MAX_CHUNK_OVERSIZE` times the wanted
+    rows, regardless of how the rows are distributed and how wrong the estimate is.
 
     :param low: smallest key.
     :param high: largest key.
     :param rows: estimated rows; 0 if unknown.
-    :param chunk_rows: wanted rows a chunk.
+    :param chunk_rows: wanted rows per chunk.
     """
     numbers = high - low + 1
     if numbers > MAX_CHUNK_OVERSIZE * rows:
@@ -421,9 +423,9 @@ def even_chunk_width(low: int, high: int, rows: int, chunk_rows: int) -> int | N
 
 
 def chunks_from_bounds(table: int, lowers: Iterable[Key], high: Key) -> list[Chunk]:
-    """Chunks of one table from their lower bounds in order; the last one ends with ``high``, included.
+    """Make the chunks of one table from their lower bounds, in order; the last one ends with ``high``, inclusive.
 
-    Numbers and groups are given by :func:`number_and_group`.
+    :func:`number_and_group` sets their numbers and groups.
     """
     bounds = list(lowers)
     return [
@@ -435,8 +437,8 @@ def chunks_from_bounds(table: int, lowers: Iterable[Key], high: Key) -> list[Chu
 def number_and_group(chunks: Iterable[Chunk], group_rows: int, chunk_rows: int) -> tuple[Chunk, ...]:
     """Number the chunks and put them into at most :data:`MAX_GROUPS` groups; small tables share one.
 
-    :param group_rows: wanted rows a group.
-    :param chunk_rows: expected rows a chunk.
+    :param group_rows: wanted rows per group.
+    :param chunk_rows: expected rows per chunk.
     """
     listed_chunks = list(chunks)
     size = max(1, group_rows // chunk_rows, math.ceil(len(listed_chunks) / MAX_GROUPS))
@@ -444,7 +446,7 @@ def number_and_group(chunks: Iterable[Chunk], group_rows: int, chunk_rows: int) 
 
 
 def cut_into_slices(chunks: Sequence[Chunk], per_file: int = CHUNKS_PER_FILE) -> list[tuple[Chunk, ...]]:
-    """Cut the chunks of a group into runs that become one file each; a run never crosses a table."""
+    """Cut the chunks of a group into slices, each of which becomes one file and belongs to one table."""
     slices_so_far: list[list[Chunk]] = []
     for chunk in chunks:
         if slices_so_far and slices_so_far[-1][0].table == chunk.table and len(slices_so_far[-1]) < per_file:

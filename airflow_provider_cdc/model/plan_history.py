@@ -1,6 +1,6 @@
-"""What happens to a table after the plan was made: a DDL is followed, the table is suspended, or it rejoins.
+"""Amendments: what happens to a table after planning. A DDL is followed, or the table is suspended or rejoins.
 
-Each step is written down once, beside the plan, by the stream's driver. A plan knows all of them.
+The stream's driver writes each amendment once, next to the plan; a loaded plan contains all of them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from airflow_provider_cdc.model.schema import TableSchema
 
 @dataclass(frozen=True)
 class FollowedDdl:
-    """A DDL that the stream has followed: from its end on, a table has another definition.
+    """A DDL that the stream has followed: the table has a new definition after it.
 
     :param table: index of the table in the plan.
-    :param revision: revision of the table's definitions that it follows: a table that is planned or read again begins
-        anew.
+    :param revision: revision of the table that it belongs to; planning or re-snapshotting the table starts a new one.
     :param seq: ``_cdc_seq`` of the DDL.
-    :param schema: the definition behind it.
+    :param schema: the definition after the DDL.
     """
 
     table: int
@@ -29,7 +28,7 @@ class FollowedDdl:
     schema: TableSchema
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """Return a plain JSON value, the inverse of :meth:`from_json`."""
         return {"table": self.table, "revision": self.revision, "seq": self.seq, "followed": self.schema.to_json()}
 
     @classmethod
@@ -40,18 +39,19 @@ class FollowedDdl:
 
 @dataclass(frozen=True)
 class Suspension:
-    """A table that the stream goes on without: its copy stands where it was.
+    """A table that the stream continues without; its copy is no longer updated.
 
     :param table: index of the table in the plan.
-    :param revision: revision of the table's definitions that it ends.
-    :param seq: ``_cdc_seq`` of the last transaction that its copy has.
-    :param at: the same place in the binlog, for people: ``file:position``.
+    :param revision: revision of the table that the suspension ends.
+    :param seq: ``_cdc_seq`` of the last transaction in the copy.
+    :param at: the same position in human-readable form: ``file:position``.
     :param since: when it was suspended, as ISO 8601 in UTC.
-    :param kind: name of the class of the error that did it, ``message`` and ``remedy`` its words; or one of
-        :mod:`~airflow_provider_cdc.model.suspension_kinds`.
-    :param schema: the definition of a table that was added with this step; the plan did not have it before.
-    :param dropped: whether a statement of the binlog did it that certainly dropped the table.
-    :param first: what has to be done before the table is read again, if anything.
+    :param kind: class name of the error that caused it, or one of :mod:`~airflow_provider_cdc.model.suspension_kinds`.
+    :param message: message of the error.
+    :param remedy: remedy of the error.
+    :param schema: the definition of a table that this amendment adds to the plan; ``None`` for a planned table.
+    :param dropped: whether the cause is a statement in the binlog that certainly dropped the table.
+    :param first: what must be done before the table is re-snapshotted, if anything.
     """
 
     table: int
@@ -67,7 +67,7 @@ class Suspension:
     first: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """Return a plain JSON value, the inverse of :meth:`from_json`."""
         suspension: dict[str, Any] = {
             "at": self.at,
             "since": self.since,
@@ -89,15 +89,15 @@ class Suspension:
 
 @dataclass(frozen=True)
 class Rejoin:
-    """A table that was read again as a whole: from a place on, the stream follows it as it was read.
+    """A table that was re-snapshotted as a whole: the stream follows it from a position on.
 
     :param table: index of the table in the plan.
-    :param revision: revision of its definitions that begins with it.
-    :param seq: ``_cdc_seq`` of the last transaction that the slices have.
-    :param schema: its definition there.
-    :param slices: JSON values of what takes the place of its rows in the sink.
-    :param group: number of the group in which it was read; ``None`` where that was not written down.
-    :param keeps_deleted_rows: whether rows that ``sink.deletes`` keeps stay; else all rows go.
+    :param revision: revision of the table that starts here.
+    :param seq: ``_cdc_seq`` of the last transaction in the slices.
+    :param schema: its definition at that position.
+    :param slices: JSON values of the slices that replace its rows in the sink.
+    :param group: number of the group in which it was read; ``None`` if that was not recorded.
+    :param keeps_deleted_rows: whether rows that ``sink.deletes`` keeps are retained; otherwise all rows are replaced.
     """
 
     table: int
@@ -109,7 +109,7 @@ class Rejoin:
     keeps_deleted_rows: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """Return a plain JSON value, the inverse of :meth:`from_json`."""
         return {
             "table": self.table,
             "revision": self.revision,
@@ -133,21 +133,21 @@ _AMENDMENT_CLASSES: dict[str, type[Amendment]] = {"followed": FollowedDdl, "susp
 
 
 def kind_of_step(step: Amendment) -> str:
-    """Name of the kind of a step, as it is stored: ``followed``, ``suspended`` or ``rejoined``."""
+    """Return the kind of an amendment as it is stored: ``followed``, ``suspended`` or ``rejoined``."""
     return next(name for name, kind in _AMENDMENT_CLASSES.items() if isinstance(step, kind))
 
 
 def parse_amendment(value: Mapping[str, Any]) -> Amendment | None:
-    """A step from its JSON value; ``None`` for something else."""
+    """Return the amendment for a JSON value; ``None`` if the value is something else."""
     return next((kind.from_json(value) for name, kind in _AMENDMENT_CLASSES.items() if name in value), None)
 
 
 def sort_amendments(amendments: Iterable[Amendment]) -> tuple[Amendment, ...]:
-    """Each step once, by ``_cdc_seq``: a share of the plan has some of them already."""
+    """Sort amendments by ``_cdc_seq`` and drop duplicates, which occur if a part of the plan already has some."""
     unique = {(type(step), step.table, step.revision, step.seq): step for step in amendments}
     return tuple(sorted(unique.values(), key=lambda step: (step.seq, step.table, step.revision)))
 
 
 def with_changed_schema(amendment: Amendment, change: Callable[[TableSchema], TableSchema]) -> Amendment:
-    """A step with another definition, if it has one."""
+    """Return an amendment with its definition changed, if it has one."""
     return amendment if amendment.schema is None else replace(amendment, schema=change(amendment.schema))

@@ -1,4 +1,4 @@
-"""How far work on chunks is, how fast it goes and how long it still takes."""
+"""Progress, rate and remaining time of work on chunks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class ChunkProgress:
-    """How far a piece of work on chunks is: a group, a whole snapshot, one table of ``verify``.
+    """Progress of some work on chunks: a group, a whole snapshot, or one table of ``verify``.
 
-    What somebody else has done before counts as done, but not for the rate.
+    Chunks that another process has finished earlier count as done, but not for the rate.
 
-    :param label: what is worked on, for people.
+    :param label: human-readable name of the work.
     :param chunks_done: chunks that are done.
-    :param chunks_total: chunks in all.
+    :param chunks_total: total number of chunks.
     :param rows: rows in the chunks that are done.
     :param corrected: keys in them that were corrected from the binlog.
-    :param fresh_chunks: of the chunks that are done, those that were read in ``seconds``.
-    :param fresh_rows: rows in those.
-    :param seconds: how long has been worked on them, in seconds.
-    :param paused: why nothing is read at the moment; ``None`` if it is.
+    :param fresh_chunks: how many of the finished chunks were read within ``seconds``.
+    :param fresh_rows: rows in those chunks.
+    :param seconds: time spent on those chunks, in seconds.
+    :param paused: why reading is paused; ``None`` if it is not.
     """
 
     label: str
@@ -35,14 +35,14 @@ class ChunkProgress:
 
     @property
     def rows_per_second(self) -> int | None:
-        """Rows a second; ``None`` before anything was read."""
+        """Rows per second; ``None`` before anything was read."""
         return round(self.fresh_rows / self.seconds) if self.fresh_chunks and self.seconds > 0 else None
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds until the last chunk is done, if it goes on like this; ``None`` before anything was read.
+        """Estimated seconds until the last chunk is done; ``None`` before anything was read.
 
-        Chunks are counted, not rows: how many rows the others have is known when they are read.
+        It is based on chunks, because the number of rows in a chunk is only known once it is read.
         """
         remaining = self.chunks_total - self.chunks_done
         if remaining <= 0:
@@ -50,11 +50,11 @@ class ChunkProgress:
         return remaining * self.seconds / self.fresh_chunks if self.fresh_chunks and self.seconds > 0 else None
 
     def projected(self, chunks: int) -> ChunkProgress:
-        """The same, had so many more chunks been read in the same time."""
+        """Return the progress as if ``chunks`` more chunks had been read in the same time."""
         return replace(self, chunks_done=self.chunks_done + chunks, fresh_chunks=self.fresh_chunks + chunks)
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         eta = self.eta_seconds
         return {
             "chunks_done": self.chunks_done,
@@ -75,9 +75,9 @@ class ChunkProgress:
 
 
 def active_seconds(intervals: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which at least one of some intervals was going on.
+    """Return the number of seconds that are covered by at least one of some intervals.
 
-    :param intervals: (beginning, end) of each, in seconds.
+    :param intervals: (begin, end) of each, in seconds.
     """
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
@@ -87,7 +87,7 @@ def active_seconds(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for people: ``42 s``, ``7 min``, ``3.5 h``, ``12 d``."""
+    """Return a human-readable duration: ``42 s``, ``7 min``, ``3.5 h``, ``12 d``."""
     for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{seconds / unit:.1f} h" if name == "h" else f"{seconds / unit:.0f} {name}"

@@ -1,7 +1,7 @@
-"""What the project knows of a captured table: its columns, its key, and the Arrow type of every value.
+"""Captured tables: their columns, their key, and the Arrow type of every value.
 
-The mapping is one law for both roads: a value read by the snapshot and the same value decoded from the binlog
-have the same Arrow type and compare equal. Types that cannot be carried exactly yet are refused by name.
+The snapshot and the stream share one type mapping: a value read by a SELECT and the same value decoded from the binlog
+have the same Arrow type and compare equal. Types that cannot be copied exactly are rejected by name.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import pyarrow as pa
 
 from airflow_provider_cdc.model.errors import NotReadyError
 
-#: Charsets whose bytes are UTF-8 as they stand in the binlog and in the result set.
+#: Charsets whose bytes in the binlog and in result sets are UTF-8.
 UTF8_CHARSETS = frozenset({"utf8mb4", "utf8mb3", "utf8", "ascii"})
-#: Charsets of which every code that is text comes back from Unicode as it was, on every server.
+#: Charsets whose text survives a round trip through Unicode unchanged, on every server.
 ROUND_TRIP_CHARSETS = frozenset(
     {"utf8mb4", "utf8mb3", "utf8", "utf16", "utf16le", "utf32"}
     | {"latin1", "latin2", "latin5", "latin7", "cp850", "cp852", "cp866", "koi8r", "koi8u", "keybcs2"}
     | {"macce", "macroman"}
 )
 
-#: Stands at the end of the type of a column that row events have and the catalog does not.
+#: Suffix of the type of a column that row events have and the catalog does not.
 HIDDEN_SUFFIX = "/* hidden */"
 
-#: Columns that the project adds behind the source's own, in this order.
+#: Columns that the project adds after those of the source, in this order.
 SEQ_COLUMN, OP_COLUMN, TS_COLUMN = "_cdc_seq", "_cdc_op", "_cdc_ts"
 META_COLUMNS = (SEQ_COLUMN, OP_COLUMN, TS_COLUMN)
-#: Behind these, in tables whose deleted rows stay: whether a row is deleted in the source.
+#: Follows them in tables that keep deleted rows: whether a row is deleted in the source.
 DELETED_COLUMN = "_cdc_deleted"
 
 _SIGNED = {
@@ -51,7 +51,7 @@ _UNSIGNED = {
 INTEGER_TYPES = frozenset(_SIGNED)
 TEXT_TYPES = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 BINARY_TYPES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
-#: Types whose value is a member of a list, or several of them.
+#: Types whose value is one or several members of a list.
 MEMBER_TYPES = frozenset({"enum", "set"})
 GEOMETRY_TYPES = frozenset(
     {
@@ -66,10 +66,10 @@ GEOMETRY_TYPES = frozenset(
         "geometrycollection",
     }
 )
-#: Types of MariaDB that are bytes in the binlog, so many of them, and text everywhere else.
+#: Types of MariaDB that are bytes in the binlog and text everywhere else, with the number of bytes.
 ADDRESS_TYPES = {"uuid": 16, "inet6": 16, "inet4": 4}
-#: All types that can be carried, as ``information_schema`` names them. Each place that has to know of a type is asked
-#: for each of these by tests/types/test_every_place.py.
+#: All types that can be copied, as ``information_schema`` names them. tests/types/test_every_place.py checks that each
+#: place that depends on types knows all of them.
 SUPPORTED_TYPES = (
     INTEGER_TYPES
     | TEXT_TYPES
@@ -103,7 +103,7 @@ KEY_TYPES = (
 class Column:
     """One column as ``information_schema.columns`` describes it.
 
-    :param name: column name, as the server spells it.
+    :param name: column name, in the server's spelling.
     :param data_type: ``DATA_TYPE`` in lower case, such as ``int`` or ``varchar``.
     :param column_type: ``COLUMN_TYPE``, such as ``int unsigned``.
     :param nullable: whether NULL is allowed.
@@ -112,7 +112,7 @@ class Column:
     :param charset: character set of a text, ENUM or SET column.
     :param collation: collation of a text, ENUM or SET column.
     :param precision: digits of a DECIMAL, bits of a BIT.
-    :param scale: digits behind the point of a DECIMAL.
+    :param scale: digits after the decimal point of a DECIMAL.
     :param fsp: fractional second digits (0 to 6) of TIME, DATETIME and TIMESTAMP.
     :param members: ENUM or SET members in their order.
     """
@@ -137,26 +137,26 @@ class Column:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether MariaDB stores, and logs, the column's values compressed."""
+        """Whether MariaDB stores and logs the column's values compressed."""
         return " COMPRESSED*/" in self.column_type
 
     @property
     def is_hidden(self) -> bool:
-        """Whether only row events have the column."""
+        """Whether the column occurs in row events only."""
         return self.column_type.endswith(HIDDEN_SUFFIX)
 
     @property
     def has_old_temporal_format(self) -> bool:
-        """Whether MariaDB keeps a date or time in the format that it had before MySQL 5.6."""
+        """Whether MariaDB stores the date or time in its format from before MySQL 5.6."""
         return "/* mariadb-5.3 */" in self.column_type
 
     @property
     def is_two_digit_year(self) -> bool:
-        """Whether it is a YEAR that the server shows without its century."""
+        """Whether it is a YEAR that the server shows without the century."""
         return self.column_type.startswith("year(2)")
 
     def unsupported_reason(self) -> str | None:
-        """Why the column cannot be carried exactly, or ``None`` if it can."""
+        """Return why the column cannot be copied exactly; ``None`` if it can."""
         if self.data_type == "vector" and (self.charset is not None or self.collation is not None):
             return f"type {self.column_type} is not supported yet"
         return None if self.data_type in SUPPORTED_TYPES else f"type {self.column_type} is not supported yet"
@@ -172,7 +172,7 @@ class Column:
             return (_UNSIGNED if self.is_unsigned else _SIGNED)[kind]
         if kind == "decimal":
             precision, scale = self.precision or 10, self.scale or 0
-            # Lakehouse decimals end at 38 digits; longer ones keep the server's own text.
+            # Lakehouse decimals have at most 38 digits; longer ones stay as the server's text.
             return pa.decimal128(precision, scale) if precision <= 38 else pa.string()
         if kind in TEXT_TYPES or kind in MEMBER_TYPES or kind in ADDRESS_TYPES or kind == "json":
             return pa.string()
@@ -194,7 +194,7 @@ class Column:
 
 
 def unknown_type_error(column: Column) -> NotReadyError:
-    """The error of a place in the code that does not know the type of a column."""
+    """Make the error for code that does not know the type of a column."""
     return NotReadyError(
         f"column {column.name}: {column.unsupported_reason() or f'type {column.column_type} is not known here'}",
         "Exclude the table in source.exclude",
@@ -203,30 +203,30 @@ def unknown_type_error(column: Column) -> NotReadyError:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """A captured table.
+    """A captured table. Some fields are not part of its definition, which :meth:`fingerprint` covers.
 
     :param database: database name.
     :param name: table name.
-    :param columns: columns in ordinal order, invisible and generated ones included (row events carry them all), and
-        those that only row events know.
-    :param key: names of the columns of the primary key (or of the NOT NULL unique key that stands in), in key order;
-        empty for a table without a usable key, whose rows are then told apart by all their values, and counted.
-    :param excluded: names of the columns that the pipeline does not copy; never one of the key.
-    :param zero_dates: what becomes of an invalid date such as 0000-00-00: ``error`` or ``null``; a setting of the
-        pipeline, and no part of the definition.
-    :param full_before_images: whether the old rows of updates and deletes are wanted whole; else their key is enough,
-        if there is one. Of the reader, too.
-    :param key_index: name of the index that is the key; ``None`` where that was not written down, or there is none. No
-        part of the definition.
-    :param comments: what the columns' comments say, by name, as far as they have one. No part of the definition.
-    :param collation: collation of the columns that are added without one; ``None`` where that was not written down. No
-        part of the definition.
-    :param auto_excluded: those of the columns that are left out which came when ``stream.schema_changes`` said so. No
-        part of the definition.
-    :param retained: columns that the source has no more and the copy still has: NULL in each row that is written. No
-        part of the definition.
-    :param removed: names of columns that neither has any more, and that files of the copy may still have. No part of
+    :param columns: columns in ordinal order, including invisible and generated ones (row events carry them all), and
+        hidden ones that only row events have.
+    :param key: names of the columns of the primary key (or of the NOT NULL unique key used instead), in key order;
+        empty for a table without a usable key, whose rows are compared by all of their values and counted.
+    :param excluded: names of the columns that the pipeline does not copy; never a key column.
+    :param zero_dates: how an invalid date such as 0000-00-00 is handled: ``error`` or ``null``. A setting of the
+        pipeline, not part of the definition.
+    :param full_before_images: whether updates and deletes must have full before images; otherwise the key suffices, if
+        there is one. A setting of the reader, not part of the definition.
+    :param key_index: name of the index that is the key; ``None`` if it was not recorded or there is none. Not part of
         the definition.
+    :param comments: comments of columns by name, for columns that have one. Not part of the definition.
+    :param collation: collation of columns that are added without one; ``None`` if it was not recorded. Not part of the
+        definition.
+    :param auto_excluded: excluded columns that were added later and left out according to ``stream.schema_changes``.
+        Not part of the definition.
+    :param retained: columns that were removed from the source and are kept in the copy, NULL in each row that is
+        written. Not part of the definition.
+    :param removed: names of columns that were removed from both, but may still be in files of the copy. Not part of the
+        definition.
     """
 
     database: str
@@ -250,7 +250,7 @@ class TableSchema:
 
     @property
     def label(self) -> str:
-        """Name for people: ``database.table``."""
+        """Human-readable name: ``database.table``."""
         return f"{self.database}.{self.name}"
 
     @property
@@ -261,7 +261,7 @@ class TableSchema:
 
     @cached_property
     def integer_key_column(self) -> str | None:
-        """Name of the key column, if the key is a single integer: such keys are compared without asking the server."""
+        """Name of the key column if the key is a single integer; such keys are compared without the server."""
         columns = self.key_columns
         return columns[0].name if len(columns) == 1 and columns[0].data_type in INTEGER_TYPES else None
 
@@ -272,35 +272,38 @@ class TableSchema:
 
     @cached_property
     def sink_columns(self) -> tuple[Column, ...]:
-        """The columns of the copy: those that are copied, then those that are kept."""
+        """The columns of the copy: the copied ones, followed by the retained ones."""
         return (*self.copied_columns, *self.retained)
 
     @cached_property
     def required_after_image(self) -> frozenset[str]:
-        """Names of the columns without which the new image of a row cannot be read."""
+        """Names of the columns that an after image must contain."""
         return frozenset(c.name for c in self.copied_columns)
 
     @cached_property
     def required_before_image(self) -> frozenset[str]:
-        """The same of an old image."""
+        """Names of the columns that a before image must contain."""
         return frozenset(self.key) if self.key and not self.full_before_images else self.required_after_image
 
     @cached_property
     def null_date_columns(self) -> frozenset[str]:
-        """Names of the columns in which an invalid date becomes NULL: never of the key's."""
+        """Names of the columns in which an invalid date becomes NULL; never key columns."""
         return frozenset(c.name for c in self.columns) - {*self.key} if self.zero_dates == "null" else frozenset()
 
     def with_zero_dates(self, policy: str) -> TableSchema:
-        """The same table under another policy."""
+        """Return the same table with another ``zero_dates`` policy."""
         return replace(self, zero_dates=policy)
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """Arrow schema of the copied source columns alone."""
+        """Arrow schema of the copied source columns only."""
         return pa.schema([pa.field(c.name, c.arrow_type) for c in self.copied_columns])
 
     def retained_nulls(self, rows: int) -> list[pa.Array]:
-        """The values of the kept columns in so many rows."""
+        """Return NULL values for the retained columns.
+
+        :param rows: number of rows.
+        """
         return [pa.nulls(rows, column.arrow_type) for column in self.retained]
 
     @cached_property
@@ -316,7 +319,7 @@ class TableSchema:
         return schema
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """Return a plain JSON value, the inverse of :meth:`from_json`."""
         extras: dict[str, Any] = {"key_index": self.key_index, "collation": self.collation}
         if self.retained:
             extras["kept"] = [asdict(c) for c in self.retained]
@@ -346,7 +349,7 @@ class TableSchema:
         )
 
     def fingerprint(self) -> str:
-        """Hash of everything that decides how rows are read; equal fingerprints read alike."""
+        """Return a hash of everything that determines how rows are read."""
         return self._fingerprint
 
     @cached_property

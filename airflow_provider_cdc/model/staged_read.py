@@ -1,8 +1,8 @@
-"""Rows that were read again and wait for the stream, and whether they may still get into the copy.
+"""Staged reads: re-snapshotted rows that wait for the stream to publish them, and whether they still may be published.
 
-Every reading draws a number of one sequence of the pipeline, after its start position was taken and before its first
-row is read. So numbers say which of two readings began later: all rows of the one with the higher number were read
-after the other one had begun. The argument is in docs/correctness.md.
+Every staged read gets the next number of a sequence in the pipeline, after its start position is taken and before its
+first row is read. Of two reads, the one with the higher number therefore began later: all of its rows were read after
+the other one had begun. docs/correctness.md has the argument.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Amendment, Rejoin, Suspension, kind_of_step
 from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED, REQUESTED
 
-#: What was read: a chunk group of the plan, a table as a whole, or ranges of a table's keys.
+#: What was read: a chunk group of the plan, a whole table, or key ranges of a table.
 GROUP, TABLE, RANGES = "group", "table", "ranges"
-#: The first number of the sequence. Groups of the plan, and numbers that older versions have computed, are below.
+#: The first number of the sequence. Group numbers of the plan, and numbers computed by older versions, are lower.
 FIRST_READ_NUMBER = 1_000_000_000_000
 
-#: What identifies a step of a table: its kind, the revision that it belongs to, and its ``_cdc_seq``.
+#: Identifies an amendment of a table: its kind, its revision and its ``_cdc_seq``.
 AmendmentId = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class StagedRead:
-    """Rows that were read to their end and wait to be published.
+    """Rows that were read completely and wait to be published.
 
-    :param number: the reading's number; 0 for a group that an older version has read.
+    :param number: number of the read; 0 for a group read by an older version.
     :param scope: what was read: :data:`GROUP`, :data:`TABLE` or :data:`RANGES`.
-    :param table: index of the table in the plan; ``None`` of a group, and where an older version has read a table.
-    :param group: number of the chunk group: one of the plan, or the reading's own number.
+    :param table: index of the table in the plan; ``None`` for a group, and for a table read by an older version.
+    :param group: number of the chunk group: one of the plan, or the number of the read.
     :param attempt: number of the attempt at that group.
     :param high_watermark: highest high watermark of its chunks.
-    :param start: start position: where the stream stood, or the low watermark that was taken, before the first chunk
-        was read, with the XA transactions open there.
+    :param start: start position, with the XA transactions open there: where the stream was, or the low watermark that
+        was taken, before the first chunk was read.
     :param timeline: the segment of the server that it was read from.
-    :param revision: the table's revision when the reading began, and ``steps`` the steps of that revision that stood.
-    :param request_id: the request of the bookkeeping for which it was read, and ``by`` who has made it.
+    :param revision: the table's revision when the read began.
+    :param amendments: the amendments of that revision when the read began.
+    :param request_id: the control request for which it was read.
+    :param requested_by: who made the request.
     """
 
     number: int
@@ -56,7 +58,7 @@ class StagedRead:
     requested_by: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """Return a plain JSON value, the inverse of :meth:`from_json`."""
         return {
             "number": self.number,
             "scope": self.scope,
@@ -75,9 +77,9 @@ class StagedRead:
     def from_json(cls, value: Mapping[str, Any], default_timeline: Timeline) -> StagedRead:
         """Inverse of :meth:`to_json`.
 
-        :param default_timeline: the segment of a value that names none.
+        :param default_timeline: the segment for a value that names none.
         """
-        # An older version has named neither the table nor the scope.
+        # Older versions stored neither the table nor the scope.
         scope = GROUP if value.get("revision") is None else RANGES if value.get("ranges") else TABLE
         return cls(
             value.get("number", 0),
@@ -96,9 +98,10 @@ class StagedRead:
 
 
 class PublishedReadNumbers(NamedTuple):
-    """Numbers of the readings whose rows a copy has, as its markers say; 0 for none.
+    """Highest numbers of the reads that are published in a copy, according to its markers; 0 for none.
 
-    :param ranges: the highest one of ranges, and ``groups`` of a chunk group that was read again.
+    :param ranges: highest number of a read of key ranges.
+    :param groups: highest number of a re-snapshotted chunk group.
     """
 
     ranges: int
@@ -108,8 +111,8 @@ class PublishedReadNumbers(NamedTuple):
 class PublishRefusal(NamedTuple):
     """Why rows may not be published any more.
 
-    :param reason: for people.
-    :param superseded: whether all that was read is in the copy already, as a later reading has it.
+    :param reason: human-readable reason.
+    :param superseded: whether the copy already has all of the rows, from a later read.
     """
 
     reason: str
@@ -117,7 +120,7 @@ class PublishRefusal(NamedTuple):
 
 
 def amendment_ids(plan: Plan, table: int) -> tuple[AmendmentId, ...]:
-    """The steps of a table that stand in its current revision.
+    """Return the ids of the amendments in a table's current revision.
 
     :param table: index of the table in the plan.
     """
@@ -128,12 +131,12 @@ def amendment_ids(plan: Plan, table: int) -> tuple[AmendmentId, ...]:
 def order_for_publishing(
     staged_reads: Iterable[StagedRead], can_publish: Callable[[StagedRead], bool]
 ) -> list[StagedRead]:
-    """What waits, in the order in which it is looked at: the one that began first comes first.
+    """Return staged reads in the order in which they are considered: the earliest first.
 
-    Of whole readings of one table that the stream may publish the last one comes first: the others need not get in
+    Of several reads of a whole table that can be published, the last comes first: the others need not be published
     before it.
 
-    :param can_publish: whether the stream is far enough to publish one.
+    :param can_publish: whether the stream is far enough to publish a read.
     """
     waiting = sorted(staged_reads, key=lambda staged: staged.number)
     newest_table_read = {
@@ -150,26 +153,27 @@ def order_for_publishing(
 def publish_refusal(
     staged: StagedRead, table: int, plan: Plan, timeline: Timeline, published: PublishedReadNumbers, *, captured: bool
 ) -> PublishRefusal | None:
-    """Why rows may not be published in a table any more; ``None`` if they may. It takes no look at any server.
+    """Return why rows may not be published in a table any more; ``None`` if they may. Does not access any server.
 
     :param table: index of the table in the plan.
-    :param plan: the plan as it is now, and ``timeline`` that of the resume point.
+    :param plan: the current plan.
+    :param timeline: timeline of the resume point.
     :param published: what the copy has.
     :param captured: whether the pipeline copies the table.
     """
     if staged.scope != GROUP and staged.table is None:
-        return PublishRefusal("an older version has read it")
+        return PublishRefusal("it was read by an older version")
     if staged.timeline != timeline.newest_segment:
-        return PublishRefusal(f"it was read at server {staged.timeline.server}, before the stream went on at another")
+        return PublishRefusal(f"it was read from server {staged.timeline.server}, before the stream moved to another")
     if not captured:
-        return PublishRefusal("the pipeline does not copy it any more")
+        return PublishRefusal("the pipeline no longer copies it")
     rejoin = plan.rejoin_of(table)
     if rejoin is not None and (rejoin.group or 0) > staged.number:
-        return PublishRefusal("it was read again as a whole by a reading that began later", superseded=True)
+        return PublishRefusal("it was re-snapshotted as a whole by a read that began later", superseded=True)
     # Chunk groups have no keys in common.
     if max(published.ranges, 0 if staged.scope == GROUP else published.groups) > staged.number:
-        return PublishRefusal("a part of it was read again by a reading that began later")
-    if staged.scope == GROUP:  # which has no place of its own: it belongs to the plan, or not
+        return PublishRefusal("a part of it was re-snapshotted by a read that began later")
+    if staged.scope == GROUP:  # it belongs to the plan, not to a revision of the table
         return None
     later_amendments = [
         step
@@ -187,20 +191,20 @@ def _amendment_id(amendment: Amendment) -> AmendmentId:
 
 
 def _why_not_ranges(later_amendments: Iterable[Amendment], suspended: Suspension | None) -> PublishRefusal | None:
-    """Ranges need the table that they were read for, as it was: they take the place of a part of it."""
+    """Key ranges replace a part of a table, so they require the table to be as it was when they were read."""
     if suspended is not None:
         return PublishRefusal("it is suspended")
     if any(isinstance(step, Rejoin) for step in later_amendments):
-        return PublishRefusal("it was read again as a whole since")
+        return PublishRefusal("it has been re-snapshotted as a whole since")
     return PublishRefusal("it was altered since") if any(True for _ in later_amendments) else None
 
 
 def _why_not_table(amendment: Amendment, since: int) -> PublishRefusal | None:
-    """A step that came since the reading began, if it keeps the rows out.
+    """Return why an amendment made since the read began prevents publishing; ``None`` if it does not.
 
-    That an older reading has rejoined does not: this one takes its place. Nor does what the binlog has done at or
-    before the start position, where the stream may not have been yet: the rows and their definition have it in them.
-    But what a person has done to a table is of the moment, wherever the stream stood then.
+    A rejoin of an older read does not, because this read replaces it. Neither do events in the binlog at or before the
+    start position, which the stream may not have reached yet: the rows and their definition already include them.
+    Actions of a user, however, take effect immediately, wherever the stream was at that time.
     """
     if isinstance(amendment, Rejoin):
         return None

@@ -1,4 +1,4 @@
-"""Where a stream begins: with a snapshot, or without one at a place of the binlog."""
+"""Where a stream begins: with a snapshot, or without one at a position in the binlog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
 from airflow_provider_cdc.model.offset import POSITION_BITS, split_file
 from airflow_provider_cdc.model.value_checks import invalid_value
 
-#: One of :data:`WORDS`, or a mapping with the keys of one of :data:`PLACES`; always plain JSON values.
+#: One of :data:`NAMED_STARTS`, or a mapping with one of the sets of keys in :data:`POSITION_KEYS`; plain JSON values.
 StreamStart = str | Mapping[str, Any]
 
 SNAPSHOT, EARLIEST, LATEST = NAMED_STARTS = ("snapshot", "earliest", "latest")
@@ -21,10 +21,10 @@ FIRST_EVENT_POSITION = 4
 
 
 def check_start(key: str, value: object) -> str | dict[str, Any]:
-    """A start as plain JSON values.
+    """Check a ``stream.start`` value and return it as plain JSON values.
 
-    :param key: what messages call it.
-    :raises NotReadyError: if it is none.
+    :param key: its name in messages.
+    :raises NotReadyError: if it is not valid.
     """
     if isinstance(value, str) and value in NAMED_STARTS:
         return value
@@ -41,14 +41,14 @@ def check_start(key: str, value: object) -> str | dict[str, Any]:
 
 
 def format_start(start: StreamStart) -> str:
-    """A start for people, on one line."""
+    """Return a start as one human-readable line."""
     if isinstance(start, str):
         return start
     return "{file}:{position}".format(**start) if "file" in start else str(next(iter(start.values())))
 
 
 def start_timestamp(start: Mapping[str, Any]) -> datetime:
-    """The moment of a start at a timestamp."""
+    """Return the moment of a start at a timestamp."""
     return datetime.fromisoformat(start["timestamp"])
 
 

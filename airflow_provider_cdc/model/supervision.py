@@ -1,7 +1,8 @@
-"""What can be said of a stream from its row in the bookkeeping, looked at again and again.
+"""How a stream is supervised: its state is judged from its row in the state database, which is polled.
 
-No clocks of two hosts are compared: a heartbeat that stands still for so long on the watcher's own clock is lost. The
-time in which the bookkeeping could not be asked does not count, since the stream could not write to it either.
+Clocks of different hosts are never compared: a heartbeat counts as lost if it has not changed for a time measured on
+the watcher's own clock. Time in which the state database is unreachable does not count, because the stream cannot write
+to it either.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol, TypeGuard
 
-#: Seconds between two heartbeats, and after how many without one a stream counts as lost.
+#: Seconds between two heartbeats, and seconds without one after which a stream counts as lost.
 HEARTBEAT_SECONDS, LOST_AFTER_SECONDS = 1.0, 15.0
-#: Seconds before the first restart, which each further one doubles, and the longest wait.
+#: Seconds before the first restart, doubled for each further one, and the longest wait.
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
-#: Drivers that may be lost within so many seconds of running.
+#: Number of lost drivers within this many seconds of running that counts as a crash loop.
 MAX_LOSSES, LOSS_WINDOW_SECONDS = 5, 600.0
 
 
 def is_superseded_by(own_try: str, newest: str | None) -> TypeGuard[str]:
-    """Whether a later try of the same task supervises the stream now.
+    """Return whether a later try of the same task supervises the stream now.
 
-    :param own_try: a try, as the bookkeeping names supervisors: ``<task>, try <number>``.
-    :param newest: who looked last.
+    :param own_try: a supervisor's name in the state database: ``<task>, try <number>``.
+    :param newest: name of the last supervisor.
     """
     task, _, number = own_try.rpartition(", try ")
     other, _, newer = (newest or "").rpartition(", try ")
@@ -31,7 +32,7 @@ def is_superseded_by(own_try: str, newest: str | None) -> TypeGuard[str]:
 
 
 class StreamRun(Protocol):
-    """What the bookkeeping says of one run of a stream."""
+    """One run of a stream, as recorded in the state database."""
 
     @property
     def epoch(self) -> int:
@@ -43,11 +44,11 @@ class StreamRun(Protocol):
 
     @property
     def heartbeat_at(self) -> datetime:
-        """Its last sign of life."""
+        """Time of its last heartbeat."""
 
 
 class WatchOutcome(StrEnum):
-    """Why a watch is over."""
+    """Why a watch has ended."""
 
     CAUGHT_UP = "caught_up"
     STOPPED = "stopped"
@@ -58,9 +59,9 @@ class WatchOutcome(StrEnum):
 
 @dataclass
 class HeartbeatMonitor:
-    """Whether the owner of a heartbeat is alive, looked at again and again.
+    """Decides from repeated observations whether the owner of a heartbeat is alive.
 
-    :param patience: seconds for which it may stand still.
+    :param patience: seconds for which the heartbeat may stay unchanged.
     """
 
     patience: float = LOST_AFTER_SECONDS
@@ -69,12 +70,12 @@ class HeartbeatMonitor:
     _has_moved: bool = False
 
     def observe(self, heartbeat: object, now: float) -> bool | None:
-        """Look once.
+        """Record one observation.
 
-        :param heartbeat: whose it is, and when the last one was by a clock that need not be right. Not ``None``.
+        :param heartbeat: identifies the owner and its last heartbeat, by a clock that need not be right. Not ``None``.
         :param now: seconds on the watcher's own monotonic clock.
-        :returns: ``True`` if it moved while it was looked at, ``False`` if it stood still for too long, ``None`` before
-            either can be said.
+        :returns: ``True`` if the heartbeat has changed while being observed, ``False`` if it has been unchanged for too
+            long, ``None`` if neither is known yet.
         """
         if heartbeat != self._last_heartbeat:
             self._has_moved, self._last_heartbeat, self._last_change = self._last_heartbeat is not None, heartbeat, now
@@ -87,7 +88,7 @@ class HeartbeatMonitor:
 class EpochWatch:
     """Watches one epoch.
 
-    :param epoch: the epoch.
+    :param epoch: number of the epoch.
     :param patience: seconds without a heartbeat after which it counts as lost.
     """
 
@@ -96,14 +97,14 @@ class EpochWatch:
     _monitor: HeartbeatMonitor | None = None
 
     def observe(self, newest: StreamRun | None, now: float) -> WatchOutcome | None:
-        """Look at the newest run of the stream.
+        """Evaluate the newest run of the stream.
 
-        :param newest: its row; ``None`` when the bookkeeping could not be asked, or has lost it.
+        :param newest: its row; ``None`` if the state database could not be reached or has lost it.
         :param now: seconds on the watcher's own monotonic clock.
-        :returns: ``None`` while the stream goes on.
+        :returns: ``None`` while the stream is running.
         """
         if newest is None or newest.epoch < self.epoch:
-            self._monitor = None  # begins to count anew when the bookkeeping is back
+            self._monitor = None  # restarts the count when the state database is back
             return None
         if newest.epoch > self.epoch:
             return WatchOutcome.SUPERSEDED
@@ -115,14 +116,14 @@ class EpochWatch:
 
 @dataclass(frozen=True)
 class RestartHistory:
-    """What has gone wrong with a stream, as far as it counts for the next restart.
+    """Failures of a stream that affect its next restart.
 
-    Plain values, since they travel from one process of a task to the next, and only durations: each of the processes
-    may be on a host with another clock.
+    These are plain values, because they are passed between the processes of a task, and only durations, because the
+    processes may run on hosts with different clocks.
 
-    :param failures: in a row, since the stream last got further.
-    :param seconds: that runs and waits have taken since then.
-    :param losses: how many seconds the last drivers lived that ended without saying why.
+    :param failures: failures in a row since the stream last made progress.
+    :param seconds: duration of runs and waits since then.
+    :param losses: for the last drivers that ended without giving a reason, how many seconds each of them ran.
     """
 
     failures: int = 0
@@ -130,11 +131,11 @@ class RestartHistory:
     losses: tuple[float, ...] = ()
 
     def with_failure(self, lived: float, *, made_progress: bool, lost: bool) -> RestartHistory:
-        """Count one more end that nobody wanted.
+        """Count one more unwanted end.
 
-        :param lived: seconds for which the stream, or the try to start it, lasted.
-        :param made_progress: whether it has got further. One that has run for long has, too: its source may be idle.
-        :param lost: whether the driver ended without saying why, as one does that is killed for its memory.
+        :param lived: seconds for which the stream, or the attempt to start it, lasted.
+        :param made_progress: whether it made progress. A long run counts as progress, too: its source may be idle.
+        :param lost: whether the driver ended without giving a reason, for example killed for its memory use.
         """
         renewed = made_progress or lived >= LOSS_WINDOW_SECONDS
         return RestartHistory(
@@ -144,7 +145,7 @@ class RestartHistory:
         )
 
     def after_delay(self) -> RestartHistory:
-        """The same after :attr:`delay`."""
+        """Return the history after waiting for :attr:`delay`."""
         return replace(self, seconds=self.seconds + self.delay)
 
     @property
@@ -158,5 +159,5 @@ class RestartHistory:
 
     @property
     def is_crash_looping(self) -> bool:
-        """Whether drivers are lost so often that another one would be lost as well."""
+        """Whether drivers are lost so often that another restart is pointless."""
         return len(self.losses) == MAX_LOSSES and sum(self.losses) < LOSS_WINDOW_SECONDS

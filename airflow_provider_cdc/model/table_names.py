@@ -11,16 +11,17 @@ TableName = tuple[str, str]
 
 @lru_cache(1 << 14)
 def fold_name(name: str) -> str:
-    """A name as it is compared: two that a server takes for one are equal, whatever its lower_case_table_names.
+    """Return a name in the form used for comparison: names that any server considers the same are equal.
 
-    Servers turn each character by itself into one lower-case one. So ``lower()`` will not do, which looks at the
-    character's neighbours, and makes two of some. A few that servers tell apart are equal here.
+    This holds for every lower_case_table_names. Servers convert each character independently to one lower-case
+    character; ``lower()`` depends on the neighbours of a character and turns some into two. A few names that servers
+    distinguish are equal here.
     """
     return name.lower() if name.isascii() else "".join(map(_fold_character, name))
 
 
 def fold_table(table: TableName) -> TableName:
-    """The names of a table and its database, each as :func:`fold` writes it."""
+    """Return the names of a database and a table, each folded by :func:`fold_name`."""
     return fold_name(table[0]), fold_name(table[1])
 
 
@@ -30,11 +31,11 @@ def _fold_character(character: str) -> str:
 
 
 def may_match(names: Collection[TableName], table: TableName) -> bool:
-    """Whether one of the names in a statement may be that of a table.
+    """Return whether one of the names in a statement may be that of a table.
 
-    A name that could not be decoded has lone surrogates, and may be any name that is not ASCII.
+    A name that could not be decoded contains lone surrogates and may be any name that is not ASCII.
 
-    :param table: as :func:`fold` writes it.
+    :param table: folded by :func:`fold_name`.
     """
     if table in names:
         return True

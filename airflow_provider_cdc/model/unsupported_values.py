@@ -1,4 +1,4 @@
-"""Values of the source that cannot be carried exactly: what is wrong with them, and what to do."""
+"""Values of the source that cannot be copied exactly: what is wrong with them, and what to do."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Literal
 from airflow_provider_cdc.model.errors import UnfitError
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
-#: A date that does not exist; bytes that are not text; a key with no way back from Unicode; bytes that make no sense.
+#: An invalid date; bytes that are not text; a key that cannot be converted back from Unicode; corrupt bytes.
 UnsupportedReason = Literal["date", "text", "key", "damaged"]
 
 _FIX_KEY = "Give the row another key in the source, or convert the column to utf8mb4"
 KEY_REMEDY = f"{_FIX_KEY}, then start with a fresh sink.path; or exclude the table in source.exclude"
 DATE_REMEDY = (
     "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows; then run again. "
-    "A change that is in the binlog already can only be copied as NULL"
+    "A change that is already in the binlog can only be copied as NULL"
 )
-#: Of rows of the binlog: what has to be done before the table is read again.
+#: For rows in the binlog: what must be done before the table is re-snapshotted.
 _BINLOG_REMEDIES: dict[UnsupportedReason, str] = {
     "date": "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows in the source",
     "text": "Correct the row in the source",
     "key": _FIX_KEY,
     "damaged": "",
 }
-#: Of rows of a SELECT.
+#: For rows read by a SELECT.
 _SELECT_REMEDIES: dict[UnsupportedReason, str] = {
     **dict.fromkeys(("text", "damaged"), "Correct the rows, or exclude the table"),
     "date": DATE_REMEDY,
@@ -35,9 +35,9 @@ class UnsupportedValue(Exception):
     """A value that its Arrow type cannot hold.
 
     :param column: number of the column.
-    :param reason: what is wrong with it.
+    :param reason: what is wrong with the value.
     :param description: the same in words.
-    :param seq: ``_cdc_seq`` of its row, if it has one.
+    :param seq: ``_cdc_seq`` of the row, if it has one.
     """
 
     def __init__(self, column: int, reason: UnsupportedReason, description: str, seq: int = 0) -> None:
@@ -48,11 +48,11 @@ class UnsupportedValue(Exception):
 def binlog_value_error(
     table: TableSchema, column: Column | None, reason: UnsupportedReason, description: str, place: str
 ) -> UnfitError:
-    """The error for a value in the binlog.
+    """Make the error for a value in the binlog.
 
-    :param column: its column; ``None`` if that cannot be told.
-    :param description: what is wrong with it, in words.
-    :param place: where it is.
+    :param column: the value's column; ``None`` if it cannot be determined.
+    :param description: what is wrong with the value, in words.
+    :param place: position in the binlog.
     """
     name = "a row" if column is None else f"column {column.name}"
     return UnfitError.for_table(
@@ -66,7 +66,7 @@ def binlog_value_error(
 
 
 def select_value_error(table: TableSchema, column: Column, error: UnsupportedValue) -> UnfitError:
-    """The error for a value that a SELECT has found."""
+    """Make the error for a value read by a SELECT."""
     return UnfitError(
         f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: "
         f"{error.description}",

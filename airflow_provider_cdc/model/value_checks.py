@@ -1,4 +1,4 @@
-"""Checks of single values that people write: each error names the key, the value, and what is allowed."""
+"""Checks of single values given by users. Each error names the key, the value, and what is allowed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _CONN_ID = re.compile(r"[A-Za-z0-9_.\-]{1,250}")
 
 
 def invalid_value(key: str, value: object, allowed: str) -> NotReadyError:
-    """The error for a value that is not allowed."""
+    """Make the error for a value that is not allowed."""
     return NotReadyError(f"{key} is {reprlib.repr(value)}", f"It must be {allowed}")
 
 
 def not_supported_yet(key: str, value: object, remedy: str) -> NotReadyError:
-    """The error for a value that a later version may take."""
+    """Make the error for a value that a later version may support."""
     return NotReadyError(f"{key}: {reprlib.repr(value)} is not supported yet", remedy)
 
 
 def check_integer(key: str, value: object, low: int, high: int | None = None) -> None:
-    """Refuse what is not a whole number of a range."""
+    """Reject a value that is not an integer within a range."""
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
     if not fits:
         allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
@@ -33,11 +33,11 @@ def check_integer(key: str, value: object, low: int, high: int | None = None) ->
 
 
 def check_choice(key: str, value: object, supported: tuple[str, ...], planned: tuple[str, ...], remedy: str) -> None:
-    """Refuse what is not one of some words.
+    """Reject a value that is not one of the supported words.
 
-    :param supported: the words that this version knows.
-    :param planned: those that a later one may know.
-    :param remedy: what to do instead of one of these.
+    :param supported: the words that this version supports.
+    :param planned: words that a later version may support.
+    :param remedy: what to use instead of one of these.
     """
     if value in supported:
         return
@@ -47,7 +47,7 @@ def check_choice(key: str, value: object, supported: tuple[str, ...], planned: t
 
 
 def check_conn_id(key: str, value: object) -> None:
-    """Refuse what cannot be the id of a connection."""
+    """Reject a value that cannot be a connection id."""
     if not isinstance(value, str) or not _CONN_ID.fullmatch(value):
         # The value is not shown: people paste whole addresses here, with the password.
         raise NotReadyError(
@@ -56,7 +56,7 @@ def check_conn_id(key: str, value: object) -> None:
 
 
 def format_keys(section: type[Any]) -> str:
-    """The keys of a section, for people.
+    """Return the keys of a section as human-readable text.
 
     :param section: a dataclass.
     """
@@ -64,9 +64,9 @@ def format_keys(section: type[Any]) -> str:
 
 
 def check_keys(prefix: str, value: Mapping[Any, Any], section: type[Any]) -> None:
-    """Refuse unknown and missing keys.
+    """Reject unknown and missing keys.
 
-    :param prefix: dotted path of the section, with its dot at the end.
+    :param prefix: dotted path of the section, with a trailing dot.
     :param section: a dataclass.
     """
     known = {f.name: f for f in dataclasses.fields(section)}

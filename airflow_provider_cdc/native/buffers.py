@@ -1,4 +1,4 @@
-"""Arrays that machine code fills, and what becomes of them in Arrow."""
+"""Arrays that machine code fills, and their conversion to Arrow."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-#: Bytes of one column of strings after which a batch is cut: offsets have 31 bits.
+#: Bytes in one column of strings after which a batch is cut, because offsets have 31 bits.
 MAX_STRING_BYTES = 1 << 30
 
 
 def copy_to_arrow(array: Any) -> pa.Buffer:
-    """The bytes of an array, in memory of Arrow's pool: it keeps for the next time what is given back."""
+    """Copy the bytes of an array to a buffer from Arrow's memory pool, which reuses freed memory."""
     buffer = pa.allocate_buffer(array.nbytes)
     if array.nbytes:
         np.frombuffer(buffer, np.uint8)[:] = array.view(np.uint8)
@@ -20,7 +20,7 @@ def copy_to_arrow(array: Any) -> pa.Buffer:
 
 
 def is_utf8(content: pa.Buffer, offsets: Any) -> bool:
-    """Whether all strings of a column are UTF-8: the whole is, and none of them begins inside of a character."""
+    """Return whether all strings of a column are UTF-8: the whole is, and no string begins inside a character."""
     data: Any = np.frombuffer(content, np.uint8) if content.size else np.zeros(1, np.uint8)
     if data.max() < 0x80:
         return True
@@ -34,7 +34,7 @@ def is_utf8(content: pa.Buffer, offsets: Any) -> bool:
 
 
 def enlarge(array: Any, size: int, fill: int = 0) -> Any:
-    """A larger array that begins like another one."""
+    """Return a larger copy of an array, with the additional elements set to ``fill``."""
     larger = np.empty(size, array.dtype)
     larger[: len(array)] = array
     larger[len(array) :] = fill

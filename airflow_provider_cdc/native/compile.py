@@ -1,8 +1,9 @@
-"""Machine code made from Python by numba, and where it is kept between runs.
+"""Machine code compiled from Python by numba, and its cache.
 
-Making it takes seconds, so it is kept on disk. The folder's name says what the code was made from (source, compiler,
-Python, processor): what an older version left there can never be taken for it, and processes that compile at the same
-time write the same. What is read back is executed, so a folder that others may write to is never used.
+Compiling takes seconds, so machine code is cached on disk. The name of the cache folder depends on everything that the
+code was compiled from (source, compiler, Python, processor), so code of an older version is never used, and processes
+that compile at the same time write the same code. Cached code is executed, so a folder that others can write to is
+never used.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import llvmlite
 import llvmlite.binding
 import numba
 
-#: The caller holds the arrays for as long as a call lasts, and the machine code makes none, so references need not be
-#: counted: each count is a locked instruction, several for every row image. What would need memory does not compile.
+#: The caller keeps the arrays alive during a call, and the machine code creates none, so references need not be
+#: counted; counting would cost several locked instructions per row image. Code that allocates memory does not compile.
 NO_REFCOUNTS: Any = {"_nrt": False}
 
 _config: Any = numba.config
@@ -31,10 +32,10 @@ _lock = threading.Lock()
 
 
 def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator that turns a function into machine code which runs without Python's lock.
+    """Return a decorator that compiles a function to machine code, which runs without the GIL.
 
     :param signature: numba signature of the function.
-    :param sources: paths of all files that hold the function and what is compiled into it.
+    :param sources: paths of all files that contain the function and the code compiled into it.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,9 +50,9 @@ def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Ca
 
 
 def cache_folder(*sources: Path) -> Path | None:
-    """Folder for the machine code of source files; ``None`` if there is no place that is safe and can be written to.
+    """Return the cache folder for source files; ``None`` if there is none that is safe and writable.
 
-    The first of ``NUMBA_CACHE_DIR``, the user's cache folder, and the folder for temporary files.
+    Candidates, in this order, are ``NUMBA_CACHE_DIR``, the user's cache folder, and the folder for temporary files.
     """
     made_from = [
         *(source.read_bytes() for source in sources),
@@ -91,7 +92,7 @@ def _is_only_ours(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _numba_cache(folder: Path | None) -> Iterator[None]:
-    """Numba decides where to keep a function's code while it is being decorated."""
+    """Set numba's cache folder while a function is decorated, which is when numba reads it."""
     before = _config.CACHE_DIR
     _config.CACHE_DIR = str(folder or "")
     try:

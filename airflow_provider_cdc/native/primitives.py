@@ -1,4 +1,4 @@
-"""What the machine code of several modules is made of: memory, and the calendar. Nothing is checked here."""
+"""Primitives for machine code: memory access and the calendar. No bounds are checked."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numba.extending import intrinsic
 
 from airflow_provider_cdc.native.compile import NO_REFCOUNTS
 
-#: Bytes behind the end of the data, in the input and in each column, that may be read or written as rubbish: short
-#: strings are copied in two words, however long they are.
+#: Bytes after the end of the data, in the input and in each column, that may be read, and overwritten with arbitrary
+#: values: short strings are copied as two words, regardless of their length.
 PADDING = 32
 
 INVALID_DATE = -(1 << 40)
@@ -25,7 +25,10 @@ _memcpy: Any = cgutils.raw_memcpy
 
 
 def _memory_access(width: Any) -> tuple[Any, Any, Any]:
-    """(load from a byte array at an index, load from an address, store at an address) of ``width`` bytes."""
+    """Make functions to load from a byte array, load from an address and store at an address.
+
+    :param width: bytes per access.
+    """
     number: Any = {1: types.uint8, 2: types.uint16, 4: types.uint32, 8: types.uint64}[width]
 
     @_intrinsic  # type: ignore[untyped-decorator]
@@ -74,7 +77,7 @@ def copy_bytes(context: Any, address: Any, data: Any, at: Any, size: Any) -> Any
 
 @inlined  # type: ignore[untyped-decorator]
 def days_since_1970(year: Any, month: Any, day: Any) -> Any:
-    """Days since 1970-01-01; ``NO_DATE``, below every true one, if the parts are not a date."""
+    """Return the days since 1970-01-01; ``INVALID_DATE``, which is below every valid date, if there is no such date."""
     if year < 1 or year > 9999 or month < 1 or month > 12 or day < 1:
         return INVALID_DATE
     last: Any = 30 + ((month + (month >> 3)) & 1)

@@ -1,7 +1,7 @@
-"""SipHash-1-3 with 128 bits, for columns: the state of each row takes in one column after the other, in machine code.
+"""SipHash-1-3 with 128 bits for columns, in machine code: columns are added one by one to the state of each row.
 
-Of each value it takes in a word that says whether it is NULL, and how long it is, then the value: so different rows
-take in different words.
+For each value, a word is added that encodes whether it is NULL and its length, followed by the value itself. So
+different rows add different sequences of words.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _INITIAL = np.array([0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261,
 
 
 def init_states(rows: int, secret: Any) -> Any:
-    """States of rows.
+    """Return initial states.
 
+    :param rows: number of rows.
     :param secret: two words.
     :returns: array of shape (rows, 4).
     """
@@ -31,7 +32,7 @@ def init_states(rows: int, secret: Any) -> Any:
 
 
 def finish_states(state: Any) -> tuple[Any, Any]:
-    """The two words of each row."""
+    """Return the two words of each row's hash, as two arrays of uint64."""
     first, second = np.empty(len(state), np.uint64), np.empty(len(state), np.uint64)
     _finish_rows(state, first, second)
     return first, second
@@ -53,7 +54,7 @@ def _sip_round(a: Any, b: Any, c: Any, d: Any) -> Any:
 
 @compiled("void(uint64[:, ::1], uint64[::1], uint8[::1])", __file__, primitives.__file__)
 def add_words(state: Any, values: Any, valid: Any) -> None:
-    """Take in a column of words.
+    """Add a column of words.
 
     :param valid: 0 for NULL, else 1.
     """
@@ -72,9 +73,9 @@ def add_words(state: Any, values: Any, valid: Any) -> None:
 
 @compiled("void(uint64[:, ::1], uint8[::1], int64[::1], uint8[::1])", __file__, primitives.__file__)
 def add_bytes(state: Any, data: Any, offsets: Any, valid: Any) -> None:
-    """Take in a column of bytes.
+    """Add a column of bytes.
 
-    :param offsets: where each value begins in ``data``, and behind the last one where it ends.
+    :param offsets: start of each value in ``data``, followed by the end of the last one.
     :param valid: 0 for NULL, else 1.
     """
     for row in range(valid.shape[0]):

@@ -1,4 +1,4 @@
-"""Which troubles of a pipeline stand: each begins at one limit and is over at another, so that it does not flicker."""
+"""Decide which alerts of a pipeline are active. An alert ends at another limit than it begins, so it does not flap."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 SUSPENDED, LAG, PURGE_RISK, FAILED = ALERT_KINDS = ("suspended", "lag", "purge_risk", "failed")
-#: A lag is over below this part of its limit, and the risk of a purge above this multiple.
+#: A lag alert ends below this fraction of its limit, and a purge-risk alert above this multiple of its limit.
 LAG_RESOLVED_BELOW, PURGE_RISK_RESOLVED_ABOVE = 0.5, 1.5
 #: Seconds that a stream must have run to count as recovered.
 RECOVERED_AFTER_SECONDS = 60.0
 
-#: Kind, and what it is about: a table as ``database.table``, the epoch that has failed, or an empty text.
+#: (kind, subject); the subject is a table as ``database.table``, the epoch that failed, or empty.
 AlertKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class AlertLimits:
-    """From where on something is trouble; ``None`` for never.
+    """Limits at which alerts begin; ``None`` for never.
 
     :param lag_seconds: age of the oldest commit that was not read.
     :param hours_to_purge: hours until the source may purge what is needed.
@@ -29,12 +29,12 @@ class AlertLimits:
 
 @dataclass(frozen=True)
 class ObservedState:
-    """What the bookkeeping says of a pipeline now.
+    """Current state of a pipeline, from the state database.
 
-    :param lag_seconds: as of :class:`AlertLimits`; ``None`` if it is not known.
-    :param hours_to_purge: the same; infinite for never.
-    :param suspended: tables that the stream goes on without, and why.
-    :param healthy_epoch: the newest epoch, if it runs well or has ended as it should; else ``None``.
+    :param lag_seconds: as in :class:`AlertLimits`; ``None`` if unknown.
+    :param hours_to_purge: as in :class:`AlertLimits`; ``None`` if unknown, infinite for never.
+    :param suspended: reason of each suspended table, by ``database.table``.
+    :param healthy_epoch: the newest epoch, if it runs well or has ended without an error; otherwise ``None``.
     """
 
     lag_seconds: float | None
@@ -46,10 +46,12 @@ class ObservedState:
 def active_alerts(
     limits: AlertLimits, observed: ObservedState, active_before: Collection[AlertKey]
 ) -> dict[AlertKey, str]:
-    """The troubles that stand, each with a line about it. A failure begins elsewhere, and only ends here.
+    """Return the active alerts, each with a one-line description.
 
-    :param active_before: those that stood before: they are over only well within their limits. What is not known
-        changes nothing.
+    A failure alert begins elsewhere (see :func:`~airflow_provider_cdc.observe.alerts.record_failure`) and only ends
+    here. Alerts about unknown values stay as they are.
+
+    :param active_before: alerts that were active before; they end only well within their limits.
     """
     active = {(SUSPENDED, table): f"table {table} is suspended: {why}" for table, why in observed.suspended.items()}
     lag, max_lag, was_lagging = observed.lag_seconds, limits.lag_seconds, (LAG, "") in active_before

@@ -1,7 +1,7 @@
-"""Who is to be told of what: troubles of a pipeline that have begun or are over since somebody was told last.
+"""Alerts of a pipeline that have begun or ended since the last notification.
 
-Only the bookkeeping is asked, and it remembers what was told. So a restart repeats no message; a process that is killed
-between a message and its note does.
+They come only from the state database, which also records the notifications. So a restart does not repeat a
+notification, unless the process was killed between sending and recording it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Alert:
-    """A trouble that has begun, or is over.
+    """An alert that has begun, or is over.
 
     :param pipeline: name of the pipeline.
     :param kind: ``suspended``, ``lag``, ``purge_risk`` or ``failed``.
-    :param subject: the table that it is about, as ``database.table``; the epoch that has failed; or empty.
-    :param detail: a line about it.
+    :param subject: the table that it is about, as ``database.table``; the epoch that failed; or empty.
+    :param detail: one-line description.
     :param since: when it began.
     :param over: whether it is over.
     """
@@ -45,16 +45,16 @@ class Alert:
     over: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value, as hooks get it: ``table`` is ``None`` where it is not about one."""
+        """Return the plain JSON value that hooks receive; ``table`` is ``None`` if it is not about a table."""
         table = self.subject if self.kind == SUSPENDED else None
         since = self.since.isoformat(timespec="seconds")
         return {**{n: getattr(self, n) for n in ("pipeline", "kind", "detail", "over")}, "table": table, "since": since}
 
 
 def find_alert_changes(store: StateDatabase, pipeline: str, limits: AlertLimits, kinds: Collection[str]) -> list[Alert]:
-    """What somebody has to be told now.
+    """Return the alerts to notify of now.
 
-    :param kinds: those that somebody wants to hear of.
+    :param kinds: kinds of alerts whose beginning is to be notified.
     """
     from airflow_provider_cdc.state import utc_now
 
@@ -73,28 +73,28 @@ def find_alert_changes(store: StateDatabase, pipeline: str, limits: AlertLimits,
 
 
 def has_alert_changes(store: StateDatabase, pipeline: str, request: Mapping[str, Any]) -> bool | None:
-    """Whether there is something to tell; ``None`` for no.
+    """Return ``True`` if there is an alert to notify of, otherwise ``None``.
 
-    :param request: ``kinds`` and ``limits``, as plain values.
+    :param request: ``kinds`` and ``limits``, as plain JSON values.
     """
     return bool(find_alert_changes(store, pipeline, AlertLimits(**request["limits"]), request["kinds"])) or None
 
 
 def record_alert(store: StateDatabase, alert: Alert) -> None:
-    """Note that a trouble stands, before somebody is told."""
+    """Record that an alert is active, before the notification is sent."""
     if not alert.over:
         store.raise_alert(alert.pipeline, alert.kind, alert.subject, alert.detail)
 
 
 def record_failure(store: StateDatabase, pipeline: str, error: str) -> None:
-    """Note that the stream has failed, unless it has not recovered since it did so before."""
+    """Record that the stream has failed, unless it has not recovered from an earlier failure."""
     if not any(row.kind == FAILED for row in store.alerts(pipeline)):
         run = store.newest_epoch(pipeline)
         store.raise_alert(pipeline, FAILED, str(run.epoch if run else 0), error)
 
 
 def record_notified(store: StateDatabase, alert: Alert) -> None:
-    """Note that somebody was told."""
+    """Record that the notification was sent."""
     record = store.clear_alert if alert.over else store.mark_alert_notified
     record(alert.pipeline, alert.kind, alert.subject)
 

@@ -1,7 +1,7 @@
-"""What has happened to the copies of tables since somebody was told last: windows, one behind the other.
+"""Windows of changes to sink tables, one after another, for asset events.
 
-Only the bookkeeping is asked. A window begins where the one before ended, so none is left out. One that was told by a
-task that is run again is told again; all others are told once.
+They come only from the state database. A window begins where the previous one ended, so no change is left out. Each
+window is reported once, except that a task that runs again reports its window again.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ if TYPE_CHECKING:
 TableId = tuple[str, str]
 
 _COUNTS = ("inserts", "updates", "deletes")
-#: Audiences: those who are told of changes by tasks, by a watcher, and of snapshots.
+#: Audiences: changes reported by tasks, changes reported by the watcher, and snapshots. Each has its own windows.
 CATCH_UPS, WATCHER, SNAPSHOTS = "catch_ups", "watcher", "snapshots"
 
 
 def window_mark(counts: TableCounts) -> dict[str, Any]:
-    """Where a window ends, as JSON."""
+    """Return the end of a window, as a plain JSON value."""
     values = {name: getattr(counts, name) for name in (*_COUNTS, "position", "reread")}
     return {**values, "time": counts.updated_at.isoformat(timespec="seconds")}
 
 
 def window_between(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> dict[str, Any]:
-    """What lies between two marks.
+    """Return the window between two marks.
 
-    :param before: ``None`` for the beginning. So it is taken if ``after`` counts less: the bookkeeping was made anew.
-    :return: ``inserts``, ``updates``, ``deletes``; whether rows were exchanged otherwise (``reread``); where it begins
-        and ends in the binlog (``start``, ``end``), and when (``since``, ``until``).
+    :param before: ``None`` for the beginning; ignored if ``after`` has lower counts, because the state database was
+        recreated.
+    :returns: ``inserts``, ``updates``, ``deletes``; whether rows were overwritten by a re-snapshot (``reread``); its
+        beginning and end in the binlog (``start``, ``end``) and in time (``since``, ``until``).
     """
     if before is not None and any(after[name] < before[name] for name in (*_COUNTS, "reread")):
         before = None
@@ -47,14 +48,14 @@ def window_between(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -
 
 
 def is_window_empty(asset_window: Mapping[str, Any]) -> bool:
-    """Whether nothing has happened in a window."""
+    """Return whether nothing has changed in a window."""
     return not (asset_window["reread"] or any(asset_window[name] for name in _COUNTS))
 
 
 def take_catch_up_windows(store: StateDatabase, pipeline: str, by: str) -> dict[TableId, dict[str, Any]]:
-    """Windows of all tables that end now, by database and name.
+    """Take the windows of all tables that end now, by (database, name).
 
-    :param by: the task that tells of them: if it is run again, they begin where they began.
+    :param by: the task that reports them; if it runs again, its windows begin where they began before.
     """
     marks = {(one.database, one.name): window_mark(one) for one in store.table_counts(pipeline)}
     last_marks = store.advance_windows(pipeline, CATCH_UPS, marks, by)
@@ -64,7 +65,10 @@ def take_catch_up_windows(store: StateDatabase, pipeline: str, by: str) -> dict[
 def take_new_snapshots(
     store: StateDatabase, pipeline: str, generation: int, tables: Iterable[TableId], by: str
 ) -> list[TableId]:
-    """Tables of whose snapshot no other task has told."""
+    """Return the tables whose snapshot no other task has reported, and record that this one does.
+
+    :param by: the task that reports them.
+    """
     mark = {"generation": generation}
     last_marks = store.advance_windows(pipeline, SNAPSHOTS, dict.fromkeys(tables, mark), by)
     return [table for table, last_mark in last_marks.items() if last_mark != mark]

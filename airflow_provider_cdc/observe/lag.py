@@ -1,4 +1,4 @@
-"""How far a pipeline is behind its source, and how long the source keeps what was not read yet."""
+"""How far a pipeline lags behind its source, and how long the source keeps the binlog that was not read yet."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.retention_guard import PurgeWatch
 from airflow_provider_cdc.state.models import BatchRow
 
-#: Seconds over which a rate is taken, if a batch does not take longer.
+#: Seconds over which a rate is computed, unless a batch takes longer.
 _RATE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Lag:
-    """What the source says of a position.
+    """Lag of a position behind the source; ``None`` for what is not known.
 
-    :param seconds: how long ago the oldest transaction behind it was committed; 0 if there is none.
-    :param bytes: bytes of binlog behind it.
-    :param seconds_to_purge: seconds until the server may remove what has to be read from there; 0 if it is gone,
-        ``None`` for never.
-    :param unknown: why something of it is ``None`` that should not be, in one line.
+    :param seconds: how long ago the oldest transaction after the position was committed; 0 if there is none.
+    :param bytes: bytes of binlog after the position.
+    :param seconds_to_purge: seconds until the server may remove binlog that is needed from there on; 0 if it is gone,
+        ``None`` also for never.
+    :param unknown: one-line reason why values are unknown; ``None`` if none is.
     """
 
     seconds: float | None = None
@@ -43,7 +43,7 @@ class Lag:
     unknown: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value, as ``status`` shows it."""
+        """Return the plain JSON value that ``status`` shows."""
         return {
             "lag_seconds": None if self.seconds is None else round(self.seconds, 3),
             "lag_bytes": self.bytes,
@@ -53,10 +53,10 @@ class Lag:
 
 
 def measure_lag(context: RunContext, offset: Offset, slot: int = slots.LAG) -> Lag:
-    """Ask the source. One that cannot be reached is no error.
+    """Query the source. If it cannot be reached, the lag is unknown.
 
     :param offset: the resume point.
-    :param slot: the slot to look with, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+    :param slot: server id slot to read with, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
     """
     try:
         return _query_lag(context, offset, slot)
@@ -65,15 +65,15 @@ def measure_lag(context: RunContext, offset: Offset, slot: int = slots.LAG) -> L
 
 
 def read_copy_position(context: RunContext, plan: Plan) -> CopyPosition:
-    """How far the copy stands, for those who compare it.
+    """Return the position of the copy and its lag, for a comparison.
 
-    :raises CdcError: if the source cannot be asked, or is another one.
+    :raises CdcError: if the source cannot be reached, or is another server.
     """
     offset = context.resume_state(plan)[0]
     with closing(connect(context.connect_args)) as connection:
         check_same_server(server_identity(connection), offset.server)
         size = unread_bytes(connection, offset.at)
-        if size is None:  # the file is gone: whoever reads on from there says so
+        if size is None:  # the file is gone: reading from there raises the error
             return CopyPosition(offset.at)
         committed = oldest_unread_commit(context.binlog_opener(slots.VERIFY), offset.at) if size else None
         if committed is None:
@@ -99,11 +99,11 @@ def _query_lag(context: RunContext, offset: Offset, slot: int) -> Lag:
 
 
 def changes_per_second(batches: Sequence[BatchRow], began: datetime, until: datetime) -> float:
-    """Rate over the newest batches of one run.
+    """Return the rate over the newest batches of one run.
 
-    :param batches: its newest batches, the newest first: those of the last minute before the newest commit count.
+    :param batches: its newest batches, newest first; those of the last minute before the newest commit count.
     :param began: when the run began.
-    :param until: now, or, of a run that is over, when it made its last commit.
+    :param until: now, or, for a run that is over, the time of its last commit.
     """
     if not batches:
         return 0.0
@@ -111,7 +111,7 @@ def changes_per_second(batches: Sequence[BatchRow], began: datetime, until: date
     count = sum((times[0] - at).total_seconds() < _RATE_SECONDS for at in times)
     first = batches[count - 1]
     before = times[count] if count < len(times) else began
-    # A burst after an hour without changes is a rate of the last minute and not of the hour.
+    # A burst after an hour without changes must show as a rate of the last minute, not of the hour.
     seconds = min((first.committed_at - before).total_seconds(), max(_RATE_SECONDS, first.seconds))
     seconds += (until - first.committed_at).total_seconds()
     return round(sum(b.changes for b in batches[:count]) / max(seconds, 1e-3), 1)

@@ -1,4 +1,4 @@
-"""The numbers that a pipeline tells of itself, and the text format in which Prometheus reads them."""
+"""The metrics of a pipeline, and their text format for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """A number.
+    """Definition of a metric.
 
     :param name: as in ``cdc.<name>`` for Airflow's stats.
-    :param help_text: what it says.
-    :param per_table: whether each table has its own; otherwise a pipeline has one.
-    :param is_counter: whether it only grows, as long as the bookkeeping is not lost.
+    :param help_text: one-line description.
+    :param per_table: whether each table has its own value; otherwise a pipeline has one.
+    :param is_counter: whether it only grows, as long as the state database is not lost.
     """
 
     name: str
@@ -23,34 +23,34 @@ class Metric:
 
     @property
     def prometheus_name(self) -> str:
-        """What Prometheus calls it."""
+        """Its name in Prometheus."""
         return f"cdc_{self.name}" + ("_total" if self.is_counter else "")
 
 
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("running", "1 while a stream gives signs of life, else 0"),
-        Metric("paused", "1 while somebody has paused the stream, else 0"),
-        Metric("failed", "1 if the newest run of the stream has failed, else 0"),
-        Metric("heartbeat_age_seconds", "Seconds since a stream has given the last sign of life"),
-        Metric("lag_seconds", "Age of the oldest commit of the source that was not read yet"),
+        Metric("running", "1 while a stream sends heartbeats, else 0"),
+        Metric("paused", "1 while the stream is paused by a user, else 0"),
+        Metric("failed", "1 if the newest run of the stream failed, else 0"),
+        Metric("heartbeat_age_seconds", "Seconds since the last heartbeat of a stream"),
+        Metric("lag_seconds", "Age of the oldest commit in the source that was not read yet"),
         Metric("bytes_behind", "Bytes of the source's binlog that were not read yet"),
         Metric("hours_to_purge", "Hours until the source may purge binlog that is needed; absent for never"),
         Metric("change_lag_seconds", "Seconds from commit in the source to commit in the sink, p95 of the last batch"),
-        Metric("merge_seconds", "Seconds that the last batch took to be applied"),
+        Metric("merge_seconds", "Seconds it took to apply the last batch"),
         Metric("changes", "Changes that streams have applied", is_counter=True),
         Metric("batches", "Batches that streams have applied", is_counter=True),
         Metric("rows", "Rows that the snapshot has read"),
         Metric("chunks_done", "Chunks that the snapshot has read"),
         Metric("chunks_total", "Chunks of the snapshot"),
         Metric("tables", "Tables of the pipeline, without those that were removed from it"),
-        Metric("suspended_tables", "Tables that the stream goes on without"),
-        Metric("suspended", "1 if the stream goes on without the table, else 0", per_table=True),
+        Metric("suspended_tables", "Tables that are suspended because of a problem"),
+        Metric("suspended", "1 if the table is suspended because of a problem, else 0", per_table=True),
         Metric("table_rows", "Rows of the copy", per_table=True),
         Metric("table_bytes", "Bytes of the copy's files", per_table=True),
         Metric("files", "Files of the copy", per_table=True),
-        Metric("dead_rows", "Rows in the copy's files that do not count any more", per_table=True),
+        Metric("dead_rows", "Deleted rows that are still in the copy's files", per_table=True),
         Metric("compactions", "Compactions of the copy's files", per_table=True, is_counter=True),
         Metric("compaction_seconds", "Seconds that the last compaction of the copy took", per_table=True),
         Metric("inserts", "Inserts that streams have applied", per_table=True, is_counter=True),
@@ -65,7 +65,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """A number of one pipeline, or of one of its tables.
+    """A value of a metric, for a pipeline or one of its tables.
 
     :param name: one of :data:`METRICS`.
     :param table: ``database.table``.
@@ -78,12 +78,12 @@ class Measurement:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags, or labels."""
+        """Its tags (Airflow) or labels (Prometheus)."""
         return {"pipeline": self.pipeline} | ({"table": self.table} if self.table is not None else {})
 
 
 def prometheus_text(measurements: Iterable[Measurement]) -> str:
-    """The numbers in Prometheus' text format, version 0.0.4: all of a metric in one place."""
+    """Return the measurements in the Prometheus text format, version 0.0.4, grouped by metric."""
     by_name: dict[str, list[Measurement]] = {}
     for one in measurements:
         by_name.setdefault(one.name, []).append(one)

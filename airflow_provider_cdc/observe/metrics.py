@@ -1,4 +1,4 @@
-"""The numbers of pipelines, from the bookkeeping alone: neither the source nor the sink is asked."""
+"""The metrics of pipelines, from the state database alone. Neither the source nor the sink is accessed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from airflow_provider_cdc.observe.metric_definitions import Measurement
 if TYPE_CHECKING:
     from airflow_provider_cdc.state import EpochRow, StateDatabase, TableStateRow
 
-#: Seconds after which a stream that says nothing does not count as running, and a sample says nothing any more.
+#: Seconds after which a stream without a heartbeat no longer counts as running, and after which a sample is outdated.
 _ALIVE_SECONDS, FRESH_SECONDS = 60.0, 300.0
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def measure_pipeline(store: StateDatabase, pipeline: str) -> list[Measurement]:
-    """The numbers of a pipeline as they are now.
+    """Return the current metrics of a pipeline.
 
-    What is not known is not among them: how far a source is ahead that nobody has asked for five minutes, for one.
+    Unknown values are left out, for example the lag if the source was not queried within the last five minutes.
     """
     return [
         Measurement(name, float(value), pipeline, table)
@@ -99,12 +99,12 @@ def _table_values(store: StateDatabase, pipeline: str) -> MetricValues:
 
 
 def is_suspended(row: TableStateRow) -> bool:
-    """Whether the stream goes on without a table, so that somebody has to do something: nobody has asked for it."""
+    """Return whether a table is suspended because of a problem, and not by request."""
     return row.state == "suspended" and row.kind != REQUESTED
 
 
 def write_atomically(text: str, path: Path) -> None:
-    """Put a text in the place of a file: who reads it sees the old one or the new one, whole.
+    """Replace a file atomically, so that readers see either the complete old or the complete new text.
 
     :raises NotReadyError: if it cannot be written.
     """
@@ -123,9 +123,9 @@ def serve_metrics(address: str, render: Callable[[], str], log_line: Callable[[s
     """Answer ``GET /metrics`` until SIGTERM or SIGINT.
 
     :param address: ``host:port``.
-    :param render: gives the answer; called for each request.
-    :param log_line: gets a line when it begins, and one when something fails.
-    :raises NotReadyError: if nobody can listen there.
+    :param render: returns the response body; called for each request.
+    :param log_line: receives a line when the server starts, and one for each failure.
+    :raises NotReadyError: if it is not possible to listen there.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -138,7 +138,7 @@ def serve_metrics(address: str, render: Callable[[], str], log_line: Callable[[s
                 try:
                     code, body = 200, render()
                 except CdcError as error:
-                    code, body = 503, "the bookkeeping cannot be read\n"
+                    code, body = 503, "the state database cannot be read\n"
                     log_line(str(error))
             self.send_response(code)
             self.send_header("Content-Type", _CONTENT_TYPE)
@@ -147,12 +147,12 @@ def serve_metrics(address: str, render: Callable[[], str], log_line: Callable[[s
             self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing of each request."""
+            """Do not log requests."""
 
     try:
         server = ThreadingHTTPServer((host, int(port)), Handler)
     except OSError as error:
-        raise NotReadyError(f"nobody can listen at {address}: {error.strerror}", "Give another --listen") from None
+        raise NotReadyError(f"cannot listen on {address}: {error.strerror}", "Give another --listen") from None
     server.daemon_threads = True
     with server:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -1,7 +1,7 @@
-"""What a driver writes down about once a minute, for people: how far the source is ahead, and how each table stands.
+"""Record the state of a pipeline about once a minute, for display: its lag, and the state of each table.
 
-Nothing depends on it, so nothing waits for it: a thread of its own does it, and an outage of the bookkeeping leaves a
-gap in the samples and no more. What was counted meanwhile is written afterwards.
+Nothing depends on these records, so nothing waits for them: a separate thread writes them. An outage of the state
+database only leaves a gap in the samples; changes counted meanwhile are recorded afterwards.
 """
 
 from __future__ import annotations
@@ -35,22 +35,26 @@ from airflow_provider_cdc.sinks.storage.request_counts import with_current_count
 from airflow_provider_cdc.state import StateDatabase, TableProgress, TableStatus, utc_now
 from airflow_provider_cdc.state.values import LastCompaction
 
-#: Seconds between two looks, and from the beginning to the first time that the source is asked.
+#: Seconds between two samples, and from the start to the first one.
 _INTERVAL_SECONDS, _FIRST_SAMPLE_SECONDS = 60.0, 5.0
-#: Of drivers that read a snapshot side by side, one asks the source: seconds for which a sample is good for all.
+#: Seconds for which a sample is good for all drivers that read a snapshot in parallel, so that only one queries the
+#: source.
 _FRESH_SECONDS = 45.0
-#: Seconds for which the end of a driver waits for a look.
+#: Maximum seconds that the end of a driver waits for the observer.
 _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class DriverView:
-    """What a driver knows of its pipeline at a moment.
+    """What a driver knows about its pipeline at one moment.
 
-    :param plan: the plan as it is now.
-    :param offset: the resume point, and ``lineage`` its lineage.
-    :param state: how the pipeline stands.
-    :param epoch: of a stream its epoch, and how many ``batches`` and ``changes`` it has applied.
+    :param plan: the current plan.
+    :param offset: the resume point.
+    :param timeline: its timeline.
+    :param state: state of the pipeline.
+    :param epoch: epoch of the stream; ``None`` for a snapshot.
+    :param batches: batches that the epoch has applied.
+    :param changes: changes that the epoch has applied.
     """
 
     plan: Plan
@@ -63,11 +67,11 @@ class DriverView:
 
 
 class Observer:
-    """Writes down what there is to see while a driver works. A context manager.
+    """Records the state of a pipeline while a driver works. A context manager.
 
-    :param get_view: what the driver knows now; ``None`` if another one sees to it.
-    :param sizes: what tables take, by index: those that were looked at since the last call.
-    :param compacted: the last compaction of tables, by index: of those that were compacted since the last call.
+    :param get_view: returns what the driver knows now; ``None`` if another driver records it.
+    :param sizes: returns the sizes, by index, of tables that were measured since the last call.
+    :param compacted: returns the last compaction, by index, of tables that were compacted since the last call.
     """
 
     def __init__(
@@ -101,23 +105,23 @@ class Observer:
         self._thread.join(_END_SECONDS)
 
     def wake(self) -> None:
-        """Write down soon how the tables stand: something has happened."""
+        """Record the state of the tables soon, because something has changed."""
         self._wake_event.set()
 
     def add_applied(self, operations: Mapping[int, Counter[str]]) -> None:
-        """Hear of changes that were applied, by table and operation."""
+        """Count changes that were applied, by table and operation."""
         with self._lock:
             for index, counts in operations.items():
                 self._applied.setdefault(index, Counter()).update(counts)
 
     def write(self, tables: Mapping[int, SinkTable] | None = None) -> None:
-        """Write down how the tables stand, now.
+        """Record the state of the tables now.
 
-        :param tables: these tables, and what they take.
+        :param tables: only these tables, by index, including their sizes; ``None`` for all, without measuring them.
         """
         if self._stopping and self._write_lock.locked():
-            return  # it waits for a database that does not answer: the end of the driver does not, too
-        with self._log_failures("how the tables stand"), self._write_lock:
+            return  # the thread waits for a database that does not respond: the end of the driver must not wait as well
+        with self._log_failures("the state of the tables"), self._write_lock:
             view = self._get_view()
             if view is not None:
                 self._write(view, tables)
@@ -129,10 +133,10 @@ class Observer:
                 self._wake_event.clear()
             else:
                 due = time.monotonic() + _INTERVAL_SECONDS
-                with self._log_failures("how far the source is ahead"):
+                with self._log_failures("the lag"):
                     self._record_sample()
             if not self._stopping:
-                with self._log_failures("which tables are gone from the source"):
+                with self._log_failures("the tables that are missing in the source"):
                     if (view := self._get_view()) is not None:
                         self._missing = tables_known_missing(self._context, view.plan)
                 self.write()
@@ -160,7 +164,7 @@ class Observer:
     def _write(self, view: DriverView, tables: Mapping[int, SinkTable] | None) -> None:
         plan, is_first = view.plan, tables is None and not self._written
         if view.epoch is None:
-            self._chunk_progress = None  # of a stream they stay as they are
+            self._chunk_progress = None  # it only changes during a snapshot
         measured = {
             index: table.table_size() for index, table in (tables or {}).items() if isinstance(table, Measurable)
         }
@@ -172,7 +176,7 @@ class Observer:
             applied, self._applied = self._applied, {}
         try:
             states = {index: self._table_state(view, index) for index in (tables or range(len(plan.tables)))}
-            # Where the stream stands moves all the time: that alone is not worth a row.
+            # The position of the stream changes all the time, and is not worth a write on its own.
             changed = applied.keys() | sizes.keys() | compacted.keys()
             due = {i: s for i, s in states.items() if i in changed or _without_position(s) != self._written.get(i)}
             if not due and not is_first:
@@ -241,23 +245,23 @@ class Observer:
 
     @contextmanager
     def _log_failures(self, what: str) -> Iterator[None]:
-        """Whatever fails, the driver goes on: an outage is told by others, and what is unexpected is told here."""
+        """Suppress all errors, so that the driver continues; log unexpected ones, outages are reported elsewhere."""
         try:
             yield
         except (CdcError, SQLAlchemyError):
             return
         except Exception as error:  # Spark, or the process, may be ending
             if not self._stopping:
-                self._context.reporter.line(f"{what} could not be written down: {type(error).__name__}: {error}")
+                self._context.reporter.line(f"{what} could not be recorded: {type(error).__name__}: {error}")
 
 
 def snapshot_observer(context: RunContext, store: StateDatabase, plan: Plan) -> Observer:
-    """The observer of a driver that reads a part of a snapshot."""
+    """Return the observer of a driver that reads a part of a snapshot."""
     return Observer(context, store, partial(_snapshot_view, context, store, plan))
 
 
 def _snapshot_view(context: RunContext, store: StateDatabase, plan: Plan) -> DriverView | None:
-    """How the snapshot stands; ``None`` beside a stream, which sees to that."""
+    """Return the state of the snapshot; ``None`` while a stream runs, whose driver records it."""
     stream = store.newest_epoch(plan.pipeline)
     if stream is not None and stream.state == "running":
         return None

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, now and then a line elsewhere."""
+"""Human-readable progress: bars on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import click
 
 from airflow_provider_cdc.model.progress import ChunkProgress
 
-#: Seconds between two lines about the same thing where there is no terminal.
+#: Seconds between two lines about the same thing if there is no terminal.
 _LINE_SECONDS = 5.0
 
 
 def make_reporter() -> LineReporter | BarReporter:
-    """Reporter that suits standard error."""
+    """Return a reporter that suits standard error."""
     return BarReporter() if sys.stderr.isatty() else LineReporter()
 
 
 class ProgressThrottle:
-    """Says which progress is worth a line: the first and the last, and in between one every few seconds."""
+    """Decides which progress is worth a line: the first, the last, and one every few seconds in between."""
 
     def __init__(self) -> None:
         self._last_shown: dict[str, tuple[float, int]] = {}
 
     def should_show(self, progress: ChunkProgress) -> bool:
-        """Whether enough has happened since the last line about the same thing; it then counts as told."""
+        """Return whether enough has happened since the last line with this label; if so, it counts as shown."""
         at, before = self._last_shown.get(progress.label, (float("-inf"), 0))
         done = progress.chunks_done
         is_worth_showing = done != before and (done == progress.chunks_total or time.monotonic() - at > _LINE_SECONDS)
@@ -36,7 +36,7 @@ class ProgressThrottle:
 
 
 class LineReporter:
-    """Writes lines with the time."""
+    """Writes lines with the time to standard error."""
 
     def __init__(self) -> None:
         self._throttle = ProgressThrottle()
@@ -58,9 +58,9 @@ class LineReporter:
 
 
 class BarReporter:
-    """Shows a bar for each thing that is being worked on; what is done becomes a line.
+    """Shows a bar for each thing in progress, and replaces it with a line when it is done.
 
-    :param console: where; standard error by default.
+    :param console: console to write to; standard error by default.
     """
 
     def __init__(self, console: Any = None) -> None:
@@ -88,7 +88,7 @@ class BarReporter:
         self._bars.console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, progress: ChunkProgress) -> None:
-        """Move a bar, or make it a line."""
+        """Update a bar, or replace it with a line if it is done."""
         label, total = progress.label, progress.chunks_total
         if label in self._done:
             return

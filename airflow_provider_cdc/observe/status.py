@@ -1,4 +1,4 @@
-"""How far a pipeline is, from bookkeeping and sink."""
+"""The status of a pipeline, from its state database and sink."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ LOG_LINES = 10
 
 
 def read_status(context: RunContext) -> dict[str, Any]:
-    """State of a pipeline as a JSON value. The source is asked how far it is ahead, if it can be reached.
+    """Return the status of a pipeline as a JSON value. The lag is queried from the source, if it can be reached.
 
-    :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
-        ``tables`` (of each its state, chunks done and total, rows, place, and definitions); ``suspended`` (tables that
-        the stream goes on without: where, since when, why, and what to do); ``snapshot`` and ``groups`` (chunks, rows,
-        corrected keys, rate, time left, why it is paused, requests to an object store); ``sink`` (files, bytes, rows of
-        each table that is made, if the sink tells); ``offset`` (the resume point); ``lag_seconds``, ``lag_bytes``,
-        ``purge_in_hours`` (how far the source is ahead of it, and how long it keeps it), ``lag_unknown`` (why that
-        cannot be told); ``stream`` (epoch, state, batches, changes, rate, lag of what it has applied, memory of its
-        index of keys, requests to an object store, who supervises it, who has paused it, the end of its driver's log),
-        ``null`` before the first.
+    :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``); ``tables``
+        (for each its state, chunks done and total, rows, position and definitions); ``suspended`` (suspended tables:
+        where, since when, why, and the remedy); ``snapshot`` and ``groups`` (chunks, rows, corrected keys, rate, time
+        left, why it is paused, requests to an object store); ``sink`` (files, bytes and rows of each existing table,
+        if the sink can measure them); ``offset`` (the resume point); ``lag_seconds``, ``lag_bytes``,
+        ``purge_in_hours`` (how far the source is ahead of it, and how long it keeps the binlog), ``lag_unknown`` (why
+        that is unknown); ``stream`` (epoch, state, batches, changes, rate, lag of applied changes, memory of its key
+        index, requests to an object store, who supervises it, who has paused it, the end of its driver's log), which
+        is ``null`` before the first stream.
     """
     plan = context.require_plan()
     store = context.open_state_database()
@@ -51,7 +51,7 @@ def read_status(context: RunContext) -> dict[str, Any]:
         if snapshot is not None and snapshot.finished_at is not None:
             seconds = (snapshot.finished_at - snapshot.created_at).total_seconds()
             if seconds < sum(r.seconds for r in rows) / context.pipeline.snapshot.parallelism:
-                seconds = None  # the bookkeeping was rebuilt from the sink: nobody knows how long it took
+                seconds = None  # unknown, since the state database was rebuilt from the sink
         total = sum(r.rows for r in rows)
         groups = group_progress(context, store, plan)
         progress_of_all = snapshot_progress(groups)
@@ -152,7 +152,7 @@ def read_status(context: RunContext) -> dict[str, Any]:
 
 
 def _find_run(context: RunContext, store: StateDatabase) -> tuple[EpochRow | None, bool]:
-    """The newest run, and whether it goes on; as the bookkeeping has it, if that takes no signs of life now."""
+    """Return the newest run, and whether it is running; as recorded, if the state database accepts no writes now."""
     try:
         return context.liveness.wait_until_known(store, context.pipeline.name)
     except TransientError:
@@ -178,7 +178,7 @@ def _seconds_since(moment: datetime | None) -> float | None:
 
 
 def _weighted_percentile(batches: list[Any], name: str, share: float) -> float | None:
-    """Percentile over batches, each counted as often as it has changes; seconds."""
+    """Return a percentile over batches in seconds, each batch weighted by its number of changes."""
     pairs = sorted((getattr(b, name), b.changes) for b in batches if b.changes and getattr(b, name) is not None)
     left = share * sum(n for _, n in pairs)
     for lag, count in pairs:

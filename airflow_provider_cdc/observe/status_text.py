@@ -1,4 +1,4 @@
-"""What `status` says, in lines for people."""
+"""The human-readable output of ``status``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_provider_cdc.sinks.storage.request_counts import format_counts
 
 
 def status_lines(status: dict[str, Any]) -> Iterator[str]:
-    """Lines that say how a pipeline stands.
+    """Yield the lines that describe the status of a pipeline.
 
     :param status: what :func:`airflow_provider_cdc.observe.status.read_status` returned.
     """
@@ -37,7 +37,7 @@ def status_lines(status: dict[str, Any]) -> Iterator[str]:
             f"{stream['changes']} changes, {stream['changes_per_second']:,} changes/s{_apply_lag_text(stream)}"
         )
         if stream["paused_by"] is not None:
-            yield f"    paused: {stream['paused_by']} asked for it. To let it go on: airflow-cdc resume"
+            yield f"    paused: {stream['paused_by']} asked for it. To resume it: airflow-cdc resume"
         if stream["index_bytes"]:
             spilled = f", {stream['index_disk_bytes']:,} more on disk" if stream["index_disk_bytes"] else ""
             limit_text = f"at most {stream['index_bytes_per_table']:,} in memory for a table"
@@ -77,7 +77,7 @@ def _table_text(row: dict[str, Any]) -> str:
     if row["chunks_total"]:
         text += f", {row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows, {row['corrected']} corrected"
     if row["revision"]:
-        text += f", read again {_times_text(row['revision'])}"
+        text += f", re-snapshotted {_times_text(row['revision'])}"
     alterations = len(row["definitions"]) - 1
     return f"{text}, altered {_times_text(alterations)}" if alterations else text
 
@@ -87,7 +87,7 @@ def _times_text(number: int) -> str:
 
 
 def _sink_size_text(row: dict[str, Any]) -> str:
-    """What a table of the sink takes."""
+    """Return the size of a sink table, as text."""
     rows = "" if row["rows"] is None else f"{row['rows']:,} rows in "
     text = f"{row['table']}: {rows}{row['files']:,} files, {row['bytes']:,} bytes"
     text += f", {row['dead_rows']:,} dead rows in {row['files_with_vectors']:,} of them" if row["dead_rows"] else ""
@@ -95,13 +95,13 @@ def _sink_size_text(row: dict[str, Any]) -> str:
 
 
 def _apply_lag_text(stream: dict[str, Any]) -> str:
-    """How late changes were applied; nothing where there were none."""
+    """Return the lag with which changes were applied, as text; empty if there were none."""
     median, p95 = stream["lag_p50_seconds"], stream["lag_p95_seconds"]
     return "" if median is None else f", lag p50 {median} s, p95 {p95} s"
 
 
 def _lag_text(status: dict[str, Any]) -> str:
-    """How far the source is ahead of the resume point, or of P0 before there is one."""
+    """Return the lag of the resume point (or of P0, before there is one) behind the source, as text."""
     seconds, size, hours = status["lag_seconds"], status["lag_bytes"], status["purge_in_hours"]
     parts = [
         *([] if seconds is None else [f"{seconds:,} s"]),

@@ -1,4 +1,4 @@
-"""How each table of a pipeline stands."""
+"""The state of each table of a pipeline."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TableStateName = Literal[
 
 @dataclass(frozen=True)
 class PipelineState:
-    """How a pipeline stands, as far as its tables need it.
+    """State of a pipeline, as far as the states of its tables depend on it.
 
     :param group_states: states of the chunk groups, by number.
-    :param snapshot_complete: whether the snapshot is.
+    :param snapshot_complete: whether the snapshot is complete.
     :param stream_running: whether a stream runs; ``None`` if there was none yet.
-    :param position: the resume point, for people; ``None`` before the first batch.
-    :param lag_seconds: how far the source is ahead of it.
-    :param pending_resnapshots: indexes of tables that were read again as a whole, and wait for the stream.
-    :param missing: indexes of suspended tables that the source does not have any more, as far as it can be asked.
-    :param emptied: indexes of those whose copies were emptied.
+    :param position: the resume point as text; ``None`` before the first batch.
+    :param lag_seconds: how far the source is ahead of the resume point.
+    :param pending_resnapshots: indexes of tables whose re-snapshot waits to be published by the stream.
+    :param missing: indexes of suspended tables that no longer exist in the source, as far as is known.
+    :param emptied: indexes of tables whose copies were emptied.
     """
 
     group_states: Mapping[int, str]
@@ -48,10 +48,10 @@ def list_table_statuses(
     rows: Mapping[tuple[str, str], TableProgress],
     pipeline_state: PipelineState,
 ) -> list[dict[str, Any]]:
-    """The tables of the plan, those that were removed from it as well, as JSON values.
+    """Return all tables of the plan, including removed ones, as JSON values.
 
-    :param timeline: that of the resume point.
-    :param rows: what the snapshot has read, by table.
+    :param timeline: timeline of the resume point.
+    :param rows: progress of the snapshot, by table.
     """
     definitions = plan.definitions_for(timeline)
     statuses = []
@@ -88,7 +88,7 @@ def list_table_statuses(
 
 
 def table_state(context: RunContext, plan: Plan, index: int, pipeline_state: PipelineState) -> TableStateName:
-    """How one table stands, in one word."""
+    """Return the state of one table."""
     suspension = plan.suspension_of(index)
     if suspension is not None and not context.pipeline.captures(*plan.tables[index].id):
         return "removed"

@@ -1,4 +1,4 @@
-"""One result of the preflight, and how a check comes to its results."""
+"""Results of preflight checks, and helpers for the checks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from airflow_provider_cdc.model.errors import CdcError, NotReadyError, Transient
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One result of the preflight.
+    """One result of a preflight check.
 
     :param level: ``ok``, ``warning`` or ``error``.
-    :param message: what was looked at and found.
+    :param message: what was checked and found.
     :param remedy: what to do about it.
-    :param transient: whether it may go away by itself.
+    :param transient: whether the problem may be temporary.
     """
 
     level: str
@@ -26,23 +26,23 @@ class CheckResult:
 
     @classmethod
     def from_error(cls, error: CdcError) -> CheckResult:
-        """An error as a finding; :meth:`error` turns it back."""
+        """Convert an error to a check result; :meth:`to_error` converts it back."""
         return cls("error", error.message, error.remedy, isinstance(error, TransientError))
 
     def to_error(self) -> CdcError:
-        """The finding as an error."""
+        """Convert the check result to an error."""
         return (TransientError if self.transient else NotReadyError)(self.message, self.remedy)
 
     def __str__(self) -> str:
         return f"{self.message}. {self.remedy}" if self.remedy else self.message
 
     def to_json(self) -> dict[str, str]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         return {"level": self.level, "what": self.message, "remedy": self.remedy}
 
 
 def run_check(check: Callable[[], Iterator[CheckResult]]) -> list[CheckResult]:
-    """What a check finds; an error that ends it is its last finding."""
+    """Return the results of a check. If an error ends it, that is its last result."""
     results: list[CheckResult] = []
     try:
         for result in check():
@@ -53,7 +53,7 @@ def run_check(check: Callable[[], Iterator[CheckResult]]) -> list[CheckResult]:
 
 
 def require_grant(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:
-    """What is read; if the server denies it, the error names the grant.
+    """Return the result of ``read``. If the server denies access, raise an error that names the missing grant.
 
     :raises NotReadyError: if the user lacks the grant.
     """
@@ -66,5 +66,5 @@ def require_grant(read: Callable[[], Any], grant: str, scope: str = "*.*") -> An
 
 
 def missing_grant(grant: str, scope: str = "*.*") -> tuple[str, str]:
-    """What to say, and the remedy, where a grant is missing."""
+    """Return the message and the remedy for a missing grant."""
     return f"the user lacks the grant {grant} on {scope}", f"GRANT {grant} ON {scope} TO the user of the connection"

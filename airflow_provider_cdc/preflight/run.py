@@ -1,4 +1,4 @@
-"""The preflight: everything that can be known to go wrong, before anything is written."""
+"""The preflight: find everything that is going to fail, before anything is written."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
 
-#: Bytes below which a disk has hardly room for anything: a batch, a compaction, and the bookkeeping.
+#: Free bytes below which a disk is nearly full: too little for a batch, a compaction and the state database.
 _MIN_FREE_BYTES = 1 << 30
 
 
 def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResult]:
-    """Look at server, grants, tables, sink and runtime. Nothing is left behind, not even a folder.
+    """Check server, grants, tables, sink and runtime. This leaves nothing behind, not even a folder.
 
-    :param spark: also look at pyspark and Java.
+    :param spark: also check pyspark and Java.
     """
     results: list[CheckResult] = []
     results += run_check(lambda: _check_sink(context))
@@ -49,11 +49,11 @@ def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResul
 
 
 def require_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResult]:
-    """Stop unless the preflight finds no error.
+    """Run the preflight, and raise its first error, if any.
 
     :returns: the warnings.
-    :raises NotReadyError: with the first error found.
-    :raises TransientError: if that may go away by itself: the server cannot be reached.
+    :raises NotReadyError: if a check found an error.
+    :raises TransientError: if the error may be temporary, for example because the server cannot be reached.
     """
     results = run_preflight(context, spark=spark)
     for result in results:
@@ -69,11 +69,11 @@ def _check_sink(context: RunContext) -> Iterator[CheckResult]:
         state_location = (
             "in a database"
             if context.state_url is not None
-            else f"in {context.local_files.state_database} of this host"
+            else f"in {context.local_files.state_database} on this host"
         )
-        yield CheckResult("ok", f"sink {context.storage.location()} can be written; bookkeeping {state_location}")
+        yield CheckResult("ok", f"sink {context.storage.location()} is writable; state is kept {state_location}")
         if context.state_url is None:
-            yield from _check_disk_space("the bookkeeping", _nearest_existing(context.local_files.state_database))
+            yield from _check_disk_space("the state database", _nearest_existing(context.local_files.state_database))
         return
     path, existing = Path(folder), _nearest_existing(Path(folder))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -91,25 +91,25 @@ def _check_sink(context: RunContext) -> Iterator[CheckResult]:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
-    while not os.path.exists(path) and path != path.parent:  # not Path.exists: it may be denied to look
+    """Return the path, or the nearest folder above it that exists."""
+    while not os.path.exists(path) and path != path.parent:  # not Path.exists(), which raises if access is denied
         path = path.parent
     return path
 
 
 def _check_disk_space(subject: str, existing: Path) -> Iterator[CheckResult]:
-    """A warning if the disk of a folder is nearly full."""
+    """Yield a warning if the disk of a folder is nearly full."""
     free = shutil.disk_usage(existing).free
     if free < _MIN_FREE_BYTES:
         yield CheckResult(
             "warning",
             f"the disk of {subject} has only {free:,} bytes left (at {existing})",
-            "Make room on that disk, or use a larger one: a snapshot needs about the size of the tables there",
+            "Make room on that disk, or use a larger one: a snapshot needs about as much space as the tables",
         )
 
 
 def _check_sink_supports(context: RunContext) -> Iterator[CheckResult]:
-    """What the sink cannot do of what the pipeline asks for; of tables, the check of each table says it."""
+    """Check that the sink supports the settings of the pipeline; what tables need is checked with each table."""
     if context.pipeline.stream.on_purged == "reread":
         context.require_feature(Feature.RESNAPSHOT, "stream.on_purged is reread")
     if context.pipeline.sink.on_dropped != KEEP:
@@ -119,7 +119,7 @@ def _check_sink_supports(context: RunContext) -> Iterator[CheckResult]:
 
 
 def _check_connection_security(context: RunContext) -> Iterator[CheckResult]:
-    """What the settings of the connections leave open; nothing is connected to."""
+    """Yield warnings about insecure settings of the connections, without connecting."""
     pipeline, url = context.pipeline, context.state_url
     connections: dict[str, tuple[Any, Mapping[str, Any]]] = {
         f"source.conn_id {pipeline.source.conn_id}": (context.connect_args, context.connect_args)
@@ -130,19 +130,19 @@ def _check_connection_security(context: RunContext) -> Iterator[CheckResult]:
         yield CheckResult(
             "warning",
             f"sink.conn_id {pipeline.sink.conn_id}: {risk}",
-            "Name an endpoint with https, and in verify the file of the authority that signed its certificate",
+            "Use an https endpoint, and set verify to the file of the CA that signed its certificate",
         )
     for subject, (settings_source, settings) in connections.items():
         if risk := connection_risk(settings_source):
             yield CheckResult(
                 "warning",
                 f"{subject}: {risk}",
-                f"Leave out {'sslmode' if 'sslmode' in settings else 'ssl_mode'} in its extra, and name there the "
-                "authority that signed the server's certificate, unless the system knows it",
+                f"Remove {'sslmode' if 'sslmode' in settings else 'ssl_mode'} from its extra, and specify there the "
+                "CA that signed the server's certificate, unless the system trusts it",
             )
         key = str(settings.get("ssl_key") or settings.get("sslkey") or "")
         if key and os.path.exists(key) and os.stat(key).st_mode & 0o077:
-            yield CheckResult("warning", f"{subject}: the key {key} can be read by others", f"chmod 600 {key}")
+            yield CheckResult("warning", f"{subject}: the key {key} is readable by other users", f"chmod 600 {key}")
 
 
 def _check_runtime() -> Iterator[CheckResult]:
@@ -150,4 +150,4 @@ def _check_runtime() -> Iterator[CheckResult]:
     from airflow_provider_cdc.spark.java import ensure_java_home
 
     version = check_spark_install()
-    yield CheckResult("ok", f"pyspark is of version {version}; Java at {ensure_java_home()}")
+    yield CheckResult("ok", f"pyspark {version}, Java at {ensure_java_home()}")

@@ -1,4 +1,4 @@
-"""What the preflight asks of the server: version, settings, binlog, and replication server ids."""
+"""Preflight checks of the server: version, settings, binlog, and replication server ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 
 
 def check_server(context: RunContext, connection: Connection[Any]) -> Iterator[CheckResult]:
-    """Version and settings of the server, and whether its binlog has what is needed."""
+    """Check version and settings of the server, and that its binlog has everything that is needed."""
     version = str(query_value(connection, "SELECT @@version"))
     product, address = Product.parse(version), describe_address(context.connect_args)
     mariadb = product.is_mariadb
@@ -27,7 +27,7 @@ def check_server(context: RunContext, connection: Connection[Any]) -> Iterator[C
         yield CheckResult(
             "error",
             f"server {address} is {product.name} {version}",
-            "MySQL 8.0.22, MariaDB 10.6 and newer are read",
+            "Supported are MySQL 8.0.22, MariaDB 10.6, and newer",
         )
         return
     variables = query_pairs(connection, "SHOW GLOBAL VARIABLES")
@@ -38,8 +38,8 @@ def check_server(context: RunContext, connection: Connection[Any]) -> Iterator[C
     else:
         yield CheckResult(
             "warning",
-            f"server {address} is {product.name} {version}{at_service}: not tried with this version",
-            "It is read as its documentation says (docs/versions.md): `airflow-cdc verify` proves the copy",
+            f"server {address} is {product.name} {version}{at_service}: not tested with this version",
+            "It is read as documented (docs/versions.md). `airflow-cdc verify` proves the copy",
         )
 
     def change(setting: str) -> str:
@@ -55,13 +55,13 @@ def check_server(context: RunContext, connection: Connection[Any]) -> Iterator[C
     )
     for name, wanted, remedy in checks:
         if variables.get(name, wanted) != wanted:
-            yield CheckResult("error", f"{name} is {variables[name]!r}, {wanted!r} is needed", remedy)
+            yield CheckResult("error", f"{name} is {variables[name]!r}, but must be {wanted!r}", remedy)
     if variables["log_bin"] != "ON":
         return
     if not_durable := [f"{name} is {variables[name]}" for name in DURABILITY_VARIABLES if variables[name] != "1"]:
         yield CheckResult(
             "warning",
-            f"{' and '.join(not_durable)}: a server that crashes may lose commits that the copy holds already",
+            f"{' and '.join(not_durable)}: a server that crashes may lose commits that the copy already has",
             f"{change(', '.join(f'{name} = 1' for name in DURABILITY_VARIABLES))}; or run `airflow-cdc verify` after "
             "a crash",
         )
@@ -69,15 +69,15 @@ def check_server(context: RunContext, connection: Connection[Any]) -> Iterator[C
     if service and service.retention_hint:
         yield CheckResult(
             "warning",
-            f"{service.name} removes binlogs as soon as it can, unless it is told otherwise, and not by "
-            "binlog_expire_logs_seconds: the hours that `status` and `plan` show do not hold there",
+            f"{service.name} removes binlogs as soon as it can unless configured otherwise, and ignores "
+            "binlog_expire_logs_seconds: the hours that `status` and `plan` show do not apply",
             f"{service.retention_hint} keeps them for a week; CALL mysql.rds_show_configuration shows what is set",
         )
     elif 0 < expire < 86_400:
         yield CheckResult(
             "warning",
-            f"binlogs are kept for {expire / 3600:.1f} h only",
-            "Raise binlog_expire_logs_seconds: a stream that stands still for longer loses its position",
+            f"binlogs are kept for only {expire / 3600:.1f} h",
+            "Raise binlog_expire_logs_seconds: a stream that is stopped for longer loses its position",
         )
     if (metadata := variables.get("binlog_row_metadata")) != "FULL":
         missing_facts = "names, members of ENUM and SET columns and primary keys"
@@ -86,9 +86,8 @@ def check_server(context: RunContext, connection: Connection[Any]) -> Iterator[C
         )
         yield CheckResult(
             "warning",
-            f"binlog_row_metadata is {metadata!r}: the binary log does not say the {missing_facts} of tables, so a "
-            "change of "
-            "these that it leaves out (sql_log_bin=0) would not be noticed",
+            f"binlog_row_metadata is {metadata!r}: the binary log does not contain the {missing_facts} of tables, so "
+            "a change of these that is not logged (sql_log_bin=0) would not be noticed",
             change("binlog_row_metadata = 'FULL'"),
         )
     at, do, ignore = require_grant(lambda: binlog_status(connection), "REPLICATION CLIENT")
@@ -124,13 +123,13 @@ def _check_replica_updates(
         return
     yield CheckResult(
         "error",
-        "the server is a replica that leaves out of its binary log what it replicates",
+        "the server is a replica that does not write replicated changes to its binary log",
         "Start it with --log-replica-updates (MariaDB: --log-slave-updates), or read its source",
     )
 
 
 def check_server_ids(context: RunContext, connection: Connection[Any]) -> Iterator[CheckResult]:
-    """Whether the replication server ids of the pipeline are free."""
+    """Check that the replication server ids of the pipeline are free."""
     pipeline = context.pipeline
     pipeline_ids = {pipeline.server_id(slot): pipeline.replica_uuid(slot) for slot in range(slots.LAST_SLOT + 1)}
     try:
@@ -140,14 +139,14 @@ def check_server_ids(context: RunContext, connection: Connection[Any]) -> Iterat
             raise NotReadyError(*missing_grant("REPLICATION SLAVE")) from None
         yield CheckResult(
             "warning",
-            f"whether the replication server ids {min(pipeline_ids)} to {max(pipeline_ids)} are free cannot be seen",
+            f"whether the replication server ids {min(pipeline_ids)} to {max(pipeline_ids)} are free cannot be checked",
             "GRANT REPLICATION MASTER ADMIN ON *.* TO the user of the connection allows this check",
         )
         return
     ids_in_use = {int(str(row[0])): str(row[-1]) for row in listed}
     own_server_id = int(query_value(connection, "SELECT @@server_id") or 0)
     for number, uuid in pipeline_ids.items():
-        # The same uuid is this pipeline itself: a connection that the server has not noticed to be dead.
+        # The same uuid is this pipeline itself: a dead connection that the server has not noticed yet.
         if number == own_server_id or (number in ids_in_use and ids_in_use[number] != uuid):
             yield CheckResult(
                 "error",

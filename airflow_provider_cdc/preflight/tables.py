@@ -1,4 +1,4 @@
-"""What the preflight asks of the captured tables: keys, columns, rights, and what the binlog leaves out."""
+"""Preflight checks of the captured tables: keys, columns, grants, and changes that the binlog lacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from airflow_provider_cdc.snapshot.retention_guard import forecast_snapshot
 
 
 def check_tables(context: RunContext, connection: Connection[Any]) -> list[CheckResult]:
-    """Which tables are captured, and what stands in the way of an exact copy of them."""
+    """Return the captured tables, and what prevents an exact copy of them, as check results."""
     results: list[CheckResult] = []
     try:
         matched = find_tables(connection, context.pipeline.captures)
@@ -52,7 +52,7 @@ def check_tables(context: RunContext, connection: Connection[Any]) -> list[Check
     suspended = _suspended_tables(context)
     for database, table, engine in matched:
         table_results = run_check(lambda d=database, t=table, e=engine: _check_table(context, connection, d, t, e))  # type: ignore[misc]
-        # What stands in the way of a suspended table does not hold up the others.
+        # A problem with a suspended table must not stop the others.
         if (database, table) in suspended:
             table_results = [replace(f, level="warning") if f.level == "error" else f for f in table_results]
         results += table_results
@@ -60,14 +60,14 @@ def check_tables(context: RunContext, connection: Connection[Any]) -> list[Check
 
 
 def _suspended_tables(context: RunContext) -> set[tuple[str, str]]:
-    with suppress(OSError, CdcError):  # a finding of its own
+    with suppress(OSError, CdcError):  # reported by another check
         if (plan := context.load_plan()) is not None:
             return {plan.tables[step.table].id for step in plan.suspensions}
     return set()
 
 
 def _check_folder_conflicts(context: RunContext, matched: list[tuple[str, str, str]]) -> Iterator[CheckResult]:
-    """Tables that would be copied to one place, also where case does not count in the names of folders."""
+    """Yield warnings about tables whose folders conflict on some file systems, and about unusual characters in them."""
     paths, tables_by_folder = context.pipeline.sink.table_paths, dict[str, tuple[str, str]]()
     paths.check_distinct((database, table) for database, table, _ in matched)
     for database, table, _ in matched:
@@ -81,14 +81,14 @@ def _check_folder_conflicts(context: RunContext, matched: list[tuple[str, str, s
         if other != (database, table):
             yield CheckResult(
                 "warning",
-                f"tables {'.'.join(other)} and {database}.{table}: the folders of their copies differ in case only",
-                "Where sink.path does not tell cases apart the second one is refused: tell them apart in "
+                f"tables {'.'.join(other)} and {database}.{table}: the folders of their copies differ only in case",
+                "If sink.path is case-insensitive, the second one is refused: give them different folders with "
                 "sink.table_path, or exclude one of them",
             )
 
 
 def _check_cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) -> Iterator[CheckResult]:
-    """Before 9.6, changes that a foreign key makes in a child table are not in the binary log at all."""
+    """Yield warnings about foreign keys with actions: before 9.6, their changes are not in the binary log at all."""
     if query_rows(connection, "SHOW GLOBAL VARIABLES LIKE 'innodb_native_foreign_keys'") == [
         ("innodb_native_foreign_keys", "OFF")
     ]:
@@ -103,14 +103,17 @@ def _check_cascades(connection: Connection[Any], matched: list[tuple[str, str, s
         if (database, table) in captured:
             yield CheckResult(
                 "warning",
-                f"table {database}.{table}: what foreign key {name} (ON DELETE {on_delete}, ON UPDATE {on_update}) "
-                "changes is not in this server's binary log",
-                "Let `airflow-cdc verify` run on a schedule, or change the rows by statements of your own",
+                f"table {database}.{table}: changes by foreign key {name} (ON DELETE {on_delete}, ON UPDATE "
+                f"{on_update}) are not in this server's binary log",
+                "Schedule `airflow-cdc verify`, or change these rows with explicit statements",
             )
 
 
 def _check_aria_tables(connection: Connection[Any]) -> Iterator[CheckResult]:
-    """MariaDB commits a transaction that also changes such a table in an order of its own."""
+    """Yield a warning about transactional Aria tables.
+
+    MariaDB may commit a transaction that also changes one of them in an order that differs from the binlog.
+    """
     aria_tables = query_rows(
         connection,
         f"SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema NOT IN {SYSTEM_DATABASES} "
@@ -120,16 +123,15 @@ def _check_aria_tables(connection: Connection[Any]) -> Iterator[CheckResult]:
         yield CheckResult(
             "warning",
             f"there are transactional Aria tables, such as {'.'.join(map(str, aria_tables[0]))} ({len(aria_tables)} "
-            "in all): a "
-            "transaction that changes one of them together with a captured table stops the copy",
-            "Unless that never happens: ALTER TABLE ... TRANSACTIONAL=0, or ENGINE=InnoDB",
+            "in all): a transaction that changes one of them together with a captured table stops the copy",
+            "Unless that never happens, use ALTER TABLE ... TRANSACTIONAL=0, or ENGINE=InnoDB",
         )
 
 
 def _check_replica(
     context: RunContext, connection: Connection[Any], matched: list[tuple[str, str, str]]
 ) -> Iterator[CheckResult]:
-    """What a server that is a replica does not have, and whether its lag can be looked at."""
+    """Check a server that is a replica: changes that it filters out, and whether its lag can be read."""
     limit = context.pipeline.snapshot.max_replica_lag_seconds
     try:
         replica = replica_lag(connection)[0]
@@ -138,19 +140,19 @@ def _check_replica(
         if limit is not None:
             yield CheckResult(
                 "error",
-                "snapshot.max_replica_lag_seconds is set, and the user may not see how far the server is behind",
-                "GRANT REPLICA MONITOR ON *.* TO the user of the connection, or leave the limit out",
+                "snapshot.max_replica_lag_seconds is set, but the user may not see the lag of the server",
+                "GRANT REPLICA MONITOR ON *.* TO the user of the connection, or remove the limit",
             )
     try:
         channels = read_filters(connection)
     except NotReadyError as error:
-        yield CheckResult("warning", f"{error.message}: a stream cannot go on at another server", error.remedy)
+        yield CheckResult("warning", f"{error.message}: a stream cannot continue on another server", error.remedy)
         return
     if limit is not None and not replica:
         yield CheckResult(
             "warning",
             "snapshot.max_replica_lag_seconds has no effect: the server is not a replica",
-            "Leave it out: a snapshot writes nothing, so replicas of its source have nothing more to do",
+            "Remove it: a snapshot writes nothing, so it cannot delay replicas of its source",
         )
     for database, table, _ in matched:
         if filter_names := sorted(
@@ -160,14 +162,14 @@ def _check_replica(
                 "warning",
                 f"table {database}.{table}: this server leaves out its changes as a replica "
                 f"({', '.join(filter_names)})",
-                "What is copied is what this server has: read its source, or change the filter",
+                "Only what this server has is copied. Read from its source instead, or change the filter",
             )
 
 
 def _check_retention(
     context: RunContext, connection: Connection[Any], matched: list[tuple[str, str, str]]
 ) -> Iterator[CheckResult]:
-    """Whether the binlog outlives the snapshot. Once a stream has begun, that is its own concern."""
+    """Check that the binlog outlives the snapshot. Once a stream has begun, this no longer matters."""
     if context.pipeline.stream.start != SNAPSHOT:
         return
     try:
@@ -175,7 +177,7 @@ def _check_retention(
         if context.sink.resume_point().read() is not None:
             return
     except (OSError, NotReadyError):
-        return  # a sink that cannot be looked into, or a plan of other tables, is a finding of its own
+        return  # a sink that cannot be read, or a plan of other tables, is reported by another check
     if plan is not None and server_identity(connection) != plan.p0.server:
         return
     try:
@@ -200,7 +202,7 @@ def _check_plan_changes(context: RunContext, matched: list[tuple[str, str, str]]
     try:
         plan = context.load_plan()
     except OSError:
-        return  # a sink that cannot be looked into is a finding of its own
+        return  # a sink that cannot be read is reported by another check
     if plan is None:
         return
     planned = {t.id for t in plan.tables}
@@ -211,7 +213,7 @@ def _check_plan_changes(context: RunContext, matched: list[tuple[str, str, str]]
                 f"table {database}.{table} is not part of the plan yet: the next run of the stream adds it",
                 "Exclude it in source.exclude if it is not to be copied",
             )
-    reaction = "reads the table again" if context.pipeline.stream.on_table_error == SUSPEND else "stops at that"
+    reaction = "re-snapshots the table" if context.pipeline.stream.on_table_error == SUSPEND else "stops there"
     for reason in context.find_changed_columns(plan).values():
         yield CheckResult(
             "warning",
@@ -225,18 +227,18 @@ def _check_table(
 ) -> Iterator[CheckResult]:
     schema: TableSchema = read_schema(connection, database, table, engine, context.pipeline.copies_column)
     context.pipeline.sink.delete_policy.mode_of(schema)
-    with suppress(OSError):  # a sink that cannot be looked into is a finding of its own
+    with suppress(OSError):  # a sink that cannot be read is reported by another check
         if (target := context.sink.table(schema)).exists():
             if isinstance(target, Adoptable) and target.will_adopt(context.pipeline.name):
                 yield CheckResult(
                     "warning",
-                    f"the {target.name} was made by something else, and is adopted: all of its rows are replaced",
-                    "Its rows of now stay readable in its older version for as long as it keeps its files; leave out "
-                    "sink.adopt to refuse it",
+                    f"the {target.name} was created by something else, and is adopted: all of its rows are replaced",
+                    "Its current rows stay readable in an older version for as long as its files are kept. To refuse "
+                    "the table, remove sink.adopt",
                 )
             else:
-                target.markers()  # a table that cannot be written any more says why
-    # Every column: with a right on some of them the others would not even be listed.
+                target.markers()  # raises the reason if the table can no longer be written
+    # Select every column: with a grant on only some of them, the others would not even be listed.
     require_grant(
         lambda: query_rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema)
     )
@@ -256,14 +258,14 @@ def _check_table(
     context.require_feature(Feature.KEYLESS, f"table {schema.label} has no usable key")
     yield CheckResult(
         "warning",
-        f"{summary}, no usable key{why_no_key(connection, schema)}: it is read whole, in one go that cannot be resumed "
-        "inside and needs a moment without a write to the table, and every delete and update searches its whole copy",
+        f"{summary}, no usable key{why_no_key(connection, schema)}: it is read whole, in a single step that cannot be "
+        "resumed and needs a moment without writes to the table, and every delete and update searches its whole copy",
         "Add a primary key (or a NOT NULL unique key) of integers, decimals, strings, binaries or dates",
     )
 
 
 def _generated_columns(connection: Connection[Any], table: TableSchema) -> list[str]:
-    """Generated columns that are copied, and that the server leaves out of updates."""
+    """Return the copied generated columns that the server leaves out of the row images of updates."""
     version = [int(n) for n in str(query_value(connection, "SELECT @@version")).split("-")[0].split(".")[:2]]
     if not is_mariadb(connection) or version < [11, 8]:
         return []

@@ -1,1 +1,1 @@
-"""Re-snapshots of tables and key ranges: staged reads, the overwrite of their rows, suspension, membership."""
+"""Re-snapshots of tables and key ranges: staged reads, overwrites, suspension and table membership."""

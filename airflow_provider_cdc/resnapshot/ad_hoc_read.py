@@ -1,4 +1,4 @@
-"""What is read again by itself: a table, or ranges of its keys, as a chunk group that the plan does not have."""
+"""Ad-hoc reads: re-snapshot a table, or ranges of its keys, as a chunk group that is not in the plan."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ def stage_ad_hoc_read(
     run: JobRunner,
     by_request: ControlRequestRow | None,
 ) -> tuple[ChunkGroup, StagedRead]:
-    """Read chunks of one table into staged slices, write their manifest, and ask for the rows to be exchanged.
+    """Read chunks of one table into staged slices, write their manifest, and request publication of the rows.
 
-    :param plan: the plan as it was before anything was looked up.
-    :param reading_plan: the plan by whose definitions the chunks are read.
-    :param scope: what they are: :data:`~airflow_provider_cdc.model.staged_read.TABLE` or ``RANGES``.
+    :param plan: the plan as it was before anything was queried.
+    :param reading_plan: the plan whose definitions the chunks are read with.
+    :param scope: :data:`~airflow_provider_cdc.model.staged_read.TABLE` or ``RANGES``.
     :param index: index of the table in the plan.
-    :param since: low watermark of the whole, and ``timeline``: numbers the transactions of its server.
+    :param since: low watermark of the whole read.
+    :param timeline: numbers the transactions of the server that ``since`` belongs to.
     :param run: runs the slices.
-    :param by_request: the request by which somebody wants that, if it was by one.
-    :returns: what was read, and what asks for it.
-    :raises TransientError: if not all of it was read.
+    :param by_request: the control request that this read serves, if any.
+    :returns: the chunk group that was read, and the publication request.
+    :raises TransientError: if the read is incomplete.
     """
     read_number = allocate_read_number(context, plan, scope, index)
     grouped = tuple(replace(chunk, number=no, group=read_number) for no, chunk in enumerate(chunks))
@@ -57,12 +58,12 @@ def stage_ad_hoc_read(
     manifests: list[dict[str, Any]] = []
     if chunks:
         missing, label = range(len(cut_into_slices(grouped))), plan.tables[index].label
-        context.reporter.line(f"{label} is read again: {len(chunks)} chunks, from {since.at} on")
+        context.reporter.line(f"re-snapshotting {label}: {len(chunks)} chunks, from {since.at} on")
         for manifest in run(make_snapshot_job(group, 1, missing, since, timeline, read_number)):
             manifest.pop("asked", None)
             manifests.append(manifest)
         if {manifest["slice"] for manifest in manifests} != set(missing):
-            raise TransientError(f"{label} was not read to its end", "Run again: it is then read once more")
+            raise TransientError(f"{label} was not read completely", "Run again to read it from the start")
     manifests = group.write_manifest(1, sorted(manifests, key=lambda manifest: int(manifest["slice"])))
     high = max([since.at, *(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])])
     staged = StagedRead(
@@ -84,16 +85,16 @@ def stage_ad_hoc_read(
 
 
 def wait_for_ad_hoc_read(group: ChunkGroup, store: StateDatabase, staged: StagedRead, description: str) -> bool:
-    """Wait while a stream runs that will publish a table, or ranges of its keys.
+    """Wait while a stream is running that will publish the table or its key ranges.
 
-    :returns: and raises what :func:`~airflow_provider_cdc.resnapshot.staged_reads.wait_until_published` does, which has
-        these parameters.
+    See :func:`~airflow_provider_cdc.resnapshot.staged_reads.wait_until_published` for the parameters, the return value
+    and the errors.
     """
 
     def outcome() -> ReadOutcome | None:
         context, plan = group.context, group.plan
         is_pending = any(pending_read.number == staged.number for pending_read in list_pending_reads(context, plan))
-        result = load_outcome(context, plan.generation, staged.number)  # looked at behind that: the request goes last
-        return result if is_pending or result is not None else ReadOutcome(False, "nothing asks for that any more")
+        result = load_outcome(context, plan.generation, staged.number)  # after that check: requests go last
+        return result if is_pending or result is not None else ReadOutcome(False, "its request no longer exists")
 
     return wait_until_published(group, store, staged, outcome, description)

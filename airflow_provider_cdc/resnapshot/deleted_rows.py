@@ -1,4 +1,4 @@
-"""Rows that the source has deleted (``sink.deletes``), and a table that is read again: whether they can stay."""
+"""Decide whether rows that the source has deleted (``sink.deletes``) can stay when their table is re-snapshotted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_provider_cdc.sinks.files.parquet import DataFile
 
 
 def keeps_deleted_rows(context: RunContext, plan: Plan, index: int, schema: TableSchema) -> bool:
-    """Whether rows that a copy keeps stay in it when its table rejoins. If there are any: see :func:`loss_of`.
+    """Return whether the deleted rows that a copy keeps, if any, stay in it when its table rejoins.
 
-    :param schema: the definition with which it does.
+    :param schema: the definition with which the table rejoins.
     """
     before = plan.tables[index]
     if should_empty_copy(context, plan, plan.suspension_of(index)):
@@ -27,10 +27,10 @@ def keeps_deleted_rows(context: RunContext, plan: Plan, index: int, schema: Tabl
 def loss_error(
     context: RunContext, plan: Plan, index: int, schema: TableSchema, slices: Sequence[DataFile] | None = None
 ) -> NotReadyError | None:
-    """What to raise if a table that is read again would lose rows that its copy keeps.
+    """Return the error to raise if a re-snapshot would lose deleted rows that the copy keeps, else ``None``.
 
-    :param schema: the definition with which it is read.
-    :param slices: its rows, when they are read.
+    :param schema: the definition with which the table is read.
+    :param slices: the rows of the table, once they have been read.
     """
     before, target = plan.tables[index], context.sink.table(schema)
     if (
@@ -39,8 +39,8 @@ def loss_error(
     ):
         return None
     return NotReadyError(
-        f"{before.label} is not read again: {loss}",
-        f"The {target.name} has these rows: move its folder away to keep them elsewhere, then read the table again: "
+        f"{before.label} is not re-snapshotted: {loss}",
+        f"The {target.name} has these rows: move its folder away to keep them elsewhere, then re-snapshot the table: "
         f"airflow-cdc resnapshot --table {before.label}",
         table=before.label,
     )

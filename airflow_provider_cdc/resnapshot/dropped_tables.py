@@ -1,9 +1,9 @@
-"""A table was dropped in the source, and the rows of its copy are to go (``sink.on_dropped: drop``).
+"""Empty the copy of a table that was dropped in the source (``sink.on_dropped: drop``).
 
-The stream has met the statement and has suspended the table for it, which is written down beside the plan. When the
-source has no table of that name, the copy is emptied: one commit under the fence of the epoch, with a marker that says
-which revision of the table it has ended. Nothing else is written down: a run that dies before the commit leaves a copy
-without the marker, and the next epoch looks again. The argument is in docs/correctness.md.
+When the stream met the DROP statement, it suspended the table and recorded the suspension with the plan. If the source
+has no table of that name, the copy is emptied in one commit under the epoch's fence. A marker in that commit records
+which revision of the table ended. Nothing else is stored: if a run dies before the commit, the copy lacks the marker,
+and the next epoch checks again. The argument is in docs/correctness.md.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from airflow_provider_cdc.system.failpoints import failpoint
 
 
 def dropped_marker(plan: Plan) -> str:
-    """Name of the marker of a table that was emptied: one more than the revision that ended then."""
+    """Return the name of the marker of an emptied table. Its value is the revision that ended, plus one."""
     return f"cdc/{plan.pipeline}/{plan.generation}/dropped"
 
 
 def should_empty_copy(context: RunContext, plan: Plan, suspension: Suspension | None) -> bool:
-    """Whether the rows of a suspended table go, if the source does not have the table any more."""
+    """Return whether the copy of a suspended table is to be emptied if the source no longer has the table."""
     return (
         suspension is not None
         and suspension.dropped
@@ -39,9 +39,9 @@ def should_empty_copy(context: RunContext, plan: Plan, suspension: Suspension | 
 
 
 def is_copy_emptied(context: RunContext, plan: Plan, index: int) -> bool:
-    """Whether the copy of a table was emptied, and the table was not read again since.
+    """Return whether the copy of a table was emptied and the table has not been re-snapshotted since.
 
-    :raises TerminalError: if there is another table in its place.
+    :raises TerminalError: if another table has taken its place.
     """
     suspension = plan.suspension_of(index)
     if suspension is None or not suspension.dropped:
@@ -50,7 +50,7 @@ def is_copy_emptied(context: RunContext, plan: Plan, index: int) -> bool:
 
 
 def list_emptied_copies(context: RunContext, plan: Plan) -> list[int]:
-    """Tables whose copies were emptied, without those that have another table in their place."""
+    """Return the indexes of tables with emptied copies, except those whose place another table has taken."""
     indexes = []
     for suspension in plan.suspensions:
         with suppress(TerminalError, NotReadyError):
@@ -60,17 +60,17 @@ def list_emptied_copies(context: RunContext, plan: Plan) -> list[int]:
 
 
 def empty_copy(context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, index: int) -> bool:
-    """Empty the copy of a table that was dropped, if that was not done yet. Only the stream's driver calls it.
+    """Empty the copy of a dropped table unless that was done before. Only the stream's driver calls this.
 
-    A copy that cannot be emptied stays, and it is said why.
+    A copy that cannot be emptied stays; the reason is reported.
 
-    :param index: index of a table that the source was seen not to have any more.
+    :param index: index of a table that the source no longer has.
     :returns: whether the copy is empty.
     :raises FencedError: if a newer epoch has taken over.
     """
     suspension, table = plan.suspension_of(index), plan.tables[index]
     if suspension is None or not should_empty_copy(context, plan, suspension):
-        return False  # it was read again meanwhile
+        return False  # it was re-snapshotted in the meantime
     try:
         for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL):
             context.require_feature(feature, f"sink.on_dropped is drop for table {table.label}")
@@ -88,7 +88,7 @@ def empty_copy(context: RunContext, store: StateDatabase, plan: Plan, applier: A
         _report_event(context, store, plan, "table_refused", message, table.label, error.remedy)
         return False
     if done:
-        message = f"table {table.label} was dropped in the source, behind {suspension.at}: its copy was emptied"
+        message = f"table {table.label} was dropped in the source after {suspension.at}: its copy was emptied"
         _report_event(context, store, plan, "table_emptied", message, table.label)
     return True
 
@@ -97,5 +97,5 @@ def _report_event(
     context: RunContext, store: StateDatabase, plan: Plan, kind: str, text: str, table: str, remedy: str | None = None
 ) -> None:
     context.reporter.line(text)
-    with suppress(CdcError, SQLAlchemyError):  # this is for people
+    with suppress(CdcError, SQLAlchemyError):  # informational only
         store.add_event(plan.pipeline, kind, text, table=table, remedy=remedy)

@@ -1,7 +1,7 @@
-"""Ranges of a table's keys are read again while the stream goes on, and take the place of what the copy has there.
+"""Re-snapshot ranges of a table's keys while the stream runs, and overwrite the copy's rows in those ranges.
 
-It is what a chunk group that is read again is, with chunks of its own: the argument is in docs/correctness.md. The
-table keeps its definition, and its place in the stream.
+This works like the re-snapshot of a chunk group, but with chunks of its own; the argument is in docs/correctness.md.
+The table keeps its definition and stays part of the stream.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 
-#: Gives the ranges of a table's keys, in the order of the key; none overlap.
+#: Returns ranges of a table's keys in key order, without overlaps.
 RangeFinder = Callable[["Connection[Any]", TableSchema], Sequence[Chunk]]
 
 
 def run_resnapshot(context: RunContext, store: StateDatabase, label: str, where_key: str | None, run: JobRunner) -> str:
-    """Read a table again, or the rows of it whose keys are as a condition says, and wait for the stream.
+    """Re-snapshot a table, or the rows whose keys match a condition, and wait for the stream to publish them.
+
+    See :func:`~airflow_provider_cdc.resnapshot.whole_table.resnapshot_table` and :func:`resnapshot_where` for the
+    return value and the errors.
 
     :param where_key: the condition; ``None`` for the whole table.
-    :returns: what :func:`~airflow_provider_cdc.resnapshot.whole_table.resnapshot_table` or :func:`resnapshot_where`
-        does, which say what it raises.
     """
     if where_key is None:
         return resnapshot_table(context, store, label, run)
@@ -51,22 +52,22 @@ def run_resnapshot(context: RunContext, store: StateDatabase, label: str, where_
 
 
 def resnapshot_where(context: RunContext, store: StateDatabase, label: str, where_key: str, run: JobRunner) -> str:
-    """Read the rows of a table again whose keys are as a condition says, and wait for the stream to exchange them.
+    """Re-snapshot the rows whose keys match a condition, and wait for the stream to publish them.
 
     :param label: ``database.table``.
     :param where_key: the condition; see :func:`airflow_provider_cdc.ddl.key_predicate.parse_key_predicate`.
     :param run: runs the slices.
-    :returns: ``replaced``, or ``staged`` where no stream runs: the next one does it.
-    :raises NotReadyError: if the pipeline has no such table, its snapshot is not complete, the condition is no range of
-        its key, or the table is suspended.
-    :raises TransientError: if the stream has not followed its last DDL yet, or could not exchange the rows.
+    :returns: ``replaced``, or ``staged`` if no stream is running: the next one publishes the rows.
+    :raises NotReadyError: if the pipeline has no such table, its snapshot is incomplete, the condition is not a range
+        of its key, or the table is suspended.
+    :raises TransientError: if the stream has not followed the table's last DDL yet, or could not publish the rows.
     """
     index = require_table_index(context, label)
     return resnapshot_ranges(context, store, index, _ranges_from_condition(index, where_key), run)
 
 
 def _ranges_from_condition(index: int, where_key: str) -> RangeFinder:
-    """Ranges that a condition means."""
+    """Return a function that finds the key ranges of a condition."""
 
     def ranges(connection: Connection[Any], table: TableSchema) -> Sequence[Chunk]:
         try:
@@ -74,7 +75,7 @@ def _ranges_from_condition(index: int, where_key: str) -> RangeFinder:
         except InvalidKeyPredicate as error:
             raise NotReadyError(
                 f"the condition on the key of {table.label}: {error}",
-                f"Say it as a range of the key ({', '.join(table.key)})",
+                f"Write it as a range of the key ({', '.join(table.key)})",
                 table=table.label,
             ) from None
 
@@ -84,26 +85,29 @@ def _ranges_from_condition(index: int, where_key: str) -> RangeFinder:
 def resnapshot_ranges(
     context: RunContext, store: StateDatabase, index: int, ranges: RangeFinder, run: JobRunner
 ) -> str:
-    """Read ranges of a table's keys again, and wait for the stream to exchange their rows.
+    """Re-snapshot ranges of a table's keys, and wait for the stream to publish their rows.
+
+    See :func:`resnapshot_where` for the return value and the errors.
 
     :param index: index of the table in the plan.
-    :param ranges: gives them.
+    :param ranges: finds the ranges.
     :param run: runs the slices.
-    :returns: and raises what :func:`resnapshot_where` does.
     """
     label = context.require_plan().tables[index].label
     group, staged = _stage_ranges(context, index, ranges, run)
-    description = f"{label} was read again in part"
+    description = f"{label} was re-snapshotted in part"
     if wait_for_ad_hoc_read(group, store, staged, description):
         return "replaced"
-    context.reporter.line(f"{description}; no stream runs: the next one exchanges the rows")
+    context.reporter.line(f"{description}; no stream is running: the next one will publish the rows")
     return "staged"
 
 
 def stage_where(context: RunContext, index: int, where_key: str, run: JobRunner, by_request: ControlRequestRow) -> None:
-    """Read rows that somebody wants to be read again, and ask the stream to exchange them.
+    """Read the rows of a control request again, and ask the stream to publish them.
 
-    :param by_request: the request by which somebody does; the others and what it raises as of :func:`resnapshot_where`.
+    See :func:`resnapshot_where` for the other parameters and the errors.
+
+    :param by_request: the control request.
     """
     _stage_ranges(context, index, _ranges_from_condition(index, where_key), run, by_request)
 
@@ -111,9 +115,9 @@ def stage_where(context: RunContext, index: int, where_key: str, run: JobRunner,
 def _stage_ranges(
     context: RunContext, index: int, ranges: RangeFinder, run: JobRunner, by_request: ControlRequestRow | None = None
 ) -> tuple[ChunkGroup, StagedRead]:
-    """Read ranges into staged slices, and ask for them to be exchanged.
+    """Read ranges into staged slices, and request their publication.
 
-    :raises TransientError: if the table is altered meanwhile.
+    :raises TransientError: if the table is altered in the meantime.
     """
     try:
         return _stage_ranges_once(context, index, ranges, run, by_request)
@@ -122,7 +126,7 @@ def _stage_ranges(
             raise
         label = context.require_plan().tables[index].label
         message = f"{label} was altered while it was read: {error.message}"
-        raise TransientError(message, "Run again when the stream has followed that", table=label) from error
+        raise TransientError(message, "Run again when the stream has followed the change", table=label) from error
 
 
 def _stage_ranges_once(
@@ -130,7 +134,7 @@ def _stage_ranges_once(
 ) -> tuple[ChunkGroup, StagedRead]:
     plan = context.require_plan()
     label = plan.tables[index].label
-    context.require_feature(Feature.RESNAPSHOT, f"a part of table {label} is to be read again")
+    context.require_feature(Feature.RESNAPSHOT, f"a part of table {label} is to be re-snapshotted")
     _, timeline = context.resume_state(plan)
 
     def cut(connection: Connection[Any], current: TableSchema) -> list[Chunk]:
@@ -151,17 +155,17 @@ def _stage_ranges_once(
 
 
 def _check_definition(context: RunContext, plan: Plan, index: int, current: TableSchema) -> None:
-    """Make sure that rows that are read now fit those that are there.
+    """Check that rows read now have the same definition as the rows in the copy.
 
-    :param current: the definition as it is now.
-    :raises NotReadyError: if the table can only be read as a whole.
-    :raises TransientError: if the stream has not followed its last DDL yet.
+    :param current: the definition in the source now.
+    :raises NotReadyError: if the table can only be re-snapshotted as a whole.
+    :raises TransientError: if the stream has not followed the table's last DDL yet.
     """
     table = plan.tables[index]
-    whole_remedy = f"Read it as a whole: airflow-cdc resnapshot --table {table.label}"
+    whole_remedy = f"Re-snapshot the whole table: airflow-cdc resnapshot --table {table.label}"
     if plan.suspension_of(index) is not None:
         raise NotReadyError(
-            f"{table.label} is suspended, and has no place in the stream", whole_remedy, table=table.label
+            f"{table.label} is suspended and is not part of the stream", whole_remedy, table=table.label
         )
     if not table.key:
         raise NotReadyError(f"{table.label} has no usable key", whole_remedy, table=table.label)

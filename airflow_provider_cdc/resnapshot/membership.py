@@ -1,7 +1,7 @@
-"""Which tables a pipeline copies: some are added to the plan, some leave it, as its patterns and the source say now.
+"""Add tables to the plan and remove tables from it, as the pipeline's patterns and the source require.
 
-A table that was added is one that is suspended and was never read: the stream reads it, and takes it in. One that has
-left is suspended where the stream stands, and its copy stays.
+An added table starts as a suspended table that was never read: the stream reads it, and then it joins the stream. A
+removed table is suspended at the resume point, and its copy stays.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from airflow_provider_cdc.sinks.storage.storage import write_json_once
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
-#: Names that tools for online schema changes give to tables beside a table: gh-ost (``--timestamp-old-table``,
-#: ``--revert``), pt-online-schema-change, and spirit (which adds a time to the one that it leaves).
+#: Names that online schema change tools give to their helper tables: gh-ost (``--timestamp-old-table``,
+#: ``--revert``), pt-online-schema-change, and spirit (which adds a time to the table that it leaves behind).
 _MIGRATION_TABLE_NAME = re.compile(
     r"_+(.+?)_(?:\d{14}_)?(?:rev_)?(?:gho|ghc|ghk|del|new|old(?:_\d\w*)?|chkpnt|sentinel)"
 )
-#: Characters of a name, at most. Those tools cut the table's own name so that theirs fits.
+#: Maximum length of a name in characters. Those tools truncate the table's own name so that theirs fits.
 _MAX_NAME_LENGTH = 64
 
 
 def find_new_tables(context: RunContext, plan: Plan) -> Iterator[TableSchema | NotReadyError]:
-    """Tables of the source that the pipeline captures and the plan does not have; or why one is not copied. Those
-    are left out with which another one is altered online, by their names.
+    """Yield the tables that the pipeline captures but the plan lacks; for a table that cannot be copied, the error.
+
+    A table whose name looks like that of an online schema change tool's helper table counts as one that cannot.
     """
     known = {table.id for table in plan.tables}
     with closing(connect(context.connect_args)) as connection:
@@ -61,9 +62,9 @@ def find_new_tables(context: RunContext, plan: Plan) -> Iterator[TableSchema | N
 def _check_not_migration_table(
     context: RunContext, database: str, name: str, existing: Collection[tuple[str, str]]
 ) -> None:
-    """Refuse a table that looks like one with which another is altered online, unless it is asked for by its name.
+    """Refuse a table that looks like a helper table of an online schema change, unless the pipeline names it exactly.
 
-    :raises NotReadyError: naming the other one.
+    :raises NotReadyError: if it does; the message names the table that is being altered.
     """
     match, label = _MIGRATION_TABLE_NAME.fullmatch(name), f"{database}.{name}"
     if match is None or {label, re.escape(label)} & {*context.pipeline.source.tables}:
@@ -73,15 +74,15 @@ def _check_not_migration_table(
             other == match[1] or (len(name) == _MAX_NAME_LENGTH and other.startswith(match[1]))
         ):
             raise NotReadyError(
-                f"its name is that of a table with which {database}.{other} is altered online",
-                f"If it is not, name it in source.tables: {re.escape(label)}",
+                f"its name looks like that of a helper table for an online schema change of {database}.{other}",
+                f"If it is not one, name it in source.tables: {re.escape(label)}",
             )
 
 
 def _check_addable(context: RunContext, ids: list[tuple[str, str]], table: TableSchema) -> None:
-    """Refuse what could not be taken in.
+    """Refuse a table that could not join the stream.
 
-    :raises NotReadyError: if the sink cannot have the table, or has one that the pipeline did not make.
+    :raises NotReadyError: if the sink cannot have the table, or already has one that this pipeline did not create.
     """
     label, sink = table.label, context.pipeline.sink
     for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL, *(() if table.key else (Feature.KEYLESS,))):
@@ -91,16 +92,17 @@ def _check_addable(context: RunContext, ids: list[tuple[str, str]], table: Table
     target = context.sink.table(table)
     if target.exists() and not (isinstance(target, Adoptable) and target.will_adopt(context.pipeline.name)):
         raise NotReadyError(
-            f"there is a {target.name}, which this pipeline has not made",
+            f"there is a {target.name}, which this pipeline did not create",
             "Remove it, or exclude the table in source.exclude",
         )
 
 
 def add_new_tables(context: RunContext, store: StateDatabase, plan: Plan) -> Plan:
-    """The plan with the tables that have come. They are written down, and read when the stream runs. Nobody else may
-    be at it: the stream's driver calls it.
+    """Add new tables to the stored plan and return the new plan. The tables are read when the stream runs.
 
-    :raises TransientError: if somebody is.
+    Only the stream's driver calls this: no other process may add tables at the same time.
+
+    :raises TransientError: if another process does.
     """
     for table in list_addable_tables(context, store, plan):
         plan = add_table(context, store, plan, table)
@@ -108,7 +110,7 @@ def add_new_tables(context: RunContext, store: StateDatabase, plan: Plan) -> Pla
 
 
 def list_addable_tables(context: RunContext, store: StateDatabase, plan: Plan) -> list[TableSchema]:
-    """The newcomers that can be copied; of the others it is said why they cannot."""
+    """Return the new tables that can be copied, and report why the others cannot."""
     tables = []
     for table in find_new_tables(context, plan):
         if isinstance(table, TableSchema):
@@ -121,23 +123,23 @@ def list_addable_tables(context: RunContext, store: StateDatabase, plan: Plan) -
 
 
 def add_table(context: RunContext, store: StateDatabase, plan: Plan, table: TableSchema) -> Plan:
-    """The plan with one table more; it is written down. Only the stream's driver calls it."""
+    """Add a table to the stored plan and return the new plan. Only the stream's driver calls this."""
     index = len(plan.definitions)
     addition = make_suspension(
-        context, plan, index, ADDED, "it was added to the pipeline, and was not read yet", schema=table
+        context, plan, index, ADDED, "it was added to the pipeline and has not been read yet", schema=table
     )
     failpoint("add.before_write")
     if not write_json_once(context.storage, context.layout.addition(plan.generation, index), addition.to_json()):
-        raise TransientError(f"another process adds tables to {plan.pipeline}", "Run again")
+        raise TransientError(f"another process is adding tables to {plan.pipeline}", "Run again")
     failpoint("add.after_write")
-    message = f"table {table.label} was added: it is read, and then part of the stream"
+    message = f"table {table.label} was added: it will join the stream once it has been read"
     context.reporter.line(message)
     _record_event(store, plan, "table_added", message, table.label)
     return plan.with_amendments([addition.to_json()])
 
 
 def plan_removals(context: RunContext, plan: Plan) -> list[Suspension]:
-    """What suspends the tables that the pipeline captures no more. Nothing is written down yet."""
+    """Return suspensions for the tables that the pipeline no longer captures. Nothing is stored yet."""
     removed = [index for index in plan.active_tables if not context.pipeline.captures(*plan.tables[index].id)]
     return [make_suspension(context, plan, index, REMOVED, "it was removed from the pipeline") for index in removed]
 
@@ -145,5 +147,5 @@ def plan_removals(context: RunContext, plan: Plan) -> list[Suspension]:
 def _record_event(
     store: StateDatabase, plan: Plan, kind: str, text: str, table: str | None, remedy: str | None = None
 ) -> None:
-    with suppress(CdcError, SQLAlchemyError):  # this is for people
+    with suppress(CdcError, SQLAlchemyError):  # informational only
         store.add_event(plan.pipeline, kind, text, table=table, remedy=remedy)

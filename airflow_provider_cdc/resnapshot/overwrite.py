@@ -1,10 +1,10 @@
-"""What was read again of one table takes its place in the copy: all of it, or ranges of its keys.
+"""Overwrite the rows of a table, or of ranges of its keys, with those of a staged read.
 
-Only the stream's driver does that, between two batches, when it has passed the highest high watermark. Here alone is it
-decided whether rows may still get in, and every reading ends here with an outcome, which whoever waits for it reads.
-Ranges are brought to the stream's place, and their rows exchanged. With a whole table the driver also writes down that
-the table begins anew there: it rejoins, and from there on the stream follows it as it was read. The argument is in
-docs/correctness.md.
+Only the stream's driver does this, between two batches, once it has passed the highest high watermark. Only this module
+decides whether staged rows may still be published, and it records an outcome for every read, for the process that
+waits for it. Key ranges are brought forward to the resume point, and their rows are overwritten. For a whole table the
+driver also records that the table rejoins: from the resume point on, the stream follows it with the definition that it
+was read with. The argument is in docs/correctness.md.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from airflow_provider_cdc.sinks.storage.storage import read_json, write_json_onc
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
-_RETRY_REMEDY = "Read it once more"
+_RETRY_REMEDY = "Re-snapshot it again"
 
 
 class OverwriteResult(NamedTuple):
-    """How a reading has ended, and the plan behind that: another one if the table has rejoined just now.
+    """How a read ended, and the plan afterwards, which is a new one if the table has just rejoined.
 
-    :param can_retry: whether another reading might get in where this one has not.
+    :param can_retry: whether another read may be published although this one was not.
     """
 
     published: bool
@@ -77,21 +77,24 @@ class OverwriteResult(NamedTuple):
 def overwrite_if_due(
     context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, job: StreamJob, staged: StagedRead
 ) -> OverwriteResult | None:
-    """Exchange the rows of a table that was read again, or of ranges of its keys, if the stream is far enough. Only its
-    driver calls it, between two batches.
+    """Publish a staged read of a table or of key ranges if the stream is far enough.
 
-    :param applier: what has been applied.
+    Only the stream's driver calls this, between two batches.
+
+    :param applier: knows what has been applied.
     :param job: reads the binlog.
-    :returns: how it has ended; ``None`` if it is too early.
+    :returns: how the read ended; ``None`` if it is too early to publish it.
     """
     if not is_due(staged, applier):
         return None
     index = staged.table
     if (earlier_outcome := load_outcome(context, plan.generation, staged.group)) is not None:
-        record_outcome(context, plan, staged, earlier_outcome)  # a run died when it had written it down
+        record_outcome(context, plan, staged, earlier_outcome)  # a run died after it had recorded the outcome
         return OverwriteResult(*earlier_outcome, plan)
     if index is None:
-        return _record_refused(context, store, plan, staged, PublishRefusal("an older version has read it"), "a table")
+        return _record_refused(
+            context, store, plan, staged, PublishRefusal("it was read by an older version"), "a table"
+        )
     label = plan.tables[index].label
     if (message := _published_message(context, plan, applier, staged, index)) is not None:
         return _record_published(context, store, plan, staged, message, maybe_recorded=True)
@@ -110,14 +113,14 @@ def overwrite_if_due(
 
 
 class _UnusableReadError(Exception):
-    """What was staged cannot be used any more. Nothing was written down yet."""
+    """The staged rows are no longer usable. Nothing was stored yet."""
 
 
 @contextmanager
 def _mark_unusable() -> Iterator[None]:
-    """Tell what is wrong with the rows that were read again from what is wrong with the stream.
+    """Separate errors in the staged rows from errors of the stream.
 
-    :raises _Unusable: for the former.
+    :raises _UnusableReadError: for errors in the staged rows.
     """
     try:
         with retry_in_next_epoch():
@@ -129,20 +132,20 @@ def _mark_unusable() -> Iterator[None]:
 
 
 def _load_reading_plan(context: RunContext, plan: Plan, staged: StagedRead) -> tuple[str, Plan]:
-    """The plan by which rows were read, and the name of its file.
+    """Return the name and the content of the plan that the rows were read with.
 
     :raises TerminalError: if it is missing.
     """
     name = context.layout.group_plan(plan.generation, staged.group)
     if (stored := read_json(context.storage, name)) is None:
-        raise TerminalError(f"the plan {context.storage.location(name)} of what was read again is missing")
+        raise TerminalError(f"the plan {context.storage.location(name)} of the re-snapshot is missing")
     return name, Plan.from_json(stored).with_zero_dates(context.pipeline.source.zero_dates)
 
 
 def _why_refused(
     context: RunContext, plan: Plan, applier: Applier, staged: StagedRead, index: int
 ) -> PublishRefusal | None:
-    """Why rows may not get in any more, if they may not."""
+    """Return why staged rows may no longer be published; ``None`` if they may."""
     target, captured = context.sink.table(plan.tables[index]), context.pipeline.captures(*plan.tables[index].id)
     with _mark_unusable():
         numbers = published_read_numbers(plan, index, target.markers() if target.exists() else {})
@@ -155,7 +158,7 @@ def _why_refused(
 
 
 def _published_message(context: RunContext, plan: Plan, applier: Applier, staged: StagedRead, index: int) -> str | None:
-    """A line about rows that are in the copy already: a run died before it could say so."""
+    """Return the message for rows that are already in the copy because a run died before it recorded the outcome."""
     label = plan.tables[index].label
     if staged.scope == TABLE:
         steps = (step for step in plan.amendments if isinstance(step, Rejoin) and step.table == index)
@@ -168,11 +171,11 @@ def _published_message(context: RunContext, plan: Plan, applier: Applier, staged
 
 
 def _rejoined_message(label: str, applier: Applier, rejoin: Rejoin) -> str:
-    return f"{label} was read again, and is part of the stream from {applier.timeline.position(rejoin.seq)} on"
+    return f"{label} was re-snapshotted and is part of the stream from {applier.timeline.position(rejoin.seq)} on"
 
 
 def _overwritten_message(label: str, applier: Applier) -> str:
-    return f"{label} was read again in part, and its rows were exchanged at {applier.offset.at}"
+    return f"{label} was re-snapshotted in part, and its rows were replaced at {applier.offset.at}"
 
 
 def _overwrite_ranges(
@@ -184,7 +187,7 @@ def _overwrite_ranges(
     staged: StagedRead,
     index: int,
 ) -> OverwriteResult:
-    """Exchange the rows of ranges, as of the resume point."""
+    """Overwrite the rows of key ranges, as of the resume point."""
     with _mark_unusable():
         _, reading_plan = _load_reading_plan(context, plan, staged)
         group = ChunkGroup(context, replace(plan, chunks=reading_plan.chunks), staged.group)
@@ -213,13 +216,13 @@ def _rejoin_table(
     if loss is not None:
         rejection, label = PublishRefusal(loss.message), plan.tables[index].label
         return _record_refused(context, store, plan, staged, rejection, label, loss.remedy)._replace(can_retry=False)
-    # When it is written down that the table rejoins, nothing else will do.
-    applier.check_fence()  # what is written down is not fenced
+    # Once the rejoin is recorded, it must be carried out.
+    applier.check_fence()  # the file written below is not fenced
     known_xa = [text for text in applier.offset.open_xa if parse_xa_entry(text)[1] is not None]
-    # Of the others nobody knows whether they have rows of this table: when they end, that is looked up.
+    # Whether the others have rows of this table is unknown: it is looked up when they end.
     applier.replace_offset(replace(applier.offset, open_xa=tuple(known_xa)))
     target = context.sink.table(reading_plan.tables[index])
-    if not target.exists() or _is_adopted(target, plan):  # it was added, or somebody has removed it
+    if not target.exists() or _is_adopted(target, plan):  # it was added, or the copy was removed
         target.create(plan.pipeline)
         target.raise_fence(generation_fence(plan, index))
     seq = applier.timeline.seq(applier.offset.at)
@@ -229,7 +232,7 @@ def _rejoin_table(
     failpoint("rejoin.before_write")
     name = context.layout.amendment(plan.generation, index, revision)
     if not write_json_once(context.storage, name, rejoin.to_json()):
-        raise TransientError(f"another process lets table {plan.tables[index].label} rejoin", "Run again")
+        raise TransientError(f"another process is letting table {plan.tables[index].label} rejoin", "Run again")
     failpoint("rejoin.after_write")
     renewed = context.require_plan()
     apply_pending_definition(context, renewed, index, applier.fence)
@@ -253,15 +256,15 @@ def _record_published(
     *,
     maybe_recorded: bool = False,
 ) -> OverwriteResult:
-    """Tell people that rows were exchanged, and end the reading.
+    """Report that rows were published, and record the outcome of the read.
 
-    :param plan: the plan behind that.
-    :param column_changes: how its columns have changed.
-    :param maybe_recorded: whether a run that has died may have told them already.
+    :param plan: the plan afterwards.
+    :param column_changes: description of how the table's columns changed.
+    :param maybe_recorded: whether a run that died may have added the event already.
     """
     assert staged.table is not None
     label, kind = plan.tables[staged.table].label, "table_rejoined" if staged.scope == TABLE else "part_reread"
-    with suppress(CdcError, SQLAlchemyError):  # this is for people
+    with suppress(CdcError, SQLAlchemyError):  # informational only
         before = store.last_events(plan.pipeline, 100, [kind]) if maybe_recorded else []
         if not any(event.table == label and event.detail.startswith(message) for event in before):
             store.add_event(plan.pipeline, kind, message + column_changes, table=label, by=staged.requested_by)
@@ -279,17 +282,18 @@ def _record_refused(
     label: str,
     remedy: str = _RETRY_REMEDY,
 ) -> OverwriteResult:
-    """Tell people that rows do not get in, and end the reading. Where a later reading of the whole table is in, that is
-    all that was wanted.
+    """Report that rows are not published, and record the outcome of the read.
+
+    If a later read of the whole table was published, the read counts as published.
     """
     part = " in part" if staged.scope == RANGES else ""
     if rejection.superseded:
-        message = f"{label} was read again{part}, and then as a whole by a reading that began later, which was taken"
+        message = f"{label} was re-snapshotted{part}; a later re-snapshot of the whole table was published instead"
         context.reporter.line(message)
         record_outcome(context, plan, staged, ReadOutcome(True, message))
         return OverwriteResult(True, message, plan)
-    detail = f"{label} was read again{part}, and the rows cannot be exchanged: {rejection.reason}"
-    with suppress(CdcError, SQLAlchemyError):  # the line says it, too
+    detail = f"{label} was re-snapshotted{part}, but the rows cannot be published: {rejection.reason}"
+    with suppress(CdcError, SQLAlchemyError):  # the reporter line below says the same
         table = None if staged.table is None else label
         store.add_event(plan.pipeline, "reread_dropped", detail, table=table, remedy=remedy, by=staged.requested_by)
     message = f"{detail}. {remedy}"
@@ -301,7 +305,7 @@ def _record_refused(
 def _replay_onto_slices(
     group: ChunkGroup, staged: StagedRead, index: int, applier: Applier, job: StreamJob
 ) -> list[DataFile]:
-    """The slices as of the resume point. Those that nothing has changed since stay as they are."""
+    """Return the slices as of the resume point. A slice without newer changes stays as it is."""
     table, target, timeline = group.plan.tables[index], group.context.sink.table(group.plan.tables[index]), job.timeline
     entries = group.read_manifest(staged.attempt)
     staged_files = [DataFile(**entry["file"]) for entry in entries]

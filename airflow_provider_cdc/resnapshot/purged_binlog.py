@@ -1,6 +1,6 @@
-"""Where the stream cannot go on, since the server has removed binlogs that were never read, all tables are read again.
+"""Take a new snapshot if the stream cannot continue because the server purged binlogs that were never read.
 
-The new snapshot takes the place of the old one in the same sink. The argument is in docs/correctness.md.
+The new snapshot replaces the old one in the same sink. The argument is in docs/correctness.md.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from airflow_provider_cdc.system.failpoints import failpoint
 
 
 def replan_if_purged(context: RunContext, store: StateDatabase) -> Plan:
-    """The plan to work on: that of a new snapshot, if the server has purged what the stream needs next.
+    """Return the plan to use: that of a new snapshot if the server has purged binlogs that the stream needs next.
 
-    Only if ``stream.on_purged`` says so, and only where a run begins: what works on a plan does not change it.
+    There is a new snapshot only if ``stream.on_purged`` is ``reread``. Call this only at the beginning of a run: the
+    plan must not change while it is in use.
 
-    :raises NotReadyError: if there has to be a new one and a stream is running.
-    :raises TerminalError: if the server's binlogs were numbered anew.
+    :raises NotReadyError: if a new snapshot is needed while a stream is running.
+    :raises TerminalError: if the numbering of the server's binlogs started over.
     """
     _start_new_snapshot_if_purged(context, store)
     return context.ensure_plan(store)
 
 
 def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> None:
-    """Plan a new snapshot if there has to be one.
+    """Plan a new snapshot if one is needed.
 
-    Killed anywhere it is simply called again: each step is done once, and what is left of the old snapshot cannot be
-    taken for the new one's.
+    If a run is killed at any point, the next one calls this again: each step takes effect once, and leftovers of the
+    old snapshot cannot be mistaken for parts of the new one.
     """
     layout, name = context.layout, context.pipeline.name
     plan = context.load_plan()
@@ -66,23 +67,23 @@ def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> 
         except PurgedError as error:
             reason = error.message
         except CdcError:
-            return  # the stream says what is wrong
+            return  # the stream reports what is wrong
     context.require_feature(Feature.RESNAPSHOT, "stream.on_purged is reread")
     context.liveness.refuse_if_running(store, name)
     existing: list[Fenceable] = [table for table in (*open_sink_tables(context, plan), resume_point) if table.exists()]
     fence = epoch_fence(name, highest_epoch(name, [table.markers() for table in existing]) + 1)
-    for table in existing:  # a stream that was taken for lost cannot write any more
+    for table in existing:  # a stream that was presumed dead can no longer write
         table.raise_fence(fence)
     failpoint("next_snapshot.after_fence")
     new_plan = context.new_plan(plan.generation + 1)
     check_same_server(new_plan.p0.server, timeline.server)
-    # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
+    # Numbering continues from the old snapshot: none of its markers is ahead of a new one.
     old_tables, policy = {table.id: table for table in plan.tables}, context.schema_policy
     definitions = (
         policy.decide_definition(old_tables[new.id], new, is_requested=True) if new.id in old_tables else new
         for new in new_plan.tables
     )
-    # Where a run died the tables may be ahead of the resume point.
+    # If a run died, the tables may be ahead of the resume point.
     read_seq = max([timeline.seq(offset.at), *(table.markers().get(stream_marker(name)) or 0 for table in existing)])
     if renamed:
         timeline = timeline.with_segment(new_plan.p0.server, new_plan.p0.at.file, read_seq)
@@ -98,15 +99,15 @@ def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> 
     failpoint("next_snapshot.after_switch")
     resume_point.forget_older_generation(new_plan.generation)
     missing = sorted({t.label for t in plan.tables} - {t.label for t in new_plan.tables})
-    context.reporter.line(f"{reason}: all tables are read again (snapshot {new_plan.generation})")
+    context.reporter.line(f"{reason}: re-snapshotting all tables (snapshot {new_plan.generation})")
     if missing:
-        context.reporter.line(f"not read again, because the source no longer has them: {', '.join(missing)}")
-    with suppress(CdcError, SQLAlchemyError):  # for people only
+        context.reporter.line(f"not re-snapshotted because the source no longer has them: {', '.join(missing)}")
+    with suppress(CdcError, SQLAlchemyError):  # informational only
         store.add_event(name, "reread", reason)
 
 
 def _has_passed_snapshot(context: RunContext, plan: Plan, seq: int) -> bool:
-    """Whether nothing that chunks hold lies behind the resume point: what they hold is told by positions.
+    """Return whether no chunk holds anything after the resume point, which only positions can tell.
 
     :param seq: ``_cdc_seq`` of the resume point.
     """

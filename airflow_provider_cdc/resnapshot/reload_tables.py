@@ -1,7 +1,7 @@
-"""A running stream is asked to copy other tables from now on: those of the pipeline as it is now.
+"""Ask a running stream to reload its list of tables from the pipeline as it is now.
 
-Who asks writes down the patterns beside the plan, and waits. The stream's driver takes them in between two batches:
-see :meth:`~airflow_provider_cdc.stream.epoch.Epoch._reload_tables`.
+The requesting process writes the patterns to a file next to the plan, and waits. The stream's driver applies them
+between two batches: see :meth:`~airflow_provider_cdc.stream.epoch.Epoch._reload_tables`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _POLL_SECONDS = 0.5
 def reload_tables(context: RunContext, store: StateDatabase) -> tuple[list[str], list[str]] | None:
     """Ask the running stream to copy the tables of the pipeline as it is now, and wait until it does.
 
-    :returns: labels of the tables that were added, and of those that were removed; ``None`` where no stream runs: the
-        next one copies them.
+    :returns: labels of the tables that were added, and of those that were removed; ``None`` if no stream is running:
+        the next one copies them.
     :raises NotReadyError: if no pattern matches a table.
-    :raises TransientError: if the stream ends meanwhile.
+    :raises TransientError: if the stream ends in the meantime.
     """
     before = context.require_plan()
     with closing(connect(context.connect_args)) as connection:
@@ -46,7 +46,9 @@ def reload_tables(context: RunContext, store: StateDatabase) -> tuple[list[str],
     while context.storage.size(name) is not None:
         now, is_running = context.liveness.wait_until_known(store, before.pipeline)
         if not is_running or now is None or now.epoch != run.epoch:
-            raise TransientError(f"epoch {run.epoch} of the stream has ended before it took the tables in", "Run again")
+            raise TransientError(
+                f"epoch {run.epoch} of the stream ended before it applied the new list of tables", "Run again"
+            )
         time.sleep(_POLL_SECONDS)
     digests = settings_fingerprint(context.pipeline)
     store.update_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADABLE_SETTINGS})
@@ -60,7 +62,7 @@ def reload_tables(context: RunContext, store: StateDatabase) -> tuple[list[str],
 
 
 def apply_reload_request(context: RunContext, plan: Plan) -> Pipeline:
-    """The pipeline with the patterns that were asked for."""
+    """Return the pipeline with the patterns of the reload request."""
     requested = read_json(context.storage, context.layout.reload_request(plan.generation))
     source = replace(context.pipeline.source, tables=tuple(requested["tables"]), exclude=tuple(requested["exclude"]))
     return replace(context.pipeline, source=source)

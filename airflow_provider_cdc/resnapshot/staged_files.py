@@ -1,8 +1,8 @@
-"""What was read again and waits for the stream: small files in the sink, which readers write and the driver reads.
+"""Staged reads in the sink: small files that readers write and the stream's driver reads.
 
-A reading has a folder of its own, named by its number; see :mod:`airflow_provider_cdc.model.staged_read`. It holds
-what was read, and in the end the outcome. A file in another folder asks the stream to publish it, and goes when it is
-over.
+Each read has a folder of its own, named by its number; see :mod:`airflow_provider_cdc.model.staged_read`. The folder
+holds the rows, and finally the outcome. A request file in another folder asks the stream to publish the read; it is
+removed when the read has an outcome.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from airflow_provider_cdc.system.failpoints import failpoint
 
 
 class ReadOutcome(NamedTuple):
-    """How a reading ended.
+    """How a read ended.
 
-    :param published: whether its rows are in the copy, or those of a reading of the whole table that began later.
-    :param message: one line for people.
+    :param published: whether its rows are in the copy, or those of a read of the whole table that began later.
+    :param message: one human-readable line.
     """
 
     published: bool
@@ -32,13 +32,14 @@ class ReadOutcome(NamedTuple):
 def allocate_read_number(
     context: RunContext, plan: Plan, scope: str, table: int | None = None, group: int | None = None
 ) -> int:
-    """The next number of the pipeline's sequence of readings: above all that were drawn when this is called. The start
-    position was taken before.
+    """Allocate the next number in the pipeline's sequence of reads, above all that were allocated before this call.
 
-    It belongs to whoever writes its file first. The file of the highest number is never removed.
+    The start position must have been taken before. A number belongs to the process that first writes its file. The file
+    of the highest number is never removed.
 
     :param scope: what is to be read.
-    :param table: index of the table, or ``group`` the number of the chunk group.
+    :param table: index of the table, if a table or key ranges are read.
+    :param group: number of the chunk group, if a group is read.
     """
     number = max(list_read_numbers(context, plan.generation), default=FIRST_READ_NUMBER - 1) + 1
     read = {"scope": scope, "table": table, "group": group}
@@ -48,18 +49,18 @@ def allocate_read_number(
 
 
 def list_read_numbers(context: RunContext, generation: int) -> list[int]:
-    """Numbers of the readings of a snapshot that are known, in order: those whose files were not removed since."""
+    """Return the numbers of a snapshot's reads in ascending order, except those whose files have been removed."""
     names = (name for name, _ in context.storage.list(context.layout.resnapshots_folder(generation)))
     return sorted(int(name.rpartition("/")[2].removesuffix(".json")) for name in names)
 
 
 def ranges_marker(plan: Plan) -> str:
-    """Name of the marker of a table that holds the number of the last reading of ranges that was exchanged in it."""
+    """Return the name of the table marker that holds the number of the last published read of key ranges."""
     return f"cdc/{plan.pipeline}/{plan.generation}/ranges"
 
 
 def group_read_marker(plan: Plan, group: int) -> str:
-    """Name of the marker of a table that holds the number of the reading with which a chunk group was published again.
+    """Return the name of the table marker that holds the number of the read last published for a chunk group.
 
     :param group: number of the group.
     """
@@ -67,17 +68,17 @@ def group_read_marker(plan: Plan, group: int) -> str:
 
 
 def published_read_numbers(plan: Plan, table: int, markers: Markers) -> PublishedReadNumbers:
-    """Which readings a copy has, as its markers say.
+    """Return which reads the copy of a table contains, according to its markers.
 
     :param table: index of the table in the plan.
-    :param markers: of the copy.
+    :param markers: markers of the copy.
     """
     groups = (markers.get(group_read_marker(plan, group)) or 0 for group in plan.groups_of(table))
     return PublishedReadNumbers(markers.get(ranges_marker(plan)) or 0, max(groups, default=0))
 
 
 def request_publication(context: RunContext, plan: Plan, staged: StagedRead) -> None:
-    """Ask for what was read to be published."""
+    """Write the request file that asks the stream to publish a staged read."""
     write_json(context.storage, _request_file(context, plan, staged), staged.to_json())
     failpoint("reread.after_stage")
 
@@ -87,20 +88,22 @@ def _request_file(context: RunContext, plan: Plan, staged: StagedRead) -> str:
 
 
 def list_request_files(context: RunContext, plan: Plan) -> list[str]:
-    """Names of the files that ask the stream for something: to publish attempts, or to reload its tables."""
+    """Return the names of the request files: requests to publish attempts, and the one to reload the tables."""
     listed = context.storage.list(context.layout.staged_reads_folder(plan.generation))
     return [name for name, _ in listed if name.endswith(".json")]
 
 
 def list_pending_reads(context: RunContext, plan: Plan, names: Iterable[str] | None = None) -> list[StagedRead]:
-    """What waits to be published, the newest attempt of each group. Costs a look into a folder where there is nothing.
+    """Return the staged reads that wait to be published: the newest attempt of each group, by group number.
 
-    :param names: what :func:`requests` returned, if that is known.
+    If there are none, this costs a single listing of a folder.
+
+    :param names: result of :func:`list_request_files`, if the caller has it.
     """
     newest: dict[int, StagedRead] = {}
     for name in _publication_requests(context, plan, list_request_files(context, plan) if names is None else names):
         value = read_json(context.storage, name)
-        if value is not None:  # else it has just been published
+        if value is not None:  # ``None``: it has just been published
             staged = StagedRead.from_json(value, plan.timeline.newest_segment)
             if staged.group not in newest or newest[staged.group].attempt < staged.attempt:
                 newest[staged.group] = staged
@@ -108,7 +111,7 @@ def list_pending_reads(context: RunContext, plan: Plan, names: Iterable[str] | N
 
 
 def tables_pending_publication(context: RunContext, plan: Plan) -> set[int]:
-    """Indexes of the tables that were read again as a whole, and wait for the stream."""
+    """Return the indexes of tables with a whole-table read that waits to be published."""
     return {
         staged.table
         for staged in list_pending_reads(context, plan)
@@ -117,7 +120,7 @@ def tables_pending_publication(context: RunContext, plan: Plan) -> set[int]:
 
 
 def remove_request(context: RunContext, plan: Plan, group: int, attempt: int) -> None:
-    """Remove what asks for an attempt at a group, and for older ones, to be published."""
+    """Remove the publication requests for an attempt at a group and for older attempts."""
     for name in _publication_requests(context, plan, list_request_files(context, plan)):
         number, _, attempt_number = name.rpartition("/")[2].removesuffix(".json").partition("-")
         if int(number) == group and int(attempt_number) <= attempt:
@@ -125,15 +128,13 @@ def remove_request(context: RunContext, plan: Plan, group: int, attempt: int) ->
 
 
 def _publication_requests(context: RunContext, plan: Plan, names: Iterable[str]) -> list[str]:
-    """Of the requests those that name an attempt to be published."""
+    """Return the request files that ask for publication of an attempt."""
     return [name for name in names if name != context.layout.reload_request(plan.generation)]
 
 
 def record_outcome(context: RunContext, plan: Plan, staged: StagedRead, outcome: ReadOutcome) -> None:
-    """Write down how a reading of a table, or of ranges, has ended, and forget what asks for it. Only the stream's
-    driver calls it.
-    """
-    assert staged.scope != GROUP  # whose outcome the markers of its tables tell
+    """Record the outcome of a read of a table or key ranges, and remove its request. Only the stream's driver may."""
+    assert staged.scope != GROUP  # table markers record the outcome of a group
     failpoint("reread.before_outcome")
     name = context.layout.resnapshot_outcome(plan.generation, staged.group)
     write_json(context.storage, name, {"done": outcome.published, "said": outcome.message})
@@ -142,9 +143,9 @@ def record_outcome(context: RunContext, plan: Plan, staged: StagedRead, outcome:
 
 
 def load_outcome(context: RunContext, generation: int, number: int) -> ReadOutcome | None:
-    """How a reading of a table, or of ranges, has ended; ``None`` as long as it waits.
+    """Return how a read of a table or of key ranges ended; ``None`` while it waits.
 
-    :param number: the reading's number.
+    :param number: number of the read.
     """
     stored = read_json(context.storage, context.layout.resnapshot_outcome(generation, number))
     return None if stored is None else ReadOutcome(stored["done"], stored["said"])

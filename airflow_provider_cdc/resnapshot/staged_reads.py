@@ -1,7 +1,7 @@
-"""Chunk groups that are read again: staged by the job that reads them, then put in the place of what is there.
+"""Re-snapshots of chunk groups: the reading job stages the rows, which then replace those in the copy.
 
-Before a stream has ever begun the job does that itself. Afterwards the rows of the table are the stream's: its driver
-alone publishes, at a point where it knows the table's position (the argument is in docs/correctness.md).
+Until a stream has begun, the reading job publishes them itself. After that, the stream owns the rows of the table: only
+its driver publishes, at a point where it knows the table's position (the argument is in docs/correctness.md).
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ from airflow_provider_cdc.system.failpoints import failpoint
 from airflow_provider_cdc.system.processes import has_died_here
 
 _POLL_SECONDS = 1.0
-#: Bytes in memory of the rows of a table without a key that are staged as one slice.
+#: In-memory size, in bytes, of one staged slice of a table without a key.
 _PORTION_BYTES = 64 << 20
-#: What tells that rows which were read again are of no use any more.
+#: Errors which show that staged rows are no longer usable.
 UNUSABLE_ERRORS = (TerminalError, FileNotFoundError, pa.ArrowInvalid)
 
 
 def stage_group(group: ChunkGroup, attempt: int, manifests: Sequence[dict[str, Any]]) -> StagedRead:
-    """Write down that an attempt is complete: its manifest, then a small file that asks for it to be published.
+    """Record that an attempt is complete: write its manifest, then the request to publish it.
 
-    :param manifests: one entry a file, all read in one segment of the lineage.
+    :param manifests: one entry per file, all read in one segment of the timeline.
     """
     context, plan = group.context, group.plan
     manifests = group.write_manifest(attempt, manifests)
     high = max(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])
-    # Files of an earlier try lack more than those of this one.
+    # Files of an earlier try lack more changes than those of this one.
     since = min((entry_resume_point(plan, entry) for entry in manifests), key=lambda offset: offset.at)
     number = min(entry.get("reading", 0) for entry in manifests)
     staged = StagedRead(number, GROUP, None, group.number, attempt, high, since, entry_timeline(plan, manifests[0]))
@@ -84,9 +84,9 @@ def stage_group(group: ChunkGroup, attempt: int, manifests: Sequence[dict[str, A
 def why_group_not_publishable(
     group: ChunkGroup, staged: StagedRead, timeline: Timeline, open_at: OpenStreamAt
 ) -> str | None:
-    """Why a staged attempt at a chunk group cannot be published any more, if it cannot.
+    """Return why a staged attempt at a chunk group can no longer be published; ``None`` if it can.
 
-    :param timeline: that of the resume point.
+    :param timeline: timeline of the resume point.
     :param open_at: opens a stream of the server's binlog.
     """
     plan = group.plan
@@ -105,11 +105,11 @@ def why_group_not_publishable(
 
 
 def publish_or_wait(group: ChunkGroup, store: StateDatabase, staged: StagedRead) -> bool:
-    """Publish a staged attempt where no stream has begun; elsewhere wait while a stream runs that will do it.
+    """Publish a staged attempt in tables that no stream has touched; for the others, wait for a running stream.
 
-    :returns: whether it is published in all tables; if not, the next stream does it.
-    :raises TransientError: if the stream could not publish it, and another try may do better.
-    :raises TerminalError: if an older re-snapshot of a whole table has taken its place.
+    :returns: whether it is published in all tables; if not, the next stream publishes it.
+    :raises TransientError: if the stream could not publish it, and another try may succeed.
+    :raises TerminalError: if an older re-snapshot of a whole table has overwritten it.
     """
     manifests = group.read_manifest(staged.attempt)
     for index in group.tables:
@@ -119,7 +119,7 @@ def publish_or_wait(group: ChunkGroup, store: StateDatabase, staged: StagedRead)
         is_pending = any(
             pending_read.group == staged.group for pending_read in list_pending_reads(group.context, group.plan)
         )
-        published = (group.published_attempt() or 0) >= staged.attempt  # looked at behind that: the request goes last
+        published = (group.published_attempt() or 0) >= staged.attempt  # after that check: requests go last
         if is_pending and not published:
             return None
         if older := find_tables_overwritten_by_older(
@@ -128,7 +128,7 @@ def publish_or_wait(group: ChunkGroup, store: StateDatabase, staged: StagedRead)
             raise TerminalError(
                 f"{_group_description(staged)}, {_overwritten_text(older)}", _resnapshot_commands(older)
             )
-        return ReadOutcome(published, "what was published stays")
+        return ReadOutcome(published, "the rows published before stay")
 
     return wait_until_published(group, store, staged, outcome, _group_description(staged))
 
@@ -140,11 +140,11 @@ def wait_until_published(
     outcome: Callable[[], ReadOutcome | None],
     description: str,
 ) -> bool:
-    """Wait while a stream runs that will publish what is staged.
+    """Wait while a stream is running that will publish the staged rows.
 
-    :param outcome: how it has ended, if it has.
-    :param description: what was read again, for people.
-    :returns: whether it is published; if not, the next stream does it.
+    :param outcome: returns the outcome of the read, or ``None`` while there is none.
+    :param description: human-readable description of what was read.
+    :returns: whether the rows are published; if not, the next stream publishes them.
     :raises TransientError: if the stream could not publish it.
     """
     context, plan = group.context, group.plan
@@ -157,25 +157,25 @@ def wait_until_published(
         if watch is None or watch.epoch != run.epoch:
             watch = EpochWatch(run.epoch)
             context.reporter.line(
-                f"{description}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high_watermark}"
+                f"{description}; the stream (epoch {run.epoch}) publishes it when it reaches {staged.high_watermark}"
             )
         if watch.observe(run, time.monotonic()) is not None:
             return False
         if run.paused_by is not None and not was_paused:
-            context.reporter.line(f"the stream is paused ({run.paused_by} asked for it): airflow-cdc resume")
+            context.reporter.line(
+                f"the stream is paused ({run.paused_by} asked for it). To resume it: airflow-cdc resume"
+            )
         was_paused = run.paused_by is not None
         time.sleep(_POLL_SECONDS)
     if not result.published:
-        raise TransientError(
-            f"{description}, and cannot be published: {result.message}", "Run again: it is then read once more"
-        )
+        raise TransientError(f"{description}, but cannot be published: {result.message}", "Run again to read it again")
     return True
 
 
 def _publish_without_stream(
     group: ChunkGroup, staged: StagedRead, index: int, manifests: Sequence[dict[str, Any]]
 ) -> None:
-    """One commit, if no stream has touched the table and it is not published there already."""
+    """Publish a table in one commit, unless a stream has touched it or the attempt is published there already."""
     target, epoch = group.tables[index], epoch_fence(group.plan.pipeline, 0).name
     files = [DataFile(**m["file"]) for m in manifests if m["table"] == index]
 
@@ -194,17 +194,18 @@ def _publish_without_stream(
 
 
 def group_markers(group: ChunkGroup, staged: StagedRead) -> dict[str, int]:
-    """Markers that say that an attempt at a chunk group is published, and which reading that is."""
+    """Return the markers which record that an attempt at a chunk group is published, and the number of its read."""
     return {group.marker: staged.attempt, group_read_marker(group.plan, group.number): staged.number}
 
 
 def publish_group(
     context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, job: StreamJob, staged: StagedRead
 ) -> None:
-    """Publish a staged attempt at a chunk group, if the stream is far enough. Only its driver calls it, between two
-    batches.
+    """Publish a staged attempt at a chunk group if the stream is far enough.
 
-    :param applier: what has been applied; told of the new coverage.
+    Only the stream's driver calls this, between two batches.
+
+    :param applier: knows what has been applied; receives the new coverage.
     :param job: reads the binlog.
     """
     group = ChunkGroup(context, plan, staged.group)
@@ -212,14 +213,14 @@ def publish_group(
         if _note_overwritten(group, store, staged):
             remove_request(context, plan, staged.group, staged.attempt)
         else:
-            _drop_request(group, store, staged, "its tables were read again as a whole, or are suspended")
+            _drop_request(group, store, staged, "its tables were re-snapshotted as a whole or are suspended")
         return
     if not is_due(staged, applier):
         return
     try:
         with retry_in_next_epoch():
             tables_behind = [i for i, attempt in group.published_by_table().items() if attempt < staged.attempt]
-            # If none is, a run died when it had done it.
+            # If none is, a run died after it had published the attempt.
             reason = (
                 why_group_not_publishable(group, staged, applier.timeline, context.binlog_opener(slots.REPLAY))
                 if tables_behind
@@ -244,22 +245,24 @@ def publish_group(
 
 
 def is_due(staged: StagedRead, applier: Applier) -> bool:
-    """Whether the stream is far enough to look at what is staged: at the highest high watermark, or at another server,
-    where that means nothing.
+    """Return whether the stream is far enough to process a staged read.
+
+    It is once it has reached the highest high watermark, or reads another server, where that watermark means nothing.
     """
     return staged.timeline != applier.timeline.newest_segment or staged.high_watermark <= applier.offset.at
 
 
 def unusable_reason(error: Exception) -> str:
-    """Why rows that were read again are of no use, for people."""
+    """Return a human-readable reason why staged rows are unusable."""
     return error.message if isinstance(error, TerminalError) else str(error)
 
 
 def find_tables_overwritten_by_older(plan: Plan, staged: StagedRead, read_tables: Collection[int]) -> list[str]:
-    """The tables of a chunk group that a re-snapshot has overwritten which began before the group was read again: the
-    copy may lack what was read.
+    """Return the tables of a re-snapshotted chunk group that an older re-snapshot of the whole table has overwritten.
 
-    :param plan: as it is now.
+    The copy of such a table may lack rows that were read for the group.
+
+    :param plan: the plan as it is now.
     :param read_tables: indexes of the tables whose rows were read.
     """
     tables = sorted(
@@ -282,7 +285,7 @@ def _resnapshot_commands(tables: Sequence[str]) -> str:
 
 
 def _note_overwritten(group: ChunkGroup, store: StateDatabase, staged: StagedRead) -> bool:
-    """Report the tables whose rows, as they were read, are not in the copy.
+    """Report the tables whose staged rows did not end up in the copy.
 
     :returns: whether there are any.
     """
@@ -291,7 +294,7 @@ def _note_overwritten(group: ChunkGroup, store: StateDatabase, staged: StagedRea
     try:
         read_tables = {m["table"] for m in group.read_manifest(staged.attempt)}
     except UNUSABLE_ERRORS:
-        # Nobody can tell what was read: take it for all of the group, rather than say nothing.
+        # It is unknown which tables were read: report all of the group rather than nothing.
         read_tables = {chunk.table for chunk in group.plan.superseded_chunks if chunk.group == staged.group}
     overwritten = find_tables_overwritten_by_older(group.plan, staged, read_tables)
     if overwritten:
@@ -299,38 +302,38 @@ def _note_overwritten(group: ChunkGroup, store: StateDatabase, staged: StagedRea
             f"{_group_description(staged)}, {_overwritten_text(overwritten)}",
             _resnapshot_commands(overwritten),
         )
-        with suppress(CdcError, SQLAlchemyError):  # the line says it, too
+        with suppress(CdcError, SQLAlchemyError):  # the reporter line below says the same
             store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy=remedy)
         group.context.reporter.line(f"{detail}. {remedy}")
     return bool(overwritten)
 
 
 def _drop_request(group: ChunkGroup, store: StateDatabase, staged: StagedRead, reason: str) -> None:
-    """Give a request up: what was published stays."""
-    detail = f"{_group_description(staged)}, and cannot be published: {reason}; what was published stays"
-    with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-        store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it once more")
+    """Drop a publication request and report why. The rows published before stay."""
+    detail = f"{_group_description(staged)}, but cannot be published: {reason}; the rows published before stay"
+    with suppress(CdcError, SQLAlchemyError):  # the reporter line below says the same
+        store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it again")
     remove_request(group.context, group.plan, staged.group, staged.attempt)
-    group.context.reporter.line(f"{detail}. Clear its task to read it once more")
+    group.context.reporter.line(f"{detail}. Clear its task to read it again")
 
 
 def _group_description(staged: StagedRead) -> str:
-    return f"group {staged.group} was read again (attempt {staged.attempt})"
+    return f"group {staged.group} was re-snapshotted (attempt {staged.attempt})"
 
 
 def publish_table(
     group: ChunkGroup, staged: StagedRead, index: int, applier: Applier, job: StreamJob, markers: Mapping[str, int]
 ) -> None:
-    """Put what was read again in the place of the rows of one table, as of the resume point, in one commit.
+    """Overwrite the rows of one table with those of a staged read, as of the resume point, in one commit.
 
-    :param markers: say that it is published, and go into the same commit.
+    :param markers: markers which record the publication; part of the same commit.
     """
     plan, target = group.plan, applier.tables[index]
     manifests = [m for m in group.read_manifest(staged.attempt) if m["table"] == index]
     for file in (DataFile(**m["file"]) for m in manifests):
         if not target.is_staged(file):
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
-    # A run that was killed before it wrote the resume point may have left the table further than that.
+    # A run that was killed before it wrote the resume point may have left the table ahead of it.
     seq = max(applier.timeline.seq(applier.offset.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
     files = _replay_onto_slices(
         group, staged, index, manifests, replace(applier.offset, at=applier.timeline.position(seq)), job
@@ -348,7 +351,7 @@ def publish_table(
 def _replay_onto_slices(
     group: ChunkGroup, staged: StagedRead, index: int, manifests: Sequence[dict[str, Any]], end: Offset, job: StreamJob
 ) -> list[DataFile]:
-    """The staged files of one table as of ``end``. Files that nothing has changed since stay as they are."""
+    """Return the staged files of one table as of ``end``. A file without newer changes stays as it is."""
     table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
     numbers = {chunk.number: i for i, chunk in enumerate(chunks)}
@@ -361,7 +364,7 @@ def _replay_onto_slices(
         (entry,) = manifests
         with explain_missing_rows(table, job.timeline):
             return replay_keyless(group, staged, index, DataFile(**entry["file"]), high_seqs[0], changes, emptied)
-    # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
+    # Reduce to the last change of each key first; then drop what is covered or belongs to another group.
     changes = last_changes(changes, table.key)
     with closing(connect(group.context.connect_args)) as connection:
         owner_numbers = find_owning_chunks(connection, table, chunks, keys_of(table, changes))
@@ -384,7 +387,7 @@ def _replay_onto_slices(
 def replay_keyless(
     group: ChunkGroup, staged: StagedRead, index: int, file: DataFile, high_seq: int, changes: pa.Table, emptied: int
 ) -> list[DataFile]:
-    """The staged file of a table without a key, after the changes behind its high watermark."""
+    """Return the staged files of a table without a key with the changes after its high watermark applied."""
     table = group.plan.tables[index]
     change, since = (
         net_change(changes_after(changes, high_seq), [c.name for c in table.copied_columns]),
@@ -403,14 +406,15 @@ def replay_keyless(
 def read_changes_since(
     group: ChunkGroup, staged: StagedRead, index: int, end: Offset, job: StreamJob
 ) -> tuple[pa.Table, int]:
-    """Changes of one table up to ``end`` that its staged chunks may lack, in binlog order, behind the last TRUNCATE;
-    and the ``_cdc_seq`` of that (0 if there is none).
+    """Read the changes of one table up to ``end`` that its staged chunks may lack.
+
+    :returns: the changes after the last TRUNCATE, in binlog order, and the ``_cdc_seq`` of that TRUNCATE (0 for none).
     """
     table, start = group.plan.tables[index], staged.start
     changes, emptied = table.sink_schema.empty_table(), 0
     if end.at <= start.at:
         return changes, emptied
-    # Not the reader of the batches: the next batch may be being read at this moment.
+    # Not with the batches' replica id: the next batch may be being read right now.
     reader = group.context.pipeline.replica_ids(slots.REPLAY)
     name = f"reread-{group.number}-{staged.attempt}"
     staging = job.sink.change_staging()
@@ -430,7 +434,7 @@ def read_changes_since(
 def _group_replacement(
     group: ChunkGroup, staged: StagedRead, index: int, files: Sequence[DataFile]
 ) -> Iterator[OverwriteRange]:
-    """Files in the place of the rows of a table that belong to a group; the server says whose keys do."""
+    """Yield the change that replaces a table's rows in a group by files. The server decides which keys are in it."""
     table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
     span = None
@@ -439,7 +443,7 @@ def _group_replacement(
     with closing(connect(group.context.connect_args)) as connection:
 
         def mine(keys: pa.Table) -> pa.Array:
-            if not table.key:  # one group has all of it
+            if not table.key:  # one group has the whole table
                 return pa.repeat(True, keys.num_rows)
             return mask_owned_rows(connection, table, chunks, keys)
 
@@ -449,5 +453,5 @@ def _group_replacement(
 
 
 def new_replay_path(group: ChunkGroup, staged: StagedRead) -> str:
-    """Where rows of a table are staged that the binlog was replayed onto."""
+    """Return a new staging path for rows onto which the binlog was replayed."""
     return f"{group.plan.generation}/{group.number}/{staged.attempt}/replayed-{uuid.uuid4().hex}"

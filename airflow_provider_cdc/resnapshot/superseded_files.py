@@ -1,8 +1,8 @@
-"""Steps of tables, and readings, that nothing goes by any more are removed: else each start would read all that ever
-happened.
+"""Remove amendments and reads that are no longer used, so that a start need not read a pipeline's whole history.
 
-When a table has rejoined, what was written down of its revisions before says nothing about it. The last revision before
-stays as well: whoever lists the steps at this moment may miss a file that has just come, and must not miss both.
+Once a table has rejoined, the amendments of its earlier revisions are obsolete. Those of the last revision before stay
+as well: a process that lists the amendments at this moment may miss a file that has just been written, and must not
+miss both revisions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
 
 
 def remove_superseded_amendments(storage: Storage, layout: Layout, plan: Plan) -> None:
-    """Remove the files of steps of all but the last two revisions of each table. Only the stream's driver calls it.
+    """Remove the amendment files of all but the last two revisions of each table. Only the stream's driver calls this.
 
-    :param storage: that of the sink.
+    :param storage: storage of the sink.
     """
     file_names = [
         amendment_file(layout, plan.generation, step) for step in plan.amendments if _is_superseded(plan, step)
@@ -28,12 +28,11 @@ def remove_superseded_amendments(storage: Storage, layout: Layout, plan: Plan) -
 
 
 def remove_superseded_reads(context: RunContext, plan: Plan, table: int) -> None:
-    """Remove what is left of readings of a table, or of parts of it, that began before the last but one with which it
-    has rejoined. Only the stream's driver calls it.
+    """Remove a table's reads, of the whole table or of key ranges, that began before its last but one rejoining read.
 
-    Whoever waits for one of those has long heard of its outcome. The reading with which it has rejoined the last time
-    stays, so the highest number that was drawn does. A process that has looked for that before, and is slow, may draw a
-    number that was removed meanwhile: it is above all that had been drawn when it looked, all the same.
+    Only the stream's driver calls this. Processes that waited for one of those reads have long seen the outcome. The
+    read of the last rejoin stays, and so does the highest number. A slow process that listed the numbers earlier may
+    allocate one that has been removed since, but that one is still above all numbers that it had listed.
 
     :param table: index of the table in the plan.
     """
@@ -48,7 +47,7 @@ def remove_superseded_reads(context: RunContext, plan: Plan, table: int) -> None
         if number >= rejoin_numbers[-2] or number in pending:
             continue
         record = read_json(storage, layout.resnapshot(generation, number))
-        # One without a manifest is not read to its end: its tasks may still be at it.
+        # A read without a manifest is unfinished: its tasks may still be running.
         is_over = storage.size(layout.attempt_manifest(generation, number, 1)) is not None
         if record is not None and record["table"] == table and is_over:
             context.sink.table(plan.tables[table]).clear_staged(f"{generation}/{number}")
@@ -57,5 +56,5 @@ def remove_superseded_reads(context: RunContext, plan: Plan, table: int) -> None
 
 
 def _is_superseded(plan: Plan, amendment: Amendment) -> bool:
-    """Whether two revisions have followed that of a step. What adds a table to the plan is needed for good."""
+    """Return whether two later revisions exist. An amendment that adds a table to the plan is always needed."""
     return amendment.revision < plan.revision_of(amendment.table) - 1 and not plan.is_addition(amendment)

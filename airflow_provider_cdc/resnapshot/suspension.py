@@ -1,7 +1,7 @@
-"""A table that cannot go on is suspended: its copy stands at an exact place, and the stream goes on with the others.
+"""Suspend a table that cannot continue: its copy stays at an exact position, and the stream continues with the others.
 
-It is written down once, beside the plan. Behind the resume point nothing that the binlog says of the table is of
-concern any more, until it was read again. The argument is in docs/correctness.md.
+A suspension is stored once, with the plan. After the resume point, binlog events of the table are ignored until it has
+been re-snapshotted. The argument is in docs/correctness.md.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
-#: Kinds of steps behind which a table that is not seen is not there: nothing else was wrong with it, or a DDL was.
+#: Suspension kinds for which a table that cannot be seen is gone: only a DDL, if anything, was wrong with it.
 _KINDS_OF_MISSING_TABLES = (ADDED, REMOVED, NotFollowedError.__name__)
 
 
 def table_to_suspend(context: RunContext, plan: Plan, error: CdcError) -> int | None:
-    """The table that cannot go on, where the others can.
+    """Return the table that an error is limited to, if the stream can continue without it.
 
-    :returns: its index in the plan; ``None`` where the error concerns more, is worth a retry, or the pipeline is to
-        stop.
+    :returns: index of the table in the plan; ``None`` if the error affects more than one table, can be retried, or must
+        stop the pipeline.
     """
     stream = context.pipeline.stream
     if stream.on_table_error != SUSPEND or not isinstance(error, TerminalError) or isinstance(error, FencedError):
@@ -62,11 +62,11 @@ def suspend_table(
 ) -> Plan:
     """Suspend a table at the resume point.
 
-    :param error: why.
-    :returns: the plan without it.
+    :param error: why it is suspended.
+    :returns: the plan without the table.
     :raises FencedError: if a newer epoch has taken over.
     """
-    applier.check_fence()  # what is written down is not fenced
+    applier.check_fence()  # the file written below is not fenced
     record_suspensions(context, store, plan, [_suspension_for_error(context, plan, index, error)])
     return context.require_plan()
 
@@ -74,22 +74,22 @@ def suspend_table(
 def suspend_on_request(
     context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, index: int, by: str
 ) -> tuple[Plan, str]:
-    """Suspend a table at the resume point since somebody wants it. Nothing reads it again until somebody asks for that.
+    """Suspend a table at the resume point on request. It is re-snapshotted only on request, too.
 
-    :param by: who wants it.
-    :returns: the plan without it, and a line about it.
-    :raises NotReadyError: if it is suspended already, for another reason.
+    :param by: name of the requester.
+    :returns: the plan without the table, and a human-readable line.
+    :raises NotReadyError: if the table is already suspended for another reason.
     :raises FencedError: if a newer epoch has taken over.
     """
     label, suspension = plan.tables[index].label, plan.suspension_of(index)
     if suspension is not None and suspension.kind != REQUESTED:
         raise NotReadyError(
             f"table {label} is suspended already, at {suspension.at}: {suspension.message}",
-            suspension_remedy(plan, suspension) or "Ask again when it is part of the stream",
+            suspension_remedy(plan, suspension) or "Try again when it is part of the stream",
             table=label,
         )
     if suspension is None:
-        applier.check_fence()  # what is written down is not fenced
+        applier.check_fence()  # the file written below is not fenced
         suspension = make_suspension(context, plan, index, REQUESTED, f"{by} asked for it")
         record_suspensions(context, store, plan, [suspension], by=by)
         plan = context.require_plan()
@@ -100,11 +100,13 @@ def suspend_on_request(
 
 
 def find_unusable_copies(context: RunContext, plan: Plan, tables: Sequence[SinkTable]) -> dict[int, TerminalError]:
-    """Tables that a stream which goes on finds without a copy that it could write to, and why: somebody has removed it,
-    or put another table in its place. Before its first batch, a copy that is missing is one that was not read yet.
+    """Find tables whose copy a resuming stream cannot write to, because it was removed or replaced by another table.
+
+    Before the first batch, a missing copy is merely one that has not been read yet.
 
     :param tables: sink tables in the plan's order.
-    :raises TerminalError: if no table has a copy: that is a disk or a bucket, and no table's own trouble.
+    :returns: the error of each such table, by index.
+    :raises TerminalError: if no table has a copy: then the disk or the bucket is the problem, not a table.
     """
     errors: dict[int, TerminalError] = {}
     offset, timeline = context.resume_state(plan)
@@ -126,10 +128,10 @@ def find_unusable_copies(context: RunContext, plan: Plan, tables: Sequence[SinkT
 
 
 def suspend_in_plan(context: RunContext, plan: Plan, errors: Mapping[int, CdcError]) -> Plan:
-    """A plan in which tables are suspended that cannot go on where the stream begins. Nothing is written down yet.
+    """Return a plan in which tables that cannot continue at the resume point are suspended. Nothing is stored yet.
 
-    :param errors: why, by index of the table.
-    :raises CdcError: the first of them, if one table's trouble is to stop the stream.
+    :param errors: the error of each of these tables, by index.
+    :raises CdcError: the first error that must stop the stream, if any.
     """
     for index, error in errors.items():
         if table_to_suspend(context, plan, error) != index:
@@ -153,7 +155,7 @@ def make_suspension(
     remedy: str = "",
     schema: TableSchema | None = None,
 ) -> Suspension:
-    """What suspends a table at the resume point; parameters as of :class:`Suspension`."""
+    """Return a suspension of a table at the resume point. See :class:`Suspension` for the parameters."""
     offset, timeline = context.resume_state(plan)
     revision = 0 if schema is not None else plan.revision_of(index)
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -163,10 +165,10 @@ def make_suspension(
 def record_suspensions(
     context: RunContext, store: StateDatabase, plan: Plan, suspensions: Iterable[Suspension], *, by: str | None = None
 ) -> None:
-    """Write down that tables are suspended, and tell people. The epoch's fence is raised.
+    """Store suspensions and report them. The epoch's fence must have been raised.
 
-    :param plan: the plan, with or without these steps.
-    :param by: who wants that, if somebody does.
+    :param plan: the plan, with or without these suspensions.
+    :param by: name of the requester, if the suspensions were requested.
     """
     for suspension in suspensions:
         name = context.layout.suspension(plan.generation, suspension.table, suspension.revision)
@@ -178,7 +180,7 @@ def record_suspensions(
         if suspension.kind == REMOVED:
             message = f"table {label} was removed from the pipeline: its copy stays as it was at {suspension.at}"
         context.reporter.line(f"{message}. {suspension_remedy(plan, suspension)}".removesuffix(". "))
-        with suppress(CdcError, SQLAlchemyError):  # this is for people
+        with suppress(CdcError, SQLAlchemyError):  # informational only
             kind = "table_removed" if suspension.kind == REMOVED else "table_suspended"
             store.add_event(
                 plan.pipeline, kind, message, table=label, remedy=suspension_remedy(plan, suspension), by=by
@@ -186,33 +188,33 @@ def record_suspensions(
 
 
 def suspension_remedy(plan: Plan, suspension: Suspension) -> str:
-    """What to do about a suspended table; nothing about one that comes and goes."""
+    """Return the remedy for a suspended table; empty for one that was added or removed."""
     if suspension.kind in (ADDED, REMOVED):
         return ""
     label = plan.tables[suspension.table].label
     if suspension.kind == REQUESTED:
-        return f"To let it go on: airflow-cdc resume --table {label}"
+        return f"To resume it: airflow-cdc resume --table {label}"
     if suspension.first:
-        return f"{suspension.first}, then read it again: airflow-cdc resnapshot --table {label}"
-    return f"Read it again: airflow-cdc resnapshot --table {label}"
+        return f"{suspension.first}, then re-snapshot it: airflow-cdc resnapshot --table {label}"
+    return f"Re-snapshot it: airflow-cdc resnapshot --table {label}"
 
 
 def list_suspensions(context: RunContext, plan: Plan) -> list[Suspension]:
-    """What has suspended tables that the pipeline is to copy: not those that were removed from it."""
+    """Return the suspensions of tables that the pipeline captures, without those of removed tables."""
     return [step for step in plan.suspensions if context.pipeline.captures(*plan.tables[step.table].id)]
 
 
 def list_requested_suspensions(context: RunContext, plan: Plan) -> list[Suspension]:
-    """What has suspended tables since somebody wants that."""
+    """Return the suspensions that were requested by a user."""
     return [step for step in list_suspensions(context, plan) if step.kind == REQUESTED]
 
 
 def tables_missing_in_source(context: RunContext, plan: Plan) -> set[int]:
-    """Tables that are missed, and that the source does not have any more: their copies stay as they were.
+    """Return the indexes of suspended tables that the source no longer has. Their copies stay as they were.
 
-    A table that was suspended for another reason than a DDL is none of them: perhaps it may only not be seen.
+    A table that was suspended for an error other than a DDL is not included: it may only be invisible to the user.
 
-    :raises CdcError: if the source cannot be asked.
+    :raises CdcError: if the source cannot be queried.
     """
     suspects = [step.table for step in list_suspensions(context, plan) if step.kind in _KINDS_OF_MISSING_TABLES]
     if not suspects:
@@ -223,7 +225,7 @@ def tables_missing_in_source(context: RunContext, plan: Plan) -> set[int]:
 
 
 def tables_known_missing(context: RunContext, plan: Plan) -> set[int]:
-    """The same; none while the source cannot be asked."""
+    """Return :func:`tables_missing_in_source`, or an empty set if the source cannot be queried."""
     try:
         return tables_missing_in_source(context, plan)
     except CdcError:
@@ -231,30 +233,29 @@ def tables_known_missing(context: RunContext, plan: Plan) -> set[int]:
 
 
 def describe_suspensions(context: RunContext, plan: Plan) -> list[str]:
-    """A line for each table that is missed."""
+    """Return a human-readable line for each suspended table."""
     missing = tables_known_missing(context, plan)
     lines = []
     for suspension in list_suspensions(context, plan):
         since = (
-            f"table {plan.tables[suspension.table].label} is suspended since {suspension.since}, at {suspension.at}: "
-            f"{suspension.message}"
+            f"table {plan.tables[suspension.table].label} has been suspended since {suspension.since}, "
+            f"at {suspension.at}: {suspension.message}"
         )
-        remedy = (
-            "The source does not have it any more"
-            if suspension.table in missing
-            else suspension_remedy(plan, suspension)
-        )
+        remedy = "The source no longer has it" if suspension.table in missing else suspension_remedy(plan, suspension)
         lines.append(f"{since}. {remedy}".removesuffix(". "))
     return lines
 
 
 def check_none_suspended(context: RunContext, plan: Plan) -> None:
-    """At the end of a stream: tables that it went on without make it red, unless the pipeline says otherwise. One that
-    has no table left ends, and is red. What somebody has asked for is no failure.
+    """Fail at the end of a stream if tables are suspended, unless ``stream.fail_on_suspended`` is off.
 
-    :raises TableSuspendedError: naming them.
+    Suspensions that a user requested, and those of tables that the source no longer has, are no failures. If no active
+    table is left, ``stream.fail_on_suspended`` is ignored.
+
+    :raises TableSuspendedError: if tables are suspended.
+    :raises NotReadyError: if the pipeline copies no table at all.
     """
-    missing = tables_known_missing(context, plan)  # nothing can be done about those
+    missing = tables_known_missing(context, plan)  # nothing can be done about these
     suspensions = [
         step for step in list_suspensions(context, plan) if step.table not in missing and step.kind != REQUESTED
     ]
@@ -269,8 +270,9 @@ def check_none_suspended(context: RunContext, plan: Plan) -> None:
     label = plan.tables[first.table].label
     more = f" (and {len(suspensions) - 1} more)" if len(suspensions) > 1 else ""
     raise TableSuspendedError(
-        f"the stream went on without table {label}{more}, suspended since {first.since} at {first.at}: {first.message}",
-        suspension_remedy(plan, first) or "Look in the log for why it could not be read, and run again",
+        f"the stream continued without table {label}{more}, suspended since {first.since} at {first.at}: "
+        f"{first.message}",
+        suspension_remedy(plan, first) or "See the log for why it could not be read, then run again",
         table=label if len(suspensions) == 1 else None,
         suspended=len(suspensions),
     )

@@ -1,11 +1,11 @@
-"""A table is read again as a whole while the stream runs, and takes its place in the stream again: it rejoins.
+"""Re-snapshot a whole table while the stream runs; afterwards the table rejoins the stream.
 
-Whoever wants that plans the table by itself, as it is now, and reads it with the ordinary chunk reader into staged
-slices, which nobody sees. Then it asks the stream to exchange the rows. The stream's driver does that between two
-batches, when it has passed the highest high watermark: it brings the slices to its own place in the binlog, writes
-down that the table begins anew there, and exchanges all rows and the columns in one commit. From that place on the
-stream follows the table as it was read. That is in :mod:`~airflow_provider_cdc.resnapshot.overwrite`;
-the argument is in docs/correctness.md.
+The reading process plans the table separately, as it is now. It reads the table with the ordinary chunk reader into
+staged slices, which are not visible to readers of the copy. Then it asks the stream to publish the rows. The stream's
+driver does that between two batches, once it has passed the highest high watermark: it brings the slices forward to
+its own binlog position, records that the table rejoins there, and replaces all rows and columns in one commit. From
+that position on, the stream follows the table with the definition that it was read with. The publishing side is in
+:mod:`~airflow_provider_cdc.resnapshot.overwrite`; the argument is in docs/correctness.md.
 """
 
 from __future__ import annotations
@@ -38,34 +38,33 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 
-#: How often a table may be altered while it is read again.
+#: How often a table may be altered while it is being re-snapshotted.
 _MAX_TRIES = 20
-#: What the server says of a table that has changed since it was planned: no such database, column, table, index.
+#: Server errors for a table that changed after it was planned: no such database, column, table, index.
 _ALTERED_TABLE_CODES = frozenset({1049, 1054, 1146, 1176})
 
 
 def resnapshot_table(context: RunContext, store: StateDatabase, label: str, run: JobRunner) -> str:
-    """Read a table again, and wait for the stream to exchange its rows.
+    """Re-snapshot a table, and wait for the stream to publish its rows.
 
     :param label: ``database.table``.
     :param run: runs the slices.
-    :returns: ``rejoined``, or ``staged`` where no stream runs: the next one does it.
-    :raises NotReadyError: if the pipeline has no such table, its snapshot is not complete, or the table cannot be
-        copied.
-    :raises TransientError: if it is altered all the time, or the stream could not exchange the rows.
+    :returns: ``rejoined``, or ``staged`` if no stream is running: the next one publishes the rows.
+    :raises NotReadyError: if the pipeline has no such table, its snapshot is incomplete, or the table cannot be copied.
+    :raises TransientError: if the table keeps being altered, or the stream could not publish the rows.
     """
     group, staged = stage_table(context, require_table_index(context, label), run, requested_by_user=True)
-    if wait_for_ad_hoc_read(group, store, staged, f"{label} was read again"):
+    if wait_for_ad_hoc_read(group, store, staged, f"{label} was re-snapshotted"):
         return "rejoined"
-    context.reporter.line(f"{label} was read again; no stream runs: the next one takes it in")
+    context.reporter.line(f"{label} was re-snapshotted; no stream is running: the next one will publish it")
     return "staged"
 
 
 def require_table_index(context: RunContext, label: str) -> int:
-    """Index of a table that somebody wants to be read again.
+    """Return the index of a table that is to be re-snapshotted.
 
     :param label: ``database.table``.
-    :raises NotReadyError: if the pipeline has no such table, or its snapshot is not complete.
+    :raises NotReadyError: if the pipeline has no such table, or its snapshot is incomplete.
     """
     plan = context.require_plan()
     index = find_table_index(context, plan, label)
@@ -78,10 +77,10 @@ def require_table_index(context: RunContext, label: str) -> int:
 
 
 def find_table_index(context: RunContext, plan: Plan, label: str) -> int:
-    """Index of a table that the pipeline copies.
+    """Return the index of a table that the pipeline copies.
 
     :param label: ``database.table``.
-    :raises NotReadyError: if it copies no such table.
+    :raises NotReadyError: if the pipeline copies no such table.
     """
     tables = {t.label: i for i, t in enumerate(plan.tables) if context.pipeline.captures(*t.id)}
     if (index := tables.get(label)) is None:
@@ -98,18 +97,18 @@ def stage_table(
     requested_by_user: bool = False,
     by_request: ControlRequestRow | None = None,
 ) -> tuple[ChunkGroup, StagedRead]:
-    """Read a table again, and ask the stream to exchange its rows.
+    """Read a whole table into staged slices, and ask the stream to publish them.
 
     :param index: index of the table in the plan.
-    :param requested_by_user: whether somebody has asked for it, and takes columns of other types for granted.
-    :param by_request: the request by which somebody has, if it was by one.
-    :returns: what was read, and what asks for it.
-    :raises NotReadyError: if the table cannot be copied, or the sink cannot exchange it.
-    :raises TransientError: if it is altered all the time.
+    :param requested_by_user: whether a user requested this, and so accepts columns of other types.
+    :param by_request: the control request that this read serves, if any.
+    :returns: the chunk group that was read, and the publication request.
+    :raises NotReadyError: if the table cannot be copied, or the sink cannot replace it.
+    :raises TransientError: if the table keeps being altered.
     """
     label = context.require_plan().tables[index].label
     for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL):
-        context.require_feature(feature, f"table {label} is to be read again")
+        context.require_feature(feature, f"table {label} is to be re-snapshotted")
     for is_last in (*[False] * (_MAX_TRIES - 1), True):
         try:
             return _stage_table_once(context, context.require_plan(), index, run, requested_by_user, by_request)
@@ -117,13 +116,13 @@ def stage_table(
             if not is_alteration_error(error):
                 raise
             if is_last:
-                raise TransientError(error.message, "Run again when the table is not altered any more") from error
-            context.reporter.line(f"{error.message}: {label} is read once more")
+                raise TransientError(error.message, "Run again when the table is no longer being altered") from error
+            context.reporter.line(f"{error.message}: re-snapshotting {label} again")
     raise AssertionError("unreachable")
 
 
 def is_alteration_error(error: CdcError) -> bool:
-    """Whether a table could not be read since it was altered."""
+    """Return whether a table could not be read because it was altered."""
     return isinstance(error, TableAlteredError | DdlError | TableChangedError) or error.code in _ALTERED_TABLE_CODES
 
 
@@ -135,7 +134,7 @@ def _stage_table_once(
     requested_by_user: bool,
     by_request: ControlRequestRow | None,
 ) -> tuple[ChunkGroup, StagedRead]:
-    """Plan the table by itself, read it, and ask for it to be exchanged."""
+    """Plan the table separately, read it, and request publication."""
     find_table_index(context, plan, plan.tables[index].label)
     generation_fence(plan, index, plan.revision_of(index) + 1)  # there is a next revision
     _, timeline = context.resume_state(plan)
@@ -153,7 +152,7 @@ def _stage_table_once(
             open_at=open_at,
         )
     schema = _conform_definition(context, plan, index, schema, requested_by_user)
-    context.sink.table(schema)  # what it cannot have is refused before anything is read
+    context.sink.table(schema)  # refuse what the sink cannot have before anything is read
     context.pipeline.sink.delete_policy.mode_of(schema)
     if (loss := loss_error(context, plan, index, schema)) is not None:
         raise loss
@@ -165,7 +164,7 @@ def _stage_table_once(
 def _conform_definition(
     context: RunContext, plan: Plan, index: int, current: TableSchema, requested_by_user: bool
 ) -> TableSchema:
-    """The definition with the columns that the copy is to have.
+    """Return the definition with the columns that the copy is to have.
 
     :raises NotReadyError: if the pipeline's ``stream.schema_changes`` does not allow it.
     """
@@ -178,5 +177,5 @@ def _conform_definition(
         )
     except DdlNotFollowed as error:
         raise NotReadyError(
-            f"{before.label}: {error}", f"To take it over: airflow-cdc resnapshot --table {before.label}"
+            f"{before.label}: {error}", f"To copy it as it is now: airflow-cdc resnapshot --table {before.label}"
         ) from None

@@ -1,7 +1,7 @@
-"""A stream reads tables by itself that were added, or suspended because of a DDL; and tables, or parts of them, that
-somebody wants to be read again. A thread of its own does that, one by one. It also looks for tables that were created.
+"""The stream's re-snapshot worker: a thread that reads tables one at a time and looks for newly created tables.
 
-The thread only reads, and asks for the rows to be exchanged: the stream's driver does that, as for everybody who asks.
+It reads tables that were added, tables that were suspended because of a DDL, and tables or key ranges that a user
+requested. The thread only reads and requests publication; the stream's driver publishes, as it does for every request.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 
-#: How often in a row one run of the stream fails to read a table again before it leaves the table to people.
+#: Consecutive failures to re-snapshot a table after which a run of the stream leaves the table to the user.
 _MAX_TRIES = 20
 _POLL_SECONDS = 0.2
-#: Seconds before a reading is tried once more that failed for a while.
+#: Seconds before a read is retried after a transient error.
 _RETRY_SECONDS = 10.0
-#: Seconds from one look for tables that were created to the next. One that is not there twice is not added.
+#: Seconds between two searches for new tables. A table is added only if two searches in a row find it.
 _CATALOG_SECONDS = 30.0
-#: Bytes up to which the driver reads a table itself. A task would take longer until it has begun, and take a core of a
-#: small host from the batches meanwhile.
+#: Bytes up to which the driver reads a table itself. A task would take longer to start, and on a small host it would
+#: take a core away from the batches.
 _SMALL_BYTES = 16 << 20
-#: Seconds for which a table must not be there before its copy is emptied: a tool that alters it may drop it, and give
-#: its name to another one at once.
+#: Seconds for which a table must be missing before its copy is emptied: a tool that alters a table may drop it and
+#: give its name to another one right away.
 _MISSING_SECONDS = 3.0
-#: Seconds for which the end of a stream waits for a reading to end.
+#: Seconds for which a stream that ends waits for a read to end.
 _END_SECONDS = 60.0
 
 
 class ResnapshotWorker:
-    """Reads suspended tables again. A context manager, which ends it.
+    """Re-snapshots suspended and requested tables. A context manager: the thread runs while it is entered.
 
-    :param store: gets an event when a table is left to people.
+    :param store: gets an event when a table is left to the user.
     :param runner: runs the slices of a table that is not small.
-    :param inbox: what people want of the stream. Nothing is begun while it is paused.
+    :param inbox: control requests to the stream. No read begins while the stream is paused.
     """
 
     def __init__(self, context: RunContext, store: StateDatabase, runner: JobRunner, inbox: RequestInbox) -> None:
@@ -88,18 +88,18 @@ class ResnapshotWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether a table is being read, or waits for the stream to take it in."""
+        """Whether any table is being read or waits to be published."""
         return bool(self._pending or self._requests)
 
     def is_working_on(self, index: int) -> bool:
-        """Whether a table, or a part of it, is being read, or waits for the stream to take it in."""
+        """Return whether a table, or a part of it, is being read or waits to be published."""
         return index in self._pending or index in self._requests
 
     def enqueue_request(self, request: ControlRequestRow, index: int) -> None:
-        """Read a table again, or rows of it, that somebody wants to be read. It is not at that table already.
+        """Enqueue a request to re-snapshot a table or key ranges of it. The worker must not be working on that table.
 
-        What a run before this one has read for the request is not read again: that waits, and the stream takes it in.
-        Only the stream's driver calls this, so nothing is taken in between the look and the note.
+        Rows that an earlier run has staged for the request are not read again: they wait to be published. Only the
+        stream's driver calls this, so nothing is published between the check and the enqueueing.
         """
         pending = list_pending_reads(self._context, self._context.require_plan())
         with self._lock:
@@ -108,7 +108,7 @@ class ResnapshotWorker:
                 self._request_queue.append(index)
 
     def enqueue_suspended(self, plan: Plan) -> None:
-        """Read again what is suspended, if that is for the stream to do."""
+        """Enqueue the suspended tables that the stream handles automatically."""
         for suspension in list_suspensions(self._context, plan):
             if self._is_read_automatically(suspension) or should_empty_copy(self._context, plan, suspension):
                 self._enqueue(suspension.table)
@@ -118,41 +118,43 @@ class ResnapshotWorker:
         return suspension.kind in (ADDED, REMOVED) or (is_automatic and suspension.kind == NotFollowedError.__name__)
 
     def take_created_tables(self) -> list[TableSchema]:
-        """Tables that have been created since the last time, and are to be added."""
+        """Return the tables to add that were created since the last call."""
         with self._lock:
             tables, self._created = self._created, []
         return tables
 
     def take_dropped_tables(self) -> list[int]:
-        """Tables that were dropped, are not there any more, and whose copies are to be emptied, or were."""
+        """Return dropped tables, missing in the source, whose copies are to be emptied or have been."""
         with self._lock:
             indexes, self._dropped = self._dropped, []
         return indexes
 
     def on_table_done(self, index: int) -> None:
-        """Hear that a table has rejoined, or that its copy was emptied: no failure before counts any more."""
+        """Note that a table has rejoined, or that its copy was emptied: earlier failures no longer count."""
         with self._lock:
             self._pending.discard(index)
             self._failures.pop(index, None)
             self._given_up.discard(index)
 
     def on_request_outcome(self, index: int, request: int, result: OverwriteResult) -> None:
-        """Hear what has become of what was read for a request: rows of no use any more are read once more."""
+        """Note the outcome of a request: if the staged rows have become unusable, read them again."""
         is_known = index in self._requests and self._requests[index].id == request
         if is_known and not result.published and result.can_retry and self._request_tries[request] < _MAX_TRIES:
             with self._lock:
                 self._request_queue.append(index)
-        elif is_known or result.published:  # else this run does not know of it yet, and reads it then
+        elif is_known or result.published:  # else this run does not know the request yet, and will read it
             self._inbox.end_request(request, "done" if result.published else "refused", result.message)
             self._request_tries.pop(request, None)
             with self._lock:
                 self._requests.pop(index if is_known else -1, None)
 
     def on_table_failed(self, index: int, label: str, reason: str) -> None:
-        """Hear that a table could not be read, or that what was read of it is of no use any more: it is read again,
-        unless that has failed too often in a row.
+        """Note that a table could not be read, or that its staged rows have become unusable.
 
-        :param label: the table, and ``reason``: what was in the way; for people.
+        It is read again unless that has failed too often in a row.
+
+        :param label: ``database.table``.
+        :param reason: human-readable cause.
         """
         with self._lock:
             if index not in self._pending:
@@ -164,15 +166,15 @@ class ResnapshotWorker:
         if can_retry:
             self._enqueue(index)
         else:
-            self._give_up(index, label, f"that has failed {_MAX_TRIES} times in a row, the last time since {reason}")
+            self._give_up(index, label, f"it has failed {_MAX_TRIES} times in a row, most recently because: {reason}")
 
     def _give_up(self, index: int, label: str, reason: str) -> None:
-        """Leave a table to people, and tell them."""
-        message = f"{label} is not read again by the stream: {reason}"
+        """Leave a table to the user, and report that."""
+        message = f"{label} is not re-snapshotted by the stream: {reason}"
         self._context.reporter.line(message)
         if index not in self._given_up:
-            with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-                remedy = f"Read it again: airflow-cdc resnapshot --table {label}"
+            with suppress(CdcError, SQLAlchemyError):  # the reporter line above says the same
+                remedy = f"Re-snapshot it: airflow-cdc resnapshot --table {label}"
                 self._store.add_event(
                     self._context.pipeline.name, "reread_given_up", message, table=label, remedy=remedy
                 )
@@ -203,7 +205,7 @@ class ResnapshotWorker:
                 self._searched_at = time.monotonic()
 
     def _find_created_tables(self) -> None:
-        """Look for tables that were created, and for those that are there again."""
+        """Look for tables that were created, and for missing ones that are back."""
         context = self._context
         try:
             plan = context.require_plan()
@@ -211,10 +213,10 @@ class ResnapshotWorker:
             returned = self._missing - tables_missing_in_source(context, plan) if self._missing else set()
             returned &= {
                 step.table for step in list_suspensions(context, plan)
-            }  # not what somebody has read again meanwhile
-        except Exception as error:  # an outage; and Spark, or the process, may be ending
+            }  # not tables that a user has re-snapshotted in the meantime
+        except Exception as error:  # an outage, or Spark or the process may be ending
             if not self._stopping.is_set():
-                context.reporter.line(f"tables that were created could not be looked for: {error}")
+                context.reporter.line(f"could not look for new tables: {error}")
             return
         self._missing -= returned
         for index in returned:
@@ -233,18 +235,18 @@ class ResnapshotWorker:
         self._seen_tables = set(tables)
 
     def _read_suspended(self, index: int) -> None:
-        """Read one table; what fails leaves it suspended, and says why."""
+        """Read one suspended table. After a failure it stays suspended, and the reason is reported."""
         context = self._context
         label = str(index)
         try:
             plan = context.require_plan()
             label = plan.tables[index].label
             if any(staged.scope == TABLE and staged.table == index for staged in list_pending_reads(context, plan)):
-                return  # somebody has read it already
+                return  # another process has read it already
             suspension = plan.suspension_of(index)
             if self._handle_missing(plan, index, suspension):
                 return
-            if suspension is None:  # it has rejoined meanwhile
+            if suspension is None:  # it has rejoined in the meantime
                 self.on_table_done(index)
                 return
             if not self._is_read_automatically(suspension):
@@ -252,24 +254,24 @@ class ResnapshotWorker:
                 return
             size = self._table_bytes(plan, index)
             max_bytes = context.pipeline.stream.reread_max_bytes
-            if size <= max_bytes or suspension.kind in (ADDED, REMOVED):  # those somebody has asked for
+            if size <= max_bytes or suspension.kind in (ADDED, REMOVED):  # added and removed tables were requested
                 stage_table(context, index, self._choose_runner(size))
                 return
             reason = f"it has {size:,} bytes, and stream.reread_max_bytes is {max_bytes:,}"
-        except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
+        except Exception as error:  # no error may end the thread; Spark may be ending
             if self._stopping.is_set():
                 return
             reason = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
             if isinstance(error, TransientError) and not self._stopping.wait(_RETRY_SECONDS):
-                context.reporter.line(f"{label} could not be read again: {reason}")
+                context.reporter.line(f"{label} could not be re-snapshotted: {reason}")
                 self.on_table_failed(index, label, reason)
                 return
         self._give_up(index, label, reason)
 
     def _serve_request(self, index: int) -> None:
-        """Read what somebody wants to be read; the request ends where that is not possible."""
+        """Read what a request asks for. The request ends if that is impossible."""
         context, request = self._context, self._requests.get(index)
-        if request is None:  # what a run before this one has read was exchanged meanwhile
+        if request is None:  # what an earlier run had read was published in the meantime
             return
         self._request_tries[request.id] += 1
         try:
@@ -280,14 +282,14 @@ class ResnapshotWorker:
             else:
                 stage_where(context, index, request.condition, run, request)
             return
-        except Exception as error:  # as in _read: the next run takes the request up, if this one is ending
+        except Exception as error:  # as in _read_suspended: if this run is ending, the next one takes up the request
             if self._stopping.is_set():
                 return
             reason = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
             can_retry = isinstance(error, TransientError) and self._request_tries[request.id] < _MAX_TRIES
-        what = f"{request.table} cannot be read again as {request.by} wants it"
+        what = f"{request.table} cannot be re-snapshotted as requested by {request.by}"
         if can_retry:
-            context.reporter.line(f"{what}, which is tried once more: {reason}")
+            context.reporter.line(f"{what}; retrying: {reason}")
             if not self._stopping.wait(_RETRY_SECONDS):
                 with self._lock:
                     self._request_queue.append(index)
@@ -306,14 +308,14 @@ class ResnapshotWorker:
         return run_in_threads if size <= _SMALL_BYTES else self.runner
 
     def _handle_missing(self, plan: Plan, index: int, suspension: Suspension | None) -> bool:
-        """Whether the source does not have a table any more. What becomes of its copy then is seen to."""
+        """Return whether the source no longer has a table; if so, handle its copy."""
         context, label = self._context, plan.tables[index].label
         if index not in tables_missing_in_source(context, plan):
             return False
         empties_copy = should_empty_copy(context, plan, suspension)
         if not empties_copy or is_copy_emptied(context, plan, index):
             stays = "was emptied" if empties_copy else "stays as it was"
-            context.reporter.line(f"{label} is gone from the source: its copy {stays}")
+            context.reporter.line(f"{label} no longer exists in the source: its copy {stays}")
         elif self._stopping.wait(max(0.0, self._enqueued_at[index] + _MISSING_SECONDS - time.monotonic())):
             return True
         elif index not in tables_missing_in_source(context, plan):
@@ -327,6 +329,6 @@ class ResnapshotWorker:
         return True
 
     def _clear_pending(self, index: int) -> None:
-        """There is nothing to read, and nothing has failed."""
+        """Stop waiting for a table: there is nothing to read, and nothing has failed."""
         with self._lock:
             self._pending.discard(index)

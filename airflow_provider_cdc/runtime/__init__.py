@@ -1,1 +1,1 @@
-"""What every run needs: its context, its heartbeat, control requests, and restarts of the server."""
+"""Services for every run: context, heartbeat, control requests, and detection of server restarts."""

@@ -1,6 +1,6 @@
-"""Signs of life of a stream: the one that runs gives them, and the others look for them.
+"""Liveness of a stream: the running stream sends heartbeats, and other processes check for them.
 
-That nobody takes over a stream that lives only saves work and trouble; the fence in the sink is what keeps rows right.
+Refusing to take over a live stream only saves work and trouble; the fence in the sink is what keeps the rows correct.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _POLL_SECONDS = 0.2
 
 
 def process_identity() -> tuple[str, int, float]:
-    """What the bookkeeping calls the calling process: host, process id, and when it started."""
+    """Return how the state database identifies the calling process: host, process id and start time."""
     return socket.gethostname(), os.getpid(), process_start_time(os.getpid())
 
 
 class Heartbeat:
-    """Says that a run of a stream is alive, and hears whether it shall stop: a thread, as long as the block lasts.
+    """Thread that reports that a run of a stream is alive, and receives stop requests. A context manager.
 
     :param pipeline: name of the pipeline.
-    :param epoch: the run.
-    :param details: what else the bookkeeping knows of it, in case that it loses it.
-    :param stop: set when somebody wants it to stop.
-    :param has_progressed: whether it has got further since the last beat.
-    :param lease_seconds: seconds for which it continues without a task that supervises it; ``None``: for ever. Time in
-        which the bookkeeping could not be queried does not count: the task could not write to it either.
-    :param on_reply: gets what people want of the stream, with each beat.
+    :param epoch: epoch of the run.
+    :param details: other columns of the run in the state database, to restore if the database is lost.
+    :param stop: set when the run is to stop.
+    :param has_progressed: returns whether the run has made progress since the last heartbeat.
+    :param lease_seconds: seconds for which the run continues without a supervising task; ``None`` for no limit. Time in
+        which the state database was unavailable does not count, because the task could not write to it either.
+    :param on_reply: called with the reply to each heartbeat, which includes the control requests.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Heartbeat:
             with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
                 reply = self._state_database.record_heartbeat(self._pipeline, self._epoch, self._has_progressed())
                 row = None if reply is None else reply.epoch_row
-                if row is None:  # the bookkeeping was lost and made anew
+                if row is None:  # the state database was lost and re-created
                     self._state_database.restore_epoch(self._pipeline, self._epoch, *process_identity(), self._details)
             if reply is not None:
                 with suppress(CdcError, SQLAlchemyError):
                     self._on_reply(reply)
             if row is None or time.monotonic() - started > HEARTBEAT_SECONDS:
-                lease_monitor = self._new_lease_monitor()  # the tasks have waited for the bookkeeping, too
+                lease_monitor = self._new_lease_monitor()  # the tasks have waited for the state database, too
             if row is not None and row.desired_state == "stop":
                 self._stop.set()
             elif (
@@ -96,23 +96,23 @@ class Heartbeat:
                 return
 
     def _new_lease_monitor(self) -> HeartbeatMonitor | None:
-        """Whether a task supervises the stream is decided like its own life: by checks that follow one another."""
+        """Return a monitor of the supervising task; like the stream's liveness, it is judged by successive checks."""
         return HeartbeatMonitor(self._lease_seconds) if self._lease_seconds else None
 
 
 class LivenessMonitor:
-    """Looks whether a stream is going on. What it has seen it remembers, so that the next look may take no time."""
+    """Checks whether a stream is alive. It remembers what it has seen, so that later checks may take no time."""
 
     def __init__(self) -> None:
         self._heartbeat_monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)
 
     def is_alive(self, epoch_row: EpochRow | None) -> bool | None:
-        """Look once.
+        """Check a run once.
 
         :param epoch_row: the newest run of the stream.
-        :returns: whether it is going on; ``None`` if it takes more looks to tell.
+        :returns: whether it is alive; ``None`` if that takes more checks.
         """
-        # Of one that died on this host there is no need to wait until its heartbeat has stood still for long.
+        # If the process died on this host, there is no need to wait for its heartbeat to time out.
         if (
             epoch_row is None
             or epoch_row.state != "running"
@@ -122,11 +122,11 @@ class LivenessMonitor:
         return self._heartbeat_monitor.observe((epoch_row.epoch, epoch_row.heartbeat_at), time.monotonic())
 
     def check_once(self, state_database: StateDatabase, pipeline: str) -> tuple[EpochRow | None, bool | None]:
-        """Look once into the bookkeeping.
+        """Check the newest run in the state database once.
 
-        :returns: the newest run, and what :meth:`lives` says of it.
-        :raises TransientError: if the bookkeeping cannot be asked, or takes no writes: that a heartbeat stands still
-            proves nothing then, and what was seen before is forgotten.
+        :returns: the newest run, and the result of :meth:`is_alive` for it.
+        :raises TransientError: if the state database is unavailable or read-only. A missing heartbeat proves nothing
+            then, and earlier observations are discarded.
         """
         try:
             epoch_row = state_database.probe_newest_epoch(pipeline)
@@ -136,10 +136,12 @@ class LivenessMonitor:
         return epoch_row, self.is_alive(epoch_row)
 
     def wait_until_known(self, state_database: StateDatabase, pipeline: str) -> tuple[EpochRow | None, bool]:
-        """Look for as long as it takes: of a stream that lives a heartbeat, of one that was lost elsewhere much more.
+        """Check until it is known whether the newest run is alive.
 
-        :returns: the newest run, and whether it is going on.
-        :raises TransientError: as :meth:`look`.
+        For a live stream that takes one heartbeat; for one that was lost on another host, much longer.
+
+        :returns: the newest run, and whether it is alive.
+        :raises TransientError: as :meth:`check_once`.
         """
         while True:
             epoch_row, alive = self.check_once(state_database, pipeline)
@@ -148,18 +150,18 @@ class LivenessMonitor:
             time.sleep(_POLL_SECONDS)
 
     def refuse_if_running(self, state_database: StateDatabase, pipeline: str) -> None:
-        """Refuse to start beside a run that is alive.
+        """Refuse to start while another run is alive.
 
-        :raises AlreadyRunningError: naming it.
+        :raises AlreadyRunningError: naming the live run.
         """
         epoch_row, alive = self.wait_until_known(state_database, pipeline)
         if epoch_row is not None and alive:
             raise _already_running_error(epoch_row)
 
     def confirm_not_running(self, epoch_row: EpochRow | None) -> None:
-        """Refuse to take over, in the transaction that does so, any run that is not still as it was when it was over.
+        """Refuse to take over a run that is not still known to be dead. Called inside the transaction that takes over.
 
-        :raises AlreadyRunningError: naming it.
+        :raises AlreadyRunningError: naming the run.
         """
         if epoch_row is not None and self.is_alive(epoch_row) is not False:
             raise _already_running_error(epoch_row)

@@ -1,8 +1,8 @@
-"""Requests of people to a running stream, which come with its heartbeat, through the bookkeeping.
+"""Control requests to a running stream, which arrive through the state database with the stream's heartbeat.
 
-The heartbeat's thread hears and writes; the stream's driver carries out, between two batches. A request that a run has
-taken up and not ended, since it died or the bookkeeping was away, is taken up again by the next one: all that a request
-asks for may be done twice.
+The heartbeat's thread receives requests and writes outcomes; the stream's driver carries the requests out between two
+batches. If a run has taken up a request and not ended it, because the run died or the state database was unavailable,
+the next run takes it up again. All requests may safely be carried out twice.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from airflow_provider_cdc.system.failpoints import failpoint
 
 
 class RequestInbox:
-    """The requests to one run of the stream, and whether it is to pause.
+    """The control requests to one run of the stream, and whether the stream is paused.
 
-    :param epoch_details: what the bookkeeping knows of the run, in case that it loses it: told whether it is paused.
+    :param epoch_details: columns to restore if the state database is lost; kept up to date with the pause.
     """
 
     def __init__(self, state_database: StateDatabase, epoch_details: dict[str, str | None]) -> None:
@@ -31,23 +31,23 @@ class RequestInbox:
         self._known_ids: set[int] = set()
         self._new_requests: list[ControlRequestRow] = []
         self._unwritten_outcomes: dict[int, tuple[str, str]] = {}
-        #: Who wants the stream to be paused; ``None`` if nobody does.
+        #: Name of the requester of the pause; ``None`` if the stream is not paused.
         self.paused_by: str | None = None
 
     @property
     def paused(self) -> bool:
-        """Whether the stream is to read nothing."""
+        """Whether the stream is paused, so that it must not read."""
         return self.paused_by is not None
 
     @property
     def has_new_requests(self) -> bool:
-        """Whether there is something that the driver has not heard of yet."""
+        """Whether there are requests that the driver has not taken yet."""
         return bool(self._new_requests)
 
     def receive_reply(self, reply: HeartbeatReply) -> None:
-        """Hear what is wanted now, and take requests up; the heartbeat calls it.
+        """Process the reply to a heartbeat: update the pause and take up requests. The heartbeat calls this.
 
-        :raises TransientError: if the bookkeeping is away; what was not taken up is heard again.
+        :raises TransientError: if the state database is unavailable; requests that were not taken up arrive again.
         """
         epoch_row = reply.epoch_row
         self.paused_by = (epoch_row.paused_by or "") if epoch_row.desired_state == "pause" else None
@@ -56,7 +56,7 @@ class RequestInbox:
         self._epoch_details.update({} if self.paused_by is None else paused_columns(self.paused_by))
         self._write_outcomes()
         for request in reply.requests:
-            if request.id in self._known_ids or (self.paused and request.kind == RESNAPSHOT):  # which reads
+            if request.id in self._known_ids or (self.paused and request.kind == RESNAPSHOT):  # it reads
                 continue
             if request.state == "open" and not self._state_database.take_request(request.id):
                 continue  # it was withdrawn
@@ -66,16 +66,16 @@ class RequestInbox:
                 self._new_requests.append(request)
 
     def take_new_requests(self) -> list[ControlRequestRow]:
-        """What was taken up since the last call, the oldest first."""
+        """Return the requests that were taken up since the last call, the oldest first."""
         with self._lock:
             new_requests, self._new_requests = self._new_requests, []
         return new_requests
 
     def end_request(self, request_id: int, state: str, outcome: str) -> None:
-        """Write down what has become of a request; later, if the bookkeeping is away.
+        """Record the outcome of a request; later, if the state database is unavailable.
 
         :param state: ``done`` or ``refused``.
-        :param outcome: one line for people.
+        :param outcome: one human-readable line.
         """
         failpoint("request.before_end")
         with self._lock:

@@ -1,4 +1,4 @@
-"""What every phase of one run works with."""
+"""The context that all phases of one run share."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ if TYPE_CHECKING:
 
 
 class Reporter(Protocol):
-    """Hears how far a phase is."""
+    """Receives the progress of a phase."""
 
     def line(self, text: str) -> None:
-        """One finished thing, worth a line."""
+        """Report a line of text."""
 
     def progress(self, progress: ChunkProgress) -> None:
-        """How far something is; called often, also where nothing has changed."""
+        """Report progress. Called often, even if nothing has changed."""
 
 
 class SilentReporter:
-    """Reporter that says nothing."""
+    """Reporter that discards everything."""
 
     def line(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def progress(self, progress: ChunkProgress) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass
@@ -68,11 +68,11 @@ class RunContext:
 
     :param pipeline: the pipeline.
     :param connect_args: pymysql.connect keyword arguments of the source.
-    :param state_url: address of the bookkeeping database; ``None`` for a SQLite file.
-    :param reporter: hears about progress.
+    :param state_url: URL of the state database; ``None`` for a SQLite file.
+    :param reporter: receives the progress.
     :param spark_config: Spark's master and settings.
-    :param liveness: what this run has seen of the stream's heartbeat.
-    :param access: what a connection says of the object store that is the sink.
+    :param liveness: monitor of the stream's heartbeat.
+    :param access: object-store settings from the sink's connection, if it has one.
     """
 
     pipeline: Pipeline
@@ -90,10 +90,10 @@ class RunContext:
         reporter: Reporter | None = None,
         find_connection: Callable[[str], ResolvedConnection] = resolve_connection,
     ) -> RunContext:
-        """Resolve the connections of a pipeline.
+        """Make a context by resolving the connections of a pipeline.
 
         :param find_connection: finds a connection by its id; by default in the environment.
-        :raises NotReadyError: if one is missing or of the wrong kind.
+        :raises NotReadyError: if a connection is missing or of the wrong kind.
         """
         args = mysql_connect_args(find_connection(pipeline.source.conn_id))
         url = database_url(find_connection(pipeline.state.conn_id)) if pipeline.state.conn_id else None
@@ -113,26 +113,26 @@ class RunContext:
 
     @property
     def storage(self) -> Storage:
-        """Where plan, manifests, notes and staged batches lie."""
+        """Storage of the plan, manifests, signals and staged batches."""
         return open_storage(self.pipeline.sink.path, self.access)
 
     @property
     def local_files(self) -> LocalFiles:
-        """What is kept on this host."""
+        """Files that are kept on this host."""
         return LocalFiles.for_pipeline(self.pipeline.sink.path, self.pipeline.name)
 
     @property
     def sink(self) -> Sink:
-        """The sink; its module is loaded now."""
+        """The sink. Its module is imported on access."""
         settings = self.pipeline.sink
         access = {"access": self.access} if self.access is not None else {}
         return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.sink_arguments, **access)
 
     def require_feature(self, feature: Feature, needed_by: str) -> None:
-        """Refuse what the sink does not support.
+        """Check that the sink supports a feature.
 
-        :param needed_by: what needs the feature.
-        :raises NotReadyError: if the sink does not have it.
+        :param needed_by: what needs the feature; the message begins with it.
+        :raises NotReadyError: if the sink does not support it.
         """
         if feature not in self.sink.supports:
             raise NotReadyError(
@@ -141,12 +141,12 @@ class RunContext:
             )
 
     def open_state_database(self, *, migrate: bool = True) -> StateDatabase:
-        """The bookkeeping database.
+        """Open the state database.
 
-        :param migrate: create it, or bring it up to date, if needed.
-        :raises NotReadyError: if it needs that, and is not to be changed.
+        :param migrate: create the database or bring it up to date if needed.
+        :raises NotReadyError: if it needs that, and ``migrate`` is off.
         """
-        from airflow_provider_cdc.state import StateDatabase  # SQLAlchemy: not for those that keep no books
+        from airflow_provider_cdc.state import StateDatabase  # imports SQLAlchemy, which not every process needs
 
         if self.state_url is not None:
             return StateDatabase.open(self.state_url, migrate=migrate)
@@ -155,9 +155,9 @@ class RunContext:
         return StateDatabase.open(f"sqlite:///{self.local_files.state_database}", migrate=migrate)
 
     def load_plan(self) -> Plan | None:
-        """The plan in the sink, which is the one that counts; ``None`` if there is none yet.
+        """Load the plan from the sink, which is the authoritative copy; ``None`` if there is none yet.
 
-        :raises NotReadyError: if the pipeline copies other columns of its tables than it was planned with.
+        :raises NotReadyError: if the pipeline's settings no longer match those that it was planned with.
         """
         stored_plan = read_plan(self.storage, self.layout)
         if stored_plan is None:
@@ -168,8 +168,8 @@ class RunContext:
             if changed_columns and self.sink.resume_point().read_with_timeline() is None:
                 raise NotReadyError(
                     next(iter(changed_columns.values())),
-                    "Before the stream has begun nothing reads a table again: undo the change until then, or start "
-                    "with a fresh sink.path",
+                    "A table cannot be re-snapshotted before the stream has begun: undo the change until then, or "
+                    "start with a fresh sink.path",
                 )
         paths = self.pipeline.sink.table_paths
         for name, configured, planned in (
@@ -183,23 +183,24 @@ class RunContext:
                 )
         if plan.start != self.pipeline.stream.start:
             raise NotReadyError(
-                f"stream.start of {plan.pipeline} is {format_start(self.pipeline.stream.start)}, and it began with "
+                f"stream.start of {plan.pipeline} is {format_start(self.pipeline.stream.start)}, but it began with "
                 f"{format_start(plan.start)}",
-                "A pipeline begins only once: undo the change, or start with a fresh sink.path",
+                "A pipeline can begin only once: undo the change, or start with a fresh sink.path",
             )
         return plan
 
     @property
     def schema_policy(self) -> SchemaPolicy:
-        """What copies take over of the changes of their tables' definitions."""
+        """Policy for which definition changes of the tables the copies follow."""
         stream = self.pipeline.stream
         return SchemaPolicy.from_settings(
             stream.schema_changes, stream.include_schema_changes, stream.exclude_schema_changes
         )
 
     def find_changed_columns(self, plan: Plan) -> dict[int, str]:
-        """Tables whose copies have other columns than the lists of the pipeline say, by index, and what differs. A
-        stream reads them again.
+        """Find tables whose copies have other columns than the pipeline's column lists say. A stream re-snapshots them.
+
+        :returns: a description of the difference for each such table, by index.
         """
         changed = {}
         for index in plan.active_tables:
@@ -212,30 +213,30 @@ class RunContext:
                     continue
                 if is_excluded != (column.name in table.excluded):
                     changed[index] = (
-                        f"the lists of columns in source leave {'' if is_excluded else 'no more '}out {column.name} of "
-                        f"{table.label}, which {'has' if is_excluded else 'lacks'} it in its copy"
+                        f"the column lists in source {'leave out' if is_excluded else 'no longer leave out'} "
+                        f"{column.name} of {table.label}, but its copy {'has' if is_excluded else 'lacks'} it"
                     )
         return changed
 
     def resume_state(self, plan: Plan) -> tuple[Offset, Timeline]:
-        """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
+        """Return the resume point (P0 before the first batch) and the timeline that numbers everything now."""
         return self.sink.resume_point().read_with_timeline() or (plan.p0, plan.timeline)
 
     def refresh_plan(self, plan: Plan) -> Plan:
-        """The plan as it is now: itself, unless a table was planned again, or a DDL followed, since it was read."""
+        """Return the current plan: the given one, unless amendments were stored since it was loaded."""
         layout, generation = self.layout, plan.generation
         known_files = {amendment_file(layout, generation, step) for step in plan.amendments}
         for table in range(len(plan.definitions)):
             known_files |= {
                 layout.amendment(generation, table, number + 1) for number in range(plan.revision_of(table))
             }
-        # Fewer are there when some were removed that nothing goes by any more.
+        # The stored files may be fewer: superseded ones are removed.
         return (
             plan if known_files.issuperset(list_amendments(self.storage, layout, generation)) else self.require_plan()
         )
 
     def require_plan(self) -> Plan:
-        """The plan in the sink.
+        """Load the plan from the sink.
 
         :raises NotReadyError: if there is none.
         """
@@ -248,14 +249,14 @@ class RunContext:
         return plan
 
     def binlog_opener(self, slot: int) -> OpenStreamAt:
-        """Opens streams of the source's binlog that end where it ends.
+        """Return a function that opens streams of the source's binlog, which end at the binlog's end.
 
         :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
         """
         return partial(open_stream_to_end, self.connect_args, *self.pipeline.replica_ids(slot))
 
     def new_plan(self, generation: int) -> Plan:
-        """Plan from the source as it is now; nothing is written."""
+        """Make a plan from the source as it is now. Nothing is written."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
         open_at = self.binlog_opener(slots.PLAN)
         plan_options: dict[str, Any] = {
@@ -274,12 +275,12 @@ class RunContext:
             paths = pipeline.sink.table_paths
             paths.check_distinct(table.id for table in plan.tables)
             for table in plan.tables:
-                pipeline.sink.delete_policy.mode_of(table)  # what it cannot be for the table is refused
+                pipeline.sink.delete_policy.mode_of(table)  # refuses a mode that the table cannot have
             plan = replace(plan, table_path=paths.template, lower_case=paths.lower_case)
             return replace(plan, p0=with_file_start_time(plan.p0, open_at))
 
     def ensure_plan(self, state_database: StateDatabase) -> Plan:
-        """The plan in the sink, made now if there is none; mirrored into the bookkeeping if that has lost it."""
+        """Return the plan in the sink, made now if there is none, and mirror it into the state database if needed."""
         plan = self.load_plan()
         if plan is None:
             newest = state_database.snapshot(self.pipeline.name)
@@ -288,7 +289,7 @@ class RunContext:
                 if not table.key:
                     self.require_feature(Feature.KEYLESS, f"table {table.label} has no usable key")
             self._refuse_lost_plan(plan)
-            self.storage.make_private(self.layout.pipeline_folder)  # it holds bounds of keys
+            self.storage.make_private(self.layout.pipeline_folder)  # it contains key values of rows
             if not write_json_once(self.storage, self.layout.plan, plan.to_json()):
                 return self.ensure_plan(state_database)  # another process was faster: its plan counts
             summary = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
@@ -299,10 +300,10 @@ class RunContext:
         return plan
 
     def _refuse_lost_plan(self, plan: Plan) -> None:
-        """Tables are made after the plan is written: one that is there already has rows that no plan accounts for."""
+        """Refuse sink tables that exist without a plan: tables are created after it, so their rows are unknown."""
         for table in plan.tables:
             target = self.sink.table(table)
-            # Looked for again: a process that began at the same time may have written it, and made the table then.
+            # Check again: a process that started at the same time may have written the plan and then created the table.
             if target.exists() and self.storage.read(self.layout.plan) is None:
                 if isinstance(target, Adoptable) and target.will_adopt(plan.pipeline):
                     continue
@@ -314,9 +315,9 @@ class RunContext:
 
 
 def mirror_plan(state_database: StateDatabase, plan: Plan, chunk_rows: int) -> bool:
-    """Mirror a plan into the bookkeeping.
+    """Mirror a plan into the state database.
 
-    :returns: whether it was not there before.
+    :returns: whether the plan was not there before.
     """
     state_database.register_pipeline(plan.pipeline, plan.p0.server)
     if state_database.plan(plan.pipeline, plan.generation) is not None:

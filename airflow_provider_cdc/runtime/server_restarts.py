@@ -1,7 +1,7 @@
-"""Was the server restarted between two looks? A crash may have taken back what the copy holds already.
+"""Record restarts of the server: a crash may have undone commits that the copy already has.
 
-With ``sync_binlog`` or ``innodb_flush_log_at_trx_commit`` other than 1 a server that crashes may lose its last commits
-in one of the two logs or in both, and GTIDs do not show it. ``verify`` does. So a restart is noted for people.
+With ``sync_binlog`` or ``innodb_flush_log_at_trx_commit`` other than 1, a server that crashes may lose its last commits
+in one of the two logs or in both. GTIDs do not show that, but ``verify`` does. So a restart is recorded as an event.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from airflow_provider_cdc.state import StateDatabase
 
 _EVENT_KINDS = ("server", "restart")
 _DETAIL_PATTERN = re.compile(r"(\S+) has run since ([^\s,;]+)")
-#: The server tells its uptime in whole seconds, a moment after its time.
+#: The server reports its uptime in whole seconds, and it is queried a moment after the time.
 _UPTIME_TOLERANCE = timedelta(seconds=3)
 
 
 def record_server_restart(context: RunContext, state_database: StateDatabase) -> None:
-    """Note since when the server has run, if that is not what was noted last. Nothing depends on it."""
+    """Add an event with the server's start time if it differs from the last one. Failures are ignored."""
     with suppress(CdcError, SQLAlchemyError), closing(connect(context.connect_args)) as connection:
         server, clock = server_identity(connection), server_time(connection)
         uptime = float(query_pairs(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
@@ -45,11 +45,13 @@ def record_server_restart(context: RunContext, state_database: StateDatabase) ->
         if previous is None or previous[1] != server:
             state_database.add_event(name, "server", detail)
         elif abs(datetime.fromisoformat(previous[2]) - since) > _UPTIME_TOLERANCE:
-            detail += f", and before since {previous[2]}: it was restarted"
+            detail += f", previously since {previous[2]}: it was restarted"
             if unsafe_settings := [
                 f"{name}={variables[name]}" for name in DURABILITY_VARIABLES if variables[name] != "1"
             ]:
-                detail += f" with {', '.join(unsafe_settings)}; if it crashed, it may lack what the copy holds"
+                detail += (
+                    f" with {', '.join(unsafe_settings)}; if it crashed, it may have lost commits that the copy has"
+                )
             detail += "; `airflow-cdc verify` compares them"
             state_database.add_event(name, "restart", detail, remedy="`airflow-cdc verify` compares source and copy")
             context.reporter.line(detail)

@@ -1,1 +1,1 @@
-"""Sinks: the protocol that each kind implements, and what they share."""
+"""Sinks: the protocol that each kind implements, and shared code."""

@@ -1,13 +1,14 @@
-"""What a sink is to the phases. Delta is one; how to add another is told in CONTRIBUTING.md.
+"""The protocol that every sink implements. Delta is one sink; CONTRIBUTING.md shows how to add another.
 
-A sink has a table for each captured table, and the stream's resume point. Tables have **markers**: numbers that are
-written in the same commit as rows and tell what the rows hold. A **fence** is a marker that only grows, and keeps those
-out who have been overtaken. Every write is one commit, which a decision makes: it sees the markers as they stand, and
-says what to change, or that there is nothing to do. What was decided on is still so when the commit stands: if anything
-came between, the sink asks again. Why this makes the copy exact is argued in docs/correctness.md.
+A sink has one table for each captured table, and the resume point of the stream. Tables have **markers**: numbers that
+are committed together with rows and record which work those rows contain. A **fence** is a marker that only grows; it
+keeps out writers that have been overtaken. Every write is one commit, made by a decision: a function that sees the
+current markers and returns the change to make, or ``None``. The markers it saw are still current when the commit
+succeeds: if anything was committed in between, the sink calls the function again. docs/correctness.md shows why this
+makes the copy exact.
 
-Tasks on other hosts write rows into a sink before anybody sees them: slices of the snapshot, and changes of batches.
-So a :class:`Sink` travels with them (pickled), and holds no connection.
+Tasks on other hosts write rows into a sink before readers can see them: slices of the snapshot, and changes of batches.
+A :class:`Sink` is therefore pickled and sent to these tasks, and holds no connection.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from airflow_provider_cdc.sinks.files.table_size import TableSize
 
 
 class Feature(StrEnum):
-    """What a sink need not be able to do. It is never asked to: that is refused by these names."""
+    """Optional features of a sink. The values appear in messages that refuse a setting or a request."""
 
-    #: Rows can be taken out again without their key: :class:`MultisetChange`.
+    #: Rows can be removed without a key: :class:`MultisetChange`.
     KEYLESS = "tables without a usable key"
-    #: Rows can be read again: :class:`OverwriteRange`, :meth:`SinkTable.begin_anew`, :meth:`SinkTable.read_staged` and
-    #: :meth:`ResumePoint.forget_older`.
-    RESNAPSHOT = "reading rows again"
+    #: Tables and key ranges can be re-snapshotted: :class:`OverwriteRange`, :meth:`SinkTable.reset`,
+    #: :meth:`SinkTable.read_staged` and :meth:`ResumePoint.forget_older_generation`.
+    RESNAPSHOT = "re-snapshots"
     #: All rows can be read back: :class:`Readable`.
     READ_BACK = "reading rows back"
-    #: A table's columns follow those of its source: :meth:`SinkTable.alter`; with :attr:`REREAD`,
-    #: :meth:`SinkTable.exchange`.
-    FOLLOW_DDL = "following changes of a table's definition"
+    #: A table's columns follow those of its source: :meth:`SinkTable.alter`; with :attr:`RESNAPSHOT`, also
+    #: :meth:`SinkTable.overwrite`.
+    FOLLOW_DDL = "following schema changes"
 
 
 @dataclass(frozen=True)
@@ -55,20 +56,20 @@ class Fence:
 
 
 class Markers(Protocol):
-    """The markers of a table at one moment; a dictionary is one."""
+    """The markers of a table at one moment; a dictionary will do."""
 
     def get(self, name: str, /) -> int | None:
-        """Value of a marker, ``None`` if it was never written."""
+        """Return the value of a marker, or ``None`` if it was never written."""
 
 
 @dataclass(frozen=True)
 class Upsert:
-    """Changes of a table with a key: rows are put in, replaced and deleted by key.
+    """Changes of a table with a key: rows are inserted, replaced and deleted by key.
 
-    A change counts iff its ``_cdc_seq`` is greater than that of the row it meets. A sink that keeps changes and not
-    rows leaves the comparison to those who read it, and says so in its documentation.
+    A change applies only if its ``_cdc_seq`` is greater than that of the row with its key. A sink that stores changes
+    instead of rows leaves this comparison to its readers, and documents that.
 
-    :param changes: at most one a key, as :mod:`airflow_provider_cdc.model.changes` describes them.
+    :param changes: at most one change per key, as described in :mod:`airflow_provider_cdc.model.changes`.
     """
 
     changes: pa.Table
@@ -76,13 +77,13 @@ class Upsert:
 
 @dataclass(frozen=True)
 class MultisetChange:
-    """Changes of a table without a key: so many of equal rows go, others are put in.
+    """Changes of a table without a key: given numbers of equal rows are removed, and others are added.
 
-    If there are fewer than go, nothing is written: the sink raises
+    If the table has fewer such rows than are to be removed, nothing is written and the sink raises
     :class:`~airflow_provider_cdc.model.multiset.MissingRowsError`.
 
-    :param net: what goes and what is put in.
-    :param truncate_seq: rows with a lower ``_cdc_seq`` go before that, and do not count; 0 if there was no TRUNCATE.
+    :param net: the rows to remove and to add.
+    :param truncate_seq: rows with a lower ``_cdc_seq`` are removed first and do not count; 0 if there was no TRUNCATE.
     """
 
     net: NetChange
@@ -91,7 +92,9 @@ class MultisetChange:
 
 @dataclass(frozen=True)
 class Truncate:
-    """The table was truncated: rows with a lower ``_cdc_seq`` go. Where there are none, the commit may be left out.
+    """The table was truncated: rows with a lower ``_cdc_seq`` are removed.
+
+    If there are none, the sink may skip the commit.
 
     :param seq: ``_cdc_seq`` of the TRUNCATE.
     :param truncated_at: its commit time, in microseconds since 1970.
@@ -103,9 +106,9 @@ class Truncate:
 
 @dataclass(frozen=True)
 class PublishSlices:
-    """Slices of a chunk group become rows of the table. None of their keys is there.
+    """Slices of a chunk group become rows of the table, which has no rows with their keys yet.
 
-    :param slices: what :meth:`SinkTable.stage` returned.
+    :param slices: return values of :meth:`SinkTable.stage`.
     """
 
     slices: Sequence[DataFile]
@@ -113,13 +116,14 @@ class PublishSlices:
 
 @dataclass(frozen=True)
 class OverwriteRange:
-    """A chunk group, or ranges of keys, were read again: the slices take the place of all rows that belong to them.
+    """A chunk group or key ranges were re-snapshotted: the slices replace all rows in that range.
 
-    :param slices: what :meth:`SinkTable.stage` returned.
-    :param chunk_group: number of the snapshot and of the chunk group, whose earlier slices go as a whole; ``None`` for
-        ranges of keys.
-    :param owns_rows: for the key columns of some rows (without a key: ``_cdc_seq``), a mask of those that belong to it.
-    :param key_span: smallest and largest key of its rows, only for a single integer key.
+    :param slices: return values of :meth:`SinkTable.stage`.
+    :param chunk_group: generation and number of the chunk group, whose earlier slices are removed as a whole; ``None``
+        for key ranges.
+    :param owns_rows: function from the key columns of some rows (``_cdc_seq`` for a table without a key) to a mask of
+        the rows in the range.
+    :param key_span: smallest and largest key in the range, only for a single integer key.
     """
 
     slices: Sequence[DataFile]
@@ -130,82 +134,84 @@ class OverwriteRange:
 
 #: What one commit does to the rows of a table.
 Change = Upsert | MultisetChange | Truncate | PublishSlices | OverwriteRange
-#: Decides upon a commit: ``None`` leaves the table as it is. It may be asked several times, and has no effect itself.
+#: Returns the change to commit; ``None`` leaves the table unchanged. It may be called several times and must have no
+#: side effects.
 DecideChange = Callable[[Markers], Change | None]
 
 
 class Fenceable(Protocol):
     """What can be fenced: tables, and the resume point.
 
-    ``create`` makes it, and nothing else does: whatever writes to what is not there raises
-    :class:`~airflow_provider_cdc.model.errors.TerminalError`. A table that somebody removed must not come back empty.
+    Only ``create`` creates it. Every other write raises :class:`~airflow_provider_cdc.model.errors.TerminalError` if it
+    does not exist: a table that a user removed must not come back empty.
     """
 
     def exists(self) -> bool:
-        """Whether it has been created."""
+        """Return whether it has been created."""
 
     def markers(self) -> Markers:
-        """The markers as they stand; none if it was not created."""
+        """Return the current markers; none if it has not been created."""
 
     def raise_fence(self, fence: Fence) -> bool:
-        """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit.
+        """Raise a fence to its value, unless it is already there; from then on, smaller values cannot commit.
 
-        :returns: whether this call has written it.
-        :raises FencedError: if a larger one stands there.
+        :returns: whether this call wrote the value.
+        :raises FencedError: if the current value is larger.
         """
 
 
 class SinkTable(Fenceable, Protocol):
-    """One table of a sink. Several objects, in several processes, may be at work on one table."""
+    """One table of a sink. Several objects, in several processes, may use the same table."""
 
     @property
     def name(self) -> str:
-        """What messages call the table, such as ``Delta table /lake/shop/orders``."""
+        """Name of the table in messages, such as ``Delta table /lake/shop/orders``."""
 
     def create(self, pipeline: str) -> None:
-        """Create the table if it does not exist; one that exists is left as it is, with its markers.
+        """Create the table if it does not exist; leave an existing table and its markers unchanged.
 
-        :param pipeline: the pipeline that owns the table: two that wrote to one table would double its rows.
-        :raises TerminalError: if it exists and is another's, or has other columns.
+        :param pipeline: the pipeline that owns the table. Two pipelines that write to one table would duplicate its
+            rows.
+        :raises TerminalError: if the table exists and belongs to another pipeline, or has other columns.
         """
 
     def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
-        """Take out all rows, once, and give the table the columns of its definition.
+        """Remove all rows, once, and give the table the columns of its definition.
 
-        :param pipeline: the pipeline that owns it: nobody empties the table of another one.
-        :param fence: raised in the same commit; if it stands already, nothing happens.
-        :param markers: names of the markers that tell that something was published that must stay.
-        :raises TerminalError: if something was, or the table is another's.
+        :param pipeline: the pipeline that owns the table; no pipeline empties the table of another one.
+        :param fence: raised in the same commit; if it already has this value, nothing happens.
+        :param markers: names of the markers which show that rows were published that must be kept.
+        :raises TerminalError: if the table has such a marker, or belongs to another pipeline.
         """
 
     def commit(self, decide: DecideChange, markers: Mapping[str, int], fence: Fence) -> bool:
-        """Change rows and markers, all or nothing.
+        """Change rows and markers in one atomic commit.
 
-        :param decide: says what to do, knowing the markers.
+        :param decide: returns the change to make for the current markers.
         :param markers: (name -> value) to write in the same commit.
-        :param fence: checked, and written, in the same commit.
-        :returns: whether something was committed; ``True`` only if it is known to stand.
-        :raises FencedError: if a writer with a larger fence value has been here, whatever ``decide`` says.
-        :raises TransientError: if the commit cannot be made now; where that is not known, it may have been made.
+        :param fence: checked and written in the same commit.
+        :returns: whether a commit was made; ``True`` only if it is known to have succeeded.
+        :raises FencedError: if a writer with a larger fence value has committed, whatever ``decide`` returns.
+        :raises TransientError: if the commit cannot be made now, or its outcome is unknown: it may have succeeded.
         """
 
     def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
-        """Give the table the columns of its definition, and write markers, in one commit (:attr:`Feature.ALTER`).
+        """Give the table the columns of its definition and write markers, in one commit (:attr:`Feature.FOLLOW_DDL`).
 
-        Columns may be new, wherever they stand: they are NULL in all rows that are there. Slices that were staged
-        before may be published after it. If no column changes, it is a commit of the markers.
+        New columns may be in any position; they are NULL in all existing rows. Slices that were staged before may be
+        published afterwards. If no column changes, only the markers are committed.
 
-        Objects of the definition before are of no use for rows from then on: whatever they are asked to write is
-        refused with a :class:`~airflow_provider_cdc.model.errors.TerminalError`. Markers, and a fence that is raised,
-        are the same for all.
+        From then on, objects with the old definition cannot write rows: every attempt raises a
+        :class:`~airflow_provider_cdc.model.errors.TerminalError`. They can still read markers and raise fences.
 
-        :param old_table: the definition whose columns the table has.
-        :param markers: (name -> value) to write in the same commit; if all of them stand already, at these values or
-            higher ones, nothing happens, whatever columns there are.
-        :param fence: checked, and written, in the same commit.
-        :returns: whether something was committed; ``True`` only if it is known to stand.
-        :raises FencedError: if a writer with a larger fence value has been here.
-        :raises TerminalError: if the table has not the columns of ``old_table``, or it takes more than new columns.
+        :param old_table: the definition that the columns of the table match now.
+        :param markers: (name -> value) to write in the same commit. If all of them already have these or higher values,
+            nothing happens, whatever the columns are.
+        :param fence: checked and written in the same commit.
+        :returns: whether a commit was made; ``True`` only if it is known to have succeeded.
+        :raises FencedError: if a writer with a larger fence value has committed.
+        :raises TerminalError: if the table does not have the columns of ``old_table``, or new columns alone are not
+            enough.
         :raises TransientError: as for :meth:`commit`.
         """
 
@@ -217,45 +223,49 @@ class SinkTable(Fenceable, Protocol):
         *,
         keep_deleted_to: int | None = None,
     ) -> bool:
-        """Put slices in the place of all rows, and give the table the columns of its definition, whatever it had, also
-        another key, in one commit (:attr:`Feature.REREAD` and :attr:`Feature.ALTER`).
+        """Replace all rows by slices, and the columns by those of the definition, in one commit.
 
-        All rows go, whoever has written them, unless ``keep_deleted_to`` is given and ``sink.deletes`` is not ``hard``.
-        Then those stay whose keys the slices do not have: the source has deleted them. Where that is marked, all of
-        them are marked; those that were not keep their ``_cdc_seq``. Columns that are new are NULL in them.
+        The table may have had any columns and any key. This needs :attr:`Feature.RESNAPSHOT` and
+        :attr:`Feature.FOLLOW_DDL`.
 
-        Objects of the definition before are of no use for rows from then on, as for :meth:`alter`, if its columns or
-        its key are others.
+        All rows are removed, whoever wrote them, unless ``keep_deleted_to`` is given and ``sink.deletes`` is not
+        ``hard``. Then rows whose keys are not in the slices are kept, because the source has deleted them. If the table
+        marks deleted rows, all of these are marked; newly marked ones keep their ``_cdc_seq``. New columns are NULL in
+        them.
 
-        :param slices: what :meth:`stage` returned, by an object of the new definition. None of them may be part of the
-            table already.
-        :param markers: (name -> value) to write in the same commit; if all of them stand already, at these values or
-            higher ones, nothing happens, whatever slices there are.
-        :param fence: checked, and written, in the same commit.
-        :param keep_deleted_to: ``_cdc_seq`` of the place that the slices are of. Rows of the table with a higher one
-            come again, and go. What :meth:`loss` tells of cannot be asked for.
-        :returns: whether something was committed; ``True`` only if it is known to stand.
-        :raises FencedError: if a writer with a larger fence value has been here.
-        :raises TerminalError: if a slice is not there, or not whole, or is part of the table; if the table cannot have
-            these columns, is another one by now, or is another's.
+        If the columns or the key change, objects with the old definition can no longer write rows, as for
+        :meth:`alter`.
+
+        :param slices: return values of :meth:`stage`, from an object with the new definition. None of them may be part
+            of the table already.
+        :param markers: (name -> value) to write in the same commit. If all of them already have these or higher values,
+            nothing happens, whatever the slices are.
+        :param fence: checked and written in the same commit.
+        :param keep_deleted_to: ``_cdc_seq`` of the position at which the slices were read. Rows of the table with a
+            higher one are removed, because the stream applies their changes again. Not allowed where
+            :meth:`overwrite_loss` reports a loss.
+        :returns: whether a commit was made; ``True`` only if it is known to have succeeded.
+        :raises FencedError: if a writer with a larger fence value has committed.
+        :raises TerminalError: if a slice is missing, incomplete or already part of the table; if the table cannot have
+            these columns, was replaced by another one, or belongs to another pipeline.
         :raises TransientError: as for :meth:`commit`.
         """
 
     def overwrite_loss(
         self, old_table: TableSchema, slices: Sequence[DataFile] | None = None
     ) -> RetainedRowsLoss | None:
-        """What :meth:`exchange` could not keep of the rows that ``sink.deletes`` keeps, since the definition is
-        another; ``None`` if it can keep all of them, there are none, or there is no table.
+        """Return which rows kept by ``sink.deletes`` :meth:`overwrite` cannot keep because the definition has changed.
 
-        :param old_table: the definition whose columns the table has.
-        :param slices: what is to take the place of the rows; ``None`` before that is read: then only such rows count
-            as are known to be deleted, or might be.
+        :param old_table: the definition that the columns of the table match now.
+        :param slices: the slices that are to replace the rows; ``None`` before they have been read. Then only rows
+            count that are, or may be, deleted in the source.
+        :returns: the loss; ``None`` if all such rows can be kept, there are none, or there is no table.
         """
 
     def clean_up(self) -> None:
-        """Delete what nobody needs any more: called now and then, and at the end of a stream.
+        """Delete what is no longer needed. Called from time to time, and at the end of a stream.
 
-        What is staged may still be published.
+        Staged slices may still be published and are kept.
 
         :raises CdcError: if that is not possible now.
         """
@@ -263,25 +273,26 @@ class SinkTable(Fenceable, Protocol):
     def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write rows that become part of the table when they are published. Called in tasks.
 
-        Where, and in which format, is up to the sink; the :class:`DataFile` that comes back says where.
+        The sink chooses the location and format; the returned :class:`DataFile` records the location.
 
-        :param staging_path: ``generation/group/attempt/name``, another one each time.
-        :param rows: in the sink's schema, in order of the key. No more than one of them need be held at a time.
+        :param staging_path: ``generation/group/attempt/name``, different for each call.
+        :param rows: in the sink's schema, ordered by key. Only one of these tables needs to be in memory at a time.
         """
 
     def is_staged(self, file: DataFile) -> bool:
-        """Whether what :meth:`stage` returned is still there, and whole."""
+        """Return whether a file that :meth:`stage` returned still exists and is complete."""
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
-        """The rows that :meth:`stage` was given, in portions that fit into memory (:attr:`Feature.REREAD`)."""
+        """Yield the rows of a staged file, in portions that fit into memory (:attr:`Feature.RESNAPSHOT`)."""
 
     def discard_staged(self, file: DataFile) -> None:
-        """Remove what was staged and is not published."""
+        """Delete a staged file that is not published."""
 
     def clear_staged(self, staging_folder: str) -> None:
-        """Remove all that was staged below a place, and is not part of the table (:attr:`Feature.REREAD`).
+        """Delete all staged files in a folder that are not part of the table (:attr:`Feature.RESNAPSHOT`).
 
-        What was part of it until recently may stay for readers of old versions; :meth:`tidy` removes it.
+        Files that were part of the table until recently may stay for readers of old versions; :meth:`clean_up` deletes
+        them.
 
         :param staging_folder: ``generation/group``.
         """
@@ -289,146 +300,146 @@ class SinkTable(Fenceable, Protocol):
 
 @runtime_checkable
 class Readable(Protocol):
-    """A table that can be read back (:attr:`Feature.READ`)."""
+    """A table that can be read back (:attr:`Feature.READ_BACK`)."""
 
     def read(self) -> tuple[pa.Table, Markers]:
-        """All rows in the sink's schema, and the markers that stood when they did."""
+        """Return all rows in the sink's schema, and the markers of the same version."""
 
 
 class Compaction(Protocol):
-    """A piece of work that makes a table cheaper to read, and changes no row. It travels to a task, pickled."""
+    """Work that makes a table cheaper to read without changing a row. It is pickled and sent to a task."""
 
     def run(self) -> Sequence[DataFile]:
-        """Do it: what comes back goes to :meth:`Compactable.compacted`. It may be run twice, or in vain."""
+        """Run it and return the result for :meth:`Compactable.commit_compactions`. It may run twice, or in vain."""
 
 
 @runtime_checkable
 class Compactable(Protocol):
-    """A table that is compacted while others write to it."""
+    """A table that can be compacted while other processes write to it."""
 
     def plan_compactions(self, *, purge: bool = False) -> Sequence[Compaction]:
-        """What there is to do now.
+        """Return the compactions that are due now.
 
-        :param purge: whether to leave neither dead rows nor small files, whatever it costs.
+        :param purge: whether to remove all dead rows and merge all small files, whatever it costs.
         """
 
     def commit_compactions(self, results: Sequence[tuple[Any, Sequence[DataFile]]]) -> int:
-        """Put what compactions have written into the place of what they have read.
+        """Replace the files that compactions have read by those that they have written.
 
-        :param results: compactions, and what each has returned.
-        :returns: how many of them stand; at the others somebody was faster, and they have changed nothing.
+        :param results: compactions, each with its return value.
+        :returns: how many were committed. Another writer was faster than the others, which changed nothing.
         """
 
 
-#: Reads ahead. Gets the bytes of memory that it may take for what nothing speaks for, and whether to leave the rest;
-#: returns how many of these bytes it has taken.
+#: Prefetches key files. Takes a memory budget in bytes for files that no change has touched yet, and a stop predicate;
+#: returns how many bytes of the budget it used.
 Prefetcher = Callable[[int, Callable[[], bool]], int]
 
 
 @runtime_checkable
 class Prefetchable(Protocol):
-    """A table that can get ready for changes before they come."""
+    """A table that can prepare for changes before they arrive."""
 
     def prefetcher(self) -> Prefetcher:
-        """What does that: it may run in another thread, while this object is used. Nobody waits for it."""
+        """Return a prefetcher. It may run in another thread while this object is used; no process waits for it."""
 
 
 @runtime_checkable
 class Adoptable(Protocol):
-    """A table that may take the place of one that something else has made."""
+    """A table that can take over an existing table made by other software."""
 
     def will_adopt(self, pipeline: str) -> bool:
-        """Whether the table exists, is nobody's, and :meth:`SinkTable.create` makes it the pipeline's.
+        """Return whether the table exists, has no owner, and :meth:`SinkTable.create` makes the pipeline its owner.
 
-        :raises NotReadyError: if it should be, and cannot be: with all that is in the way.
+        :raises NotReadyError: listing all obstacles, if it should be taken over but cannot be.
         """
 
 
 @runtime_checkable
 class Measurable(Protocol):
-    """A table that knows what it takes."""
+    """A table that can report its size."""
 
     @property
     def index_bytes_used(self) -> tuple[int, int]:
-        """Bytes that this object takes for finding rows, in memory and on disk."""
+        """Bytes that this object uses to find rows, in memory and on disk."""
 
     def table_size(self) -> TableSize:
-        """What the table takes."""
+        """Return the size of the table."""
 
 
 @runtime_checkable
 class HasOwner(Protocol):
-    """A table that tells whose it is."""
+    """A table that records its owner."""
 
     def owner(self) -> str | None:
-        """The pipeline that writes to the table, which must exist; ``None`` if no pipeline does."""
+        """Return the pipeline that writes to the table, which must exist; ``None`` if no pipeline does."""
 
 
 class ChangeWriter(Protocol):
-    """Takes down the changes of one table in a piece of a batch. Nobody sees them before :meth:`close`."""
+    """Writes the changes of one table in a batch range. They are not visible before :meth:`close`."""
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes, in binlog order."""
 
     def truncate(self) -> None:
-        """The table was truncated here: what was added before does not count any more."""
+        """Discard the changes added so far: the table was truncated here."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining changes."""
 
 
 class ChangeStaging(Protocol):
-    """Changes of batches, from the tasks that decode them to the driver that applies them."""
+    """Passes the changes of batches from the tasks that decode them to the driver that applies them."""
 
     def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
-        """Begin to write. Called in tasks.
+        """Return a writer. Called in tasks.
 
-        :param range_name: ``epoch-<number>/name``, another one for each table of each piece, and of each attempt at it.
+        :param range_name: ``epoch-<number>/name``, different for each table, each batch range, and each attempt.
         """
 
     def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
-        """The changes of some pieces, in this order, in the sink's schema."""
+        """Return the changes of some batch ranges, in this order, in the sink's schema."""
 
     def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
-        """The same to be applied, with at least the columns of the key and those of the project.
+        """Return the same changes in a form to apply, with at least the key columns and the project's own columns.
 
-        Whatever other columns it has travel along, and what its schema says: what comes back in :class:`Upsert` are
-        rows of this. Those that do not come back do not count.
+        Any further columns, and the metadata of its schema, must be preserved: the rows passed in :class:`Upsert` are
+        rows of this table. Rows that are not passed are not applied.
         """
 
     def discard_applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
-        """Remove of what has been applied what is not needed any more. It may have become part of the table."""
+        """Delete what is no longer needed of applied changes, some of which may have become part of the table."""
 
     def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
-        """Remove what is not to be applied."""
+        """Delete changes that are not to be applied."""
 
     def clear_older_epochs(self, tables: Iterable[TableSchema], epoch: int) -> None:
-        """Remove what earlier epochs have staged and not applied: nobody needs it any more.
+        """Delete what earlier epochs have staged and not applied.
 
-        What later ones have staged stays: whoever calls this may have been overtaken, and not know it yet.
+        What later epochs have staged is kept: the caller may have been overtaken without knowing it yet.
 
-        :param tables: all that were staged for.
+        :param tables: all tables for which changes were staged.
         :param epoch: number of the epoch that begins.
         """
 
 
 class ResumePoint(Fenceable, Protocol):
-    """Up to where the stream has been applied: committed after all tables of a batch."""
+    """The offset up to which the stream has been applied: committed after all tables of a batch."""
 
     def create(self) -> None:
         """Create it if it does not exist."""
 
     def forget_older_generation(self, generation: int) -> None:
-        """Forget the resume point of an older snapshot, if there is one (:attr:`Feature.REREAD`).
+        """Forget the resume point of an older snapshot, if there is one (:attr:`Feature.RESNAPSHOT`).
 
         :param generation: number of the snapshot; nothing happens for the first one.
         """
 
     def read(self) -> Offset | None:
-        """The resume point, ``None`` before the first batch."""
+        """Return the resume point, or ``None`` before the first batch."""
 
     def read_with_timeline(self) -> tuple[Offset, Timeline] | None:
-        """The same with the lineage of its server."""
+        """Return the resume point together with the timeline of its server."""
 
     def write(self, offset: Offset, timeline: Timeline, fence: Fence) -> None:
         """Replace the resume point.
@@ -437,27 +448,27 @@ class ResumePoint(Fenceable, Protocol):
         """
 
     def clean_up(self) -> None:
-        """Delete what nobody needs any more. It need not be called: each write keeps in bounds what is there.
+        """Delete what is no longer needed. Calling it is optional: each write also limits what accumulates.
 
         :raises CdcError: if that is not possible now.
         """
 
 
 class Sink(Protocol):
-    """Where the copies of one pipeline go."""
+    """The destination of one pipeline: all of its sink tables and its resume point."""
 
     @property
     def supports(self) -> frozenset[Feature]:
-        """What it can do."""
+        """Features that the sink supports."""
 
     def table(self, table: TableSchema) -> SinkTable:
-        """The copy of a captured table, which need not exist yet. Nothing is looked at.
+        """Return the sink table of a captured table, which need not exist yet. Nothing is read or checked.
 
         :raises NotReadyError: if a setting of the sink does not fit the table.
         """
 
     def change_staging(self) -> ChangeStaging:
-        """Where batches of the stream wait to be applied."""
+        """Return the place where batches of the stream wait to be applied."""
 
     def resume_point(self) -> ResumePoint:
-        """The stream's resume point."""
+        """Return the stream's resume point."""

@@ -1,4 +1,4 @@
-"""Open the sink of a pipeline; the module of its kind is loaded when it is used."""
+"""Opens the sink of a pipeline; the module of each kind is loaded only when it is used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def open_sink(kind: str, path: str, pipeline: str, **settings: Any) -> Sink:
-    """The sink of a pipeline; nothing is looked at yet.
+    """Return the sink of a pipeline, without any access to its storage yet.
 
     :param kind: ``sink.kind``.
     :param path: ``sink.path``.
     :param pipeline: name of the pipeline.
-    :param settings: of this kind, as far as they are not the default.
+    :param settings: settings of this kind that differ from the default.
     :raises NotReadyError: if this kind does not have such settings.
     """
     module, _, name = SINK_CLASSES[kind].partition(":")

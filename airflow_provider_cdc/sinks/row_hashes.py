@@ -1,7 +1,7 @@
-"""Hashes of 128 bits that rows have by their values: SipHash with a secret.
+"""128-bit hashes of row values: SipHash with a secret.
 
-Nobody who does not know the secret can write rows that meet in it, and that two of ``n`` rows meet by chance is one in
-2^128 / n^2. Equal values have equal hashes, bit by bit as in :func:`~airflow_provider_cdc.model.multiset.row_images`.
+Without the secret, no one can write rows that collide; the chance that two of ``n`` rows collide is about n^2 / 2^128.
+Values that are equal bit by bit, as in :func:`~airflow_provider_cdc.model.multiset.row_images`, have equal hashes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from airflow_provider_cdc.model.multiset import row_images
 from airflow_provider_cdc.native import siphash
 
 _NO_BYTES: Any = np.empty(0, np.uint8)
-#: Rows that are hashed at a time: their states take 32 bytes each.
+#: Rows hashed at a time: each has a state of 32 bytes.
 _ROWS_PER_PORTION = 1 << 18
 
 
 def hash_rows(rows: pa.Table, columns: Sequence[str], secret: Any) -> tuple[Any, Any]:
-    """Hashes of rows, by some of their columns.
+    """Return hashes of rows, computed from some of their columns.
 
     :param secret: two words (uint64).
-    :returns: two arrays of uint64, one value a row.
+    :returns: two arrays of uint64, with one value per row.
     """
     parts = [
         _hash_portion(rows.slice(start, _ROWS_PER_PORTION), columns, secret)
@@ -41,7 +41,7 @@ def _hash_portion(rows: pa.Table, columns: Sequence[str], secret: Any) -> tuple[
     state = siphash.init_states(rows.num_rows, secret)
     for column in row_images(rows, columns).columns:
         array: pa.Array = column.combine_chunks()
-        # Copies: machine code takes no arrays that must not be written to, as those of Arrow are.
+        # Copies: the machine code accepts no read-only arrays, and those of Arrow are read-only.
         valid = pc.is_valid(array).cast(pa.uint8()).to_numpy().copy()
         if pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type):
             offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
@@ -56,12 +56,12 @@ def _hash_portion(rows: pa.Table, columns: Sequence[str], secret: Any) -> tuple[
 
 
 def _fixed_width_words(array: pa.Array) -> list[Any]:
-    """Values of fixed width as words, one array or (longer ones) several."""
+    """Return values of fixed width as words: one array, or several for values wider than 8 bytes."""
     kind = array.type
     if pa.types.is_boolean(kind):
         return [pc.fill_null(array, False).cast(pa.uint8()).to_numpy().astype(np.uint64)]
     width = kind.bit_width // 8
-    if array.buffers()[1] is None:  # nothing but NULLs
+    if array.buffers()[1] is None:  # all NULL
         return [np.zeros(len(array), np.uint64)]
     data = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width : (array.offset + len(array)) * width]
     if width <= 8:

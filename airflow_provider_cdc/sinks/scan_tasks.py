@@ -1,6 +1,6 @@
-"""Tables that are read back in portions, by tasks: no process need hold all rows.
+"""Tables that tasks read back in portions, so that no process needs to hold all rows.
 
-A sink need not offer this: what is only :class:`~airflow_provider_cdc.sinks.protocol.Readable` is read at once.
+Support is optional: a table that is only :class:`~airflow_provider_cdc.sinks.protocol.Readable` is read as a whole.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from airflow_provider_cdc.sinks.protocol import Markers, Readable
 
 
 class ScanTask(Protocol):
-    """Some rows of a version of a table. It travels to a task, pickled."""
+    """Some rows of a version of a table. It is pickled and sent to a task."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes to read, about."""
+        """Approximate number of bytes to read."""
 
     def read_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows in any order, few at a time; those that are marked as deleted are not among them.
+        """Yield the rows in any order, in small portions, without rows that are marked as deleted.
 
-        :param columns: columns of the sink's schema, which are given in this order.
+        :param columns: columns of the sink's schema, returned in this order.
         """
 
 
@@ -33,15 +33,12 @@ class Scannable(Protocol):
     """A table that can be read back in portions."""
 
     def plan_scan(self) -> tuple[Sequence[ScanTask], Markers]:
-        """Portions of one version, which together are all of its rows, and the markers that stood then."""
+        """Return scan tasks that together read all rows of one version, and the markers of this version."""
 
 
 @dataclass(frozen=True)
 class InMemoryScanTask:
-    """Rows that are in memory.
-
-    :param rows: these rows.
-    """
+    """Rows that are in memory."""
 
     rows: pa.Table
 
@@ -51,12 +48,12 @@ class InMemoryScanTask:
         return int(self.rows.nbytes)
 
     def read_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """See :class:`ScanTask`."""
+        """Yield the rows; see :class:`ScanTask`."""
         yield self.rows.select(list(columns))
 
 
 def plan_table_scan(table: Readable) -> tuple[Sequence[ScanTask], Markers]:
-    """Portions of the newest version of a table, and its markers."""
+    """Return scan tasks for the newest version of a table, and its markers."""
     if isinstance(table, Scannable):
         return table.plan_scan()
     rows, markers = table.read()

@@ -1,4 +1,4 @@
-"""What a sink refuses at one table concerns that table."""
+"""Adds the table to errors that a sink raises."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from airflow_provider_cdc.model.schema import TableSchema
 
 @contextmanager
 def name_table_in_errors(table: TableSchema) -> Iterator[None]:
-    """Name the table in what a sink refuses.
+    """Name the table in errors that the sink raises.
 
-    :raises TerminalError: also for a file of the copy that is not there any more.
+    :raises TerminalError: also if a file of the sink table is missing.
     """
     try:
         yield
@@ -21,5 +21,5 @@ def name_table_in_errors(table: TableSchema) -> Iterator[None]:
         error.table = error.table or table.label
         raise
     except FileNotFoundError as error:
-        message = f"the copy of table {table.label} lacks a file: {error.filename or error}"
-        raise TerminalError(message, "Find out who removes files of the copy", table=table.label) from error
+        message = f"a file of the copy of table {table.label} is missing: {error.filename or error}"
+        raise TerminalError(message, "Find out what deletes files of the copy", table=table.label) from error

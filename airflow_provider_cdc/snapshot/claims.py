@@ -1,6 +1,6 @@
-"""Who reads a chunk group: claims, their heartbeats, and waiting for those of others.
+"""Claims of chunk groups, their heartbeats, and waiting for the claims of other processes.
 
-Nothing here decides about rows: of two that read one group at the same time the marker in the sink lets one win.
+Claims only avoid duplicate work. If two processes read the same group, the marker in the sink lets only one commit.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from airflow_provider_cdc.system.failpoints import failpoint
 from airflow_provider_cdc.system.processes import has_died_here, machine_id, process_start_time
 
 _POLL_SECONDS = 0.5
-#: How a holder's own text ends in the bookkeeping: host, what its process ids are told within, process, its start.
+#: End of a holder's text in the state database: host, machine id (its process ids are per machine), process id, start.
 _HOLDER_PROCESS = re.compile(r" \[(\S+) (?:(\S+) )?(\d+) (\d+)\]$")
 
 
 class GroupClaim:
-    """An attempt at a group that this process holds. A context manager, which keeps its heartbeat going.
+    """An attempt at a group that this process has claimed. A context manager that sends the heartbeat.
 
-    :param group: the group.
     :param attempt: number of the attempt.
-    :param was_paused: the group's row as it was before the claim.
+    :param row_before: the group's row as it was before the claim.
     :param published_attempt: lowest attempt that was published then; ``None`` if the group is read for the first time.
     """
 
@@ -54,10 +53,10 @@ class GroupClaim:
         self.store = store
         self._group = group
         self._key = group.plan.pipeline, group.plan.generation, group.number
-        #: Files of attempts up to this one are not used again.
+        #: Files of attempts up to this one are not reused.
         self.last_stale_attempt = 0
         if published_attempt is not None:
-            # What an earlier try of the same request has read already counts; what was asked for before it does not.
+            # Files that an earlier try of the same request has read are reused, those of earlier requests are not.
             self.last_stale_attempt = (
                 max(group.published_by_table().values()) if row_before.state == "rereading" else attempt - 1
             )
@@ -81,23 +80,22 @@ class GroupClaim:
                 self.store.release_group(*self._key, self.attempt)
 
     def check_still_held(self) -> None:
-        """Make sure that nobody else has taken the group.
+        """Raise an error if another process has taken over the group.
 
-        :raises TransientError: naming who has.
+        :raises TransientError: if so; it names that process.
         """
         if self._taken_over.is_set():
             row = self.store.group(*self._key)
             raise TransientError(
                 f"group {self._group.number} was taken over by {_holder_name(row.holder)} (attempt {row.attempt}) "
-                "while "
-                f"attempt {self.attempt} was read",
+                f"while attempt {self.attempt} was read",
                 "Run again to adopt its result",
             )
 
     def report_reused(self, reused: Iterable[tuple[int, dict[str, Any]]]) -> None:
-        """Tell bookkeeping and reporter what is used again of earlier attempts.
+        """Record and report the files of earlier attempts that are reused.
 
-        :param reused: attempt and manifest of finished files.
+        :param reused: attempt and manifest of each file.
         """
         plan = self._group.plan
         with self._report_lock:
@@ -107,7 +105,7 @@ class GroupClaim:
             self._report(reused)
 
     def report_progress(self) -> None:
-        """Tell bookkeeping and reporter of the files that were finished since the last look."""
+        """Record and report the files that were finished since the last call."""
         with self._report_lock:
             fresh = [
                 finished
@@ -131,8 +129,8 @@ class GroupClaim:
         elif was_paused and not paused:
             reporter.line(f"{self._progress.label}: continues")
         reporter.progress(self._progress)
-        if fresh and self.published_attempt is None:  # until it is published again the bookkeeping tells of what is
-            with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, no more than that
+        if fresh and self.published_attempt is None:  # else the state database shows what is published
+            with suppress(CdcError, SQLAlchemyError):  # an outage of the state database only hides progress
                 self.store.record_read_chunks(*self._key[:2], to_chunk_results(fresh))
                 failpoint("books.after_chunks")
 
@@ -161,20 +159,20 @@ class GroupClaim:
 def claim_group(
     group: ChunkGroup, store: StateDatabase, holder: str, requested_by: TaskRequest | None
 ) -> GroupClaim | None:
-    """Claim a group, after waiting for those who read it; ``None`` if there is nothing left to read.
+    """Claim a group, after waiting for processes that are reading it; ``None`` if nothing is left to read.
 
-    :param holder: who claims it, for people.
-    :param requested_by: who wants it: a task that had finished the group for another request reads it again.
-    :raises NotReadyError: if the bookkeeping has no such group.
-    :raises TransientError: if it cannot be asked, or takes no writes while others are waited for: that their heartbeat
-        stands still proves nothing then.
+    :param holder: human-readable name of the claiming process.
+    :param requested_by: the requesting task; if it has finished the group for another request, it is re-snapshotted.
+    :raises NotReadyError: if the state database has no such group.
+    :raises TransientError: if the state database cannot be read, or accepts no writes while this process waits: a
+        missing heartbeat proves nothing then.
     """
     plan = group.plan
     pulse, waited_attempt, fetch_row = HeartbeatMonitor(LOST_AFTER_SECONDS), 0, store.group
     while True:
         row = fetch_row(plan.pipeline, plan.generation, group.number)
         published, being_read = group.published_attempt(), _is_being_read(row, pulse)
-        # What somebody else has finished in the meantime is as good as the own attempt would be.
+        # What another process has finished in the meantime is as good as an attempt of this one.
         requested = _is_read_requested(group, row, requested_by) and not (waited_attempt and row.state == "done")
         if published is not None and not requested and not (being_read and row.state == "rereading"):
             return None
@@ -202,7 +200,7 @@ def claim_group(
 
 
 def find_active_reader(store: StateDatabase, plan: Plan) -> ChunkGroupRow | None:
-    """A group that is being read now, if there is one; it looks for as long as it takes to tell."""
+    """Return a group that is being read now, if any; wait as long as it takes to be certain."""
     for number in [row.group_no for row in store.groups(plan.pipeline, plan.generation)]:
         pulse = HeartbeatMonitor(LOST_AFTER_SECONDS)
         while _is_being_read(row := store.probe_group(plan.pipeline, plan.generation, number), pulse):
@@ -214,14 +212,14 @@ def find_active_reader(store: StateDatabase, plan: Plan) -> ChunkGroupRow | None
 
 
 def _is_read_requested(group: ChunkGroup, row: ChunkGroupRow, requested_by: TaskRequest | None) -> bool:
-    """Whether a group is to be read, or read to its end, although it is published."""
+    """Return whether a group is to be re-snapshotted, or its re-snapshot completed, although it is published."""
     finished = None if requested_by is None else group.is_finished_for(requested_by)
-    # A try that died between its note and the bookkeeping has left the group as one that is being read again.
+    # A try that died after writing its note, but before updating the state database, has left the group in this state.
     return finished is False or (finished is True and row.state == "rereading")
 
 
 def _is_being_read(row: ChunkGroupRow, pulse: HeartbeatMonitor) -> bool:
-    """Whether a group is being read, as far as the looks so far can tell."""
+    """Return whether a group is being read, as far as is known from the heartbeats seen so far."""
     if row.state not in ("running", "rereading") or row.heartbeat_at is None or _holder_died_here(row.holder or ""):
         return False
     return pulse.observe((row.attempt, row.heartbeat_at), time.monotonic()) is not False
@@ -233,10 +231,10 @@ def _holder_text(holder: str) -> str:
 
 
 def _holder_name(holder: str | None) -> str:
-    return _HOLDER_PROCESS.sub("", holder or "somebody")
+    return _HOLDER_PROCESS.sub("", holder or "another process")
 
 
 def _holder_died_here(holder: str) -> bool:
-    """Whether the holder was a process of this host that is gone: no need to wait for its heartbeat to stand still."""
+    """Return whether the holder was a process of this host that is gone, so that there is no need to wait for it."""
     match = _HOLDER_PROCESS.search(holder)
     return match is not None and has_died_here(match[1], match[2], int(match[3]), float(match[4]))

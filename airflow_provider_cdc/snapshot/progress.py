@@ -1,4 +1,4 @@
-"""How far a snapshot and its groups are, from the bookkeeping; and what each table came to, from the sink."""
+"""Progress of a snapshot and its groups, from the state database; and totals of each table, from the sink."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def group_progress(context: RunContext, store: StateDatabase, plan: Plan) -> list[tuple[ChunkGroupRow, ChunkProgress]]:
-    """How far each group is, by number. The rate is that of its newest attempt."""
+    """Return the progress of each group, by number. The rate is that of its newest attempt."""
     counts = {row.group_no: row for row in store.group_progress(plan.pipeline, plan.generation)}
     labels = {number: plan.group_label(chunks) for number, chunks in plan.groups().items()}
     result, moment = [], datetime.now(UTC)
@@ -42,11 +42,11 @@ def group_progress(context: RunContext, store: StateDatabase, plan: Plan) -> lis
 
 
 def snapshot_progress(groups: Iterable[tuple[ChunkGroupRow, ChunkProgress]]) -> ChunkProgress:
-    """How far the whole snapshot is.
+    """Return the progress of the whole snapshot.
 
-    The rate is that of the time in which somebody was reading: a snapshot that stood still over night is not slow.
+    The rate only counts time in which something was being read, so a snapshot that was stopped overnight is not slow.
 
-    :param groups: what :func:`group_progress` gives.
+    :param groups: what :func:`group_progress` returns.
     """
     rows = list(groups)
     timed_groups = [(interval, p) for g, p in rows if (interval := _read_interval(g)) is not None]
@@ -69,13 +69,13 @@ def _is_alive(group: ChunkGroupRow, moment: datetime) -> bool:
 
 
 def _read_interval(group: ChunkGroupRow) -> tuple[float, float] | None:
-    """When the newest attempt at a group began and ended, or was last alive; ``None`` where that is not known.
+    """Return when the newest attempt at a group began and ended (or was last alive); ``None`` if unknown.
 
-    Both by the clock of its reader's host, which need not be the caller's.
+    Both times are by the clock of the reader's host, which may differ from the caller's.
     """
     if group.started_at is None or group.state not in ("running", "rereading", "done"):
         return None
-    # Without a heartbeat it failed; nobody knows when.
+    # Without a heartbeat it failed at an unknown time.
     ended = group.finished_at if group.state == "done" else group.heartbeat_at
     if ended is None or ended <= group.started_at:
         return None
@@ -84,13 +84,13 @@ def _read_interval(group: ChunkGroupRow) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class TableTotals:
-    """What the snapshot of one table came to, as the published attempts' manifests say.
+    """Totals of one table's snapshot, from the manifests of the published attempts.
 
     :param table: ``database.table``.
     :param rows: rows in the files.
     :param chunks: chunks of the table.
     :param corrected: keys that were corrected from the binlog.
-    :param seconds: time in which somebody was reading it.
+    :param seconds: time during which the table was being read.
     :param min_lw: lowest low watermark of its chunks; P0 for a table without any.
     :param max_hw: highest high watermark.
     """
@@ -112,9 +112,9 @@ class TableTotals:
 
 
 def table_totals(context: RunContext, plan: Plan, groups: Iterable[int] | None = None) -> list[TableTotals]:
-    """What the snapshot of each table came to, in the plan's order.
+    """Return the totals of each table's snapshot, in the order of the plan.
 
-    :param groups: count only these groups, and only the tables in them; ``None`` for all.
+    :param groups: count only these groups and the tables in them; ``None`` for all.
     """
     files_by_table: dict[int, list[dict[str, Any]]] = (
         {} if groups is not None else {i: [] for i in range(len(plan.tables))}

@@ -1,7 +1,7 @@
-"""A table that is altered while its snapshot is running is planned again, and read again under its new definition.
+"""Plan a table again that is altered while its snapshot is running, and read it again under its new definition.
 
-Only this table, and only as long as nothing of it is published: its watermarks all come after the DDL then, and what
-the binlog says of it before that is passed over. The argument is in docs/correctness.md.
+Only this table, and only as long as no part of it is published: then all of its watermarks come after the DDL, and
+earlier changes in the binlog are ignored. docs/correctness.md has the proof.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from airflow_provider_cdc.sinks.storage.storage import write_json_once
 
 
 def replan_table(context: RunContext, plan: Plan, error: TableAlteredError) -> None:
-    """Plan the table again that an error names; nothing happens if another process has done so.
+    """Plan the table again that an error names, unless another process has already done so.
 
-    :param plan: the plan under which it was read.
-    :raises TableAlteredError: the error, if that is not possible, with the reason.
-    :raises NotReadyError: if the table is gone, or cannot be copied any more.
+    :param plan: the plan with which it was read.
+    :raises TableAlteredError: the error, with the reason, if that is not possible.
+    :raises NotReadyError: if the table no longer exists, or can no longer be copied.
     """
     index = next((i for i, t in enumerate(plan.tables) if t.label == error.table), None)
     newest = context.require_plan()
@@ -34,15 +34,13 @@ def replan_table(context: RunContext, plan: Plan, error: TableAlteredError) -> N
         return
     markers = context.sink.table(table).markers()
     complete = read_coverage(context, newest, open_sink_tables(context, newest)) is not None
-    if complete and context.pipeline.stream.follows_ddl:  # else no stream begins that could follow it
+    if complete and context.pipeline.stream.follows_ddl:  # else no stream can follow the DDL
         raise TransientError(
             f"{error.message}, and the stream has not followed that yet",
-            "Run again when it has; if it stops, it says why",
+            "Run again after it has. If it stops, it reports why",
         )
     if any(markers.get(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
-        raise TableAlteredError(
-            f"{error.message}, when a part of it was published already", error.remedy, **error.facts
-        )
+        raise TableAlteredError(f"{error.message}, after a part of it was published", error.remedy, **error.facts)
     context.require_feature(Feature.RESNAPSHOT, error.message)
     with closing(connect(context.connect_args)) as connection:
         amendment = make_replan_amendment(

@@ -1,4 +1,4 @@
-"""Whether the binlog that a stream has to begin with is still there when the snapshot is done. Keeps no clock."""
+"""Estimate whether the binlog that a stream must begin with outlives the snapshot. Callers pass the time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from airflow_provider_cdc.model.progress import format_duration
 
-#: What one reader is taken to read before anybody knows: rows and bytes a second. A cautious guess.
+#: Assumed rate of one reader (rows and bytes per second) before any was measured: a conservative guess.
 ASSUMED_ROWS_PER_SECOND, ASSUMED_BYTES_PER_SECOND = 20_000, 20_000_000
 
 
@@ -14,12 +14,12 @@ ASSUMED_ROWS_PER_SECOND, ASSUMED_BYTES_PER_SECOND = 20_000, 20_000_000
 class Retention:
     """How long the server keeps a binlog file.
 
-    A server removes a file a fixed time after its *end*: after the moment at which the next one was begun. The file in
-    use is never removed.
+    A server removes a file a fixed time after its *end*, which is when the next file was begun. The file in use is
+    never removed.
 
-    :param expire_seconds: seconds that the server's settings keep a file after its end; ``None`` for ever.
-    :param observed_seconds: seconds after which files were seen to go earlier than that (a full disk, a limit of the
-        total size, a person, a managed service); ``None`` if none was.
+    :param expire_seconds: seconds that a file is kept after its end by the server's settings; ``None`` for ever.
+    :param observed_seconds: seconds after which files were observed to be removed earlier than that (by a full disk, a
+        limit of the total size, a person, a managed service); ``None`` if none was.
     """
 
     expire_seconds: float | None
@@ -27,13 +27,13 @@ class Retention:
 
     @property
     def keep_seconds(self) -> float | None:
-        """Seconds that a file is kept after its end; ``None`` for ever, as far as anybody can tell."""
+        """Seconds that a file is kept after its end, as far as is known; ``None`` for ever."""
         return min((s for s in (self.expire_seconds, self.observed_seconds) if s is not None), default=None)
 
     def seconds_to_purge(self, now: float, ended: float | None) -> float | None:
-        """Seconds until a file may be removed; ``None`` for never.
+        """Return the seconds until a file may be removed; ``None`` for never.
 
-        :param now: the server's time.
+        :param now: the server's time, in seconds since 1970.
         :param ended: when the file ended, by the same clock; ``None`` while it is in use.
         """
         if self.keep_seconds is None:
@@ -41,19 +41,20 @@ class Retention:
         return self.keep_seconds if ended is None else max(0.0, ended + self.keep_seconds - now)
 
     def with_observed_purge(self, now: float, oldest_began: float) -> Retention:
-        """A file has gone: what that says about how long others are kept.
+        """Return the retention as corrected by the observation that a file was removed.
 
-        :param oldest_began: when the oldest file that is left was begun, which is when the last one that went ended.
+        :param now: the server's time, in seconds since 1970.
+        :param oldest_began: when the oldest remaining file was begun, which is when the last removed one ended.
         """
         age = max(0.0, now - oldest_began)
         return Retention(self.expire_seconds, age) if self.expire_seconds is None or age < self.expire_seconds else self
 
 
 def assess_retention(seconds_to_purge: float | None, needed_seconds: float | None) -> str:
-    """``fine``, ``tight`` (more than half of the time is needed) or ``lost``.
+    """Return ``fine``, ``tight`` (more than half of the time is needed) or ``lost``.
 
-    :param seconds_to_purge: seconds until the binlog goes; ``None`` for never.
-    :param needed_seconds: seconds that the snapshot still takes; ``None`` if nobody knows.
+    :param seconds_to_purge: seconds until the binlog may be removed; ``None`` for never.
+    :param needed_seconds: seconds that the snapshot still needs; ``None`` if unknown.
     """
     if seconds_to_purge is None or needed_seconds is None or needed_seconds * 2 <= seconds_to_purge:
         return "fine"
@@ -63,13 +64,13 @@ def assess_retention(seconds_to_purge: float | None, needed_seconds: float | Non
 def estimate_seconds(
     rows: int, size: int, readers: int, rows_per_second: float | None = None, bytes_per_second: float | None = None
 ) -> float:
-    """Seconds that a snapshot may take, before anything of it was read.
+    """Estimate the seconds that a snapshot takes, before any of it was read.
 
-    :param rows: rows of all tables, about.
-    :param size: their bytes, about.
+    :param rows: approximate rows of all tables.
+    :param size: approximate bytes of all tables.
     :param readers: chunks read at the same time.
-    :param rows_per_second: limit of all readers.
-    :param bytes_per_second: limit of all readers.
+    :param rows_per_second: limit for all readers together.
+    :param bytes_per_second: limit for all readers together.
     """
     by_rows = rows / min(readers * ASSUMED_ROWS_PER_SECOND, rows_per_second or float("inf"))
     by_size = size / min(readers * ASSUMED_BYTES_PER_SECOND, bytes_per_second or float("inf"))
@@ -77,5 +78,5 @@ def estimate_seconds(
 
 
 def retention_text(seconds: float | None) -> str:
-    """How long binlogs are kept, for people."""
+    """Return how long binlogs are kept, as text."""
     return "for ever" if seconds is None else f"for {format_duration(seconds)}"

@@ -1,7 +1,7 @@
-"""The retention guard: whether the binlog that the stream has to begin with outlives the snapshot.
+"""The retention guard: check whether the binlog that the stream must begin with outlives the snapshot.
 
-A snapshot that takes longer than the server keeps its binlogs is lost, and would be found so only when the stream
-begins, hours later. So the driver of a chunk group looks now and then at what is left of both.
+A snapshot that takes longer than the server keeps its binlogs is useless, which would only become apparent when the
+stream begins, hours later. So the driver of a chunk group regularly compares the time left for both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from airflow_provider_cdc.snapshot.retention import Retention, assess_retention,
 if TYPE_CHECKING:
     from airflow_provider_cdc.state import StateDatabase
 
-#: Seconds between two looks, and seconds of reading before an estimate is acted upon.
+#: Seconds between two checks, and seconds of reading before an estimate is acted upon.
 CHECK_SECONDS = 60.0
 MIN_READ_SECONDS = 60.0
 _KEEP_BINLOGS_REMEDY = (
@@ -47,30 +47,29 @@ _KEEP_BINLOGS_REMEDY = (
 
 
 class PurgeWatch:
-    """What a server's binlogs say about how long one position is still there, from one look to the next.
+    """Estimates how long a server keeps a position in its binlog, from repeated checks.
 
     :param offset: the position, and the server that it belongs to.
-    :param slot: the slot to look with, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+    :param slot: server id slot for the checks, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
     """
 
     def __init__(self, offset: Offset, slot: int) -> None:
         self._offset, self._position, self._slot = offset, offset.at, slot
         self._oldest_file: str | None = None
         self._file_ended: float | None = None
-        self._early_ages: list[float] = []  # how old files were that went before their time
+        self._early_ages: list[float] = []  # ages at which files were removed too early
         self.retention = Retention(None)
 
     def seconds_to_purge(self, context: RunContext) -> float | None:
-        """Seconds until the position may go; ``None`` for never.
+        """Return the seconds until the position may be removed; ``None`` for never.
 
-        :param context: the pipeline.
         :raises TerminalError: if it is gone.
         """
         with closing(connect(context.connect_args)) as connection:
             return self.seconds_to_purge_on(context, connection)
 
     def seconds_to_purge_on(self, context: RunContext, connection: Connection[Any]) -> float | None:
-        """Like :meth:`look`, over a connection that is open."""
+        """Do the same as :meth:`seconds_to_purge`, over an open connection."""
         check_same_server(server_identity(connection), self._offset.server)
         files, clock = list_binlog_files(connection), server_time(connection)
         if self._position.file not in files:
@@ -87,7 +86,7 @@ class PurgeWatch:
             observed = configured.with_observed_purge(clock, began)
             self._early_ages += [observed.observed_seconds] if observed.observed_seconds is not None else []
         self._oldest_file = files[0]
-        # Somebody may purge by hand, once. What happens again is how this server is run.
+        # A single early purge may have been manual. A repeated one shows how this server is operated.
         self.retention = Retention(
             configured.expire_seconds, min(self._early_ages) if len(self._early_ages) > 1 else None
         )
@@ -97,26 +96,26 @@ class PurgeWatch:
         return self.retention.seconds_to_purge(clock, self._file_ended)
 
     def _file_began(self, context: RunContext, file: str) -> float | None:
-        with suppress(CdcError):  # then the file counts as in use: in doubt a snapshot goes on
+        with suppress(CdcError):  # then the file counts as in use: when in doubt, the snapshot continues
             return file_start_time(context.binlog_opener(self._slot), file)
         return None
 
     def retention_text(self) -> str:
-        """How long the server keeps its binlogs, for people."""
+        """Return how long the server keeps its binlogs, as text."""
         is_observed = (
             self.retention.observed_seconds is not None
             and self.retention.observed_seconds == self.retention.keep_seconds
         )
-        return retention_text(self.retention.keep_seconds) + (", as was seen" if is_observed else "")
+        return retention_text(self.retention.keep_seconds) + (", as observed" if is_observed else "")
 
 
 @dataclass(frozen=True)
 class SnapshotForecast:
-    """What a snapshot may take, and how long the binlogs it needs are there.
+    """How long a snapshot may take, and how long the binlog that it needs is kept.
 
     :param rows: rows of all tables, by the server's statistics.
-    :param size: their bytes.
-    :param seconds: time it may take; a cautious guess before anything was read.
+    :param size: bytes of all tables, by the server's statistics.
+    :param seconds: conservative estimate of its duration, before any of it was read.
     :param seconds_to_purge: seconds until the binlog that the stream begins with may be removed; ``None`` for never.
     """
 
@@ -141,11 +140,11 @@ class SnapshotForecast:
 def forecast_snapshot(
     context: RunContext, connection: Connection[Any], tables: Iterable[tuple[str, str]], plan: Plan | None
 ) -> SnapshotForecast:
-    """Look ahead, before a snapshot begins or goes on.
+    """Return a forecast, before a snapshot begins or continues.
 
     :param tables: (database, name) of the captured tables.
-    :param plan: the plan that stands, if one does: the binlog it begins with is what counts then.
-    :raises TerminalError: if that binlog is gone.
+    :param plan: the existing plan, if any: the binlog file that it begins with must be kept.
+    :raises TerminalError: if this file is gone.
     """
     settings, sizes = context.pipeline.snapshot, estimate_table_sizes(connection, tables)
     count, size = sum(n for n, _ in sizes), sum(n for _, n in sizes)
@@ -161,25 +160,23 @@ def forecast_snapshot(
 
 @dataclass
 class _GuardState:
-    """What is known of a snapshot's binlog; ``estimated``: when its time left was last worked out (monotonic)."""
+    """State of the guard of one snapshot; ``estimated_at`` is when it last compared the times (monotonic seconds)."""
 
     watch: PurgeWatch
     estimated_at: float = float("-inf")
     warned: bool = False
 
 
-#: By sink, pipeline and P0: what was seen while one group was read counts for the next one in the same process.
+#: By sink, pipeline and P0, so that observations made while one group was read count for the next one in this process.
 _guard_states: dict[tuple[str, str, Position], _GuardState] = {}
 
 
 class RetentionGuard:
-    """Ends a group's job early if the snapshot cannot be done in time. A context manager around the job.
+    """Ends a group's job early if the snapshot cannot finish in time. A context manager around the job.
 
-    :param context: the pipeline.
-    :param store: the bookkeeping, which has the rate of the whole snapshot.
-    :param plan: the plan.
+    :param store: the state database, which has the rate of the whole snapshot.
     :param group: number of the group that is read.
-    :param notes: where the readers hear that they shall stop.
+    :param notes: signals with which the readers are told to stop.
     """
 
     def __init__(
@@ -193,7 +190,7 @@ class RetentionGuard:
         self._thread = threading.Thread(target=with_current_counts(self._loop), name="retention-guard", daemon=True)
 
     def __enter__(self) -> Self:
-        # Once a stream has begun it needs nothing of the beginning any more.
+        # Once a stream has begun, the binlog from P0 on is no longer needed.
         if self._context.sink.resume_point().read() is None:
             self.check()
             self._thread.start()
@@ -205,9 +202,9 @@ class RetentionGuard:
             self._thread.join()
 
     def check(self) -> None:
-        """Compare what is left.
+        """Compare the time that the snapshot needs with the time that the binlog is kept.
 
-        :raises TerminalError: if the snapshot cannot be done in time, or the binlog is gone already.
+        :raises TerminalError: if the snapshot cannot finish in time, or the binlog is already gone.
         """
         state = self._state
         try:
@@ -215,7 +212,7 @@ class RetentionGuard:
         except TerminalError as error:
             raise TerminalError(f"{error.message}; so far: {self._progress()[0]}", error.remedy) from None
         except (TransientError, NotReadyError):
-            return  # the readers find out by themselves
+            return  # the readers will get the same error
         if seconds_left is None or time.monotonic() - state.estimated_at < CHECK_SECONDS / 2:
             return
         state.estimated_at = time.monotonic()
@@ -226,10 +223,8 @@ class RetentionGuard:
         file = self._plan.p0.at.file
         message = (
             f"the snapshot needs about {format_duration(eta)} more, and binlog file {file}, with which the stream has "
-            "to "
-            f"begin, may be removed in {format_duration(seconds_left)} (binlogs are kept "
-            f"{state.watch.retention_text()}); "
-            f"so far: {progress}"
+            f"to begin, may be removed in {format_duration(seconds_left)} (binlogs are kept "
+            f"{state.watch.retention_text()}); so far: {progress}"
         )
         if urgency == "lost":
             raise TerminalError(
@@ -240,17 +235,17 @@ class RetentionGuard:
             self._context.reporter.line(f"warning: {message}. {_KEEP_BINLOGS_REMEDY}")
 
     def _progress(self) -> tuple[ChunkProgress, float | None]:
-        """How far the snapshot is, and seconds that it still takes at least; ``None`` while nobody can say."""
-        from sqlalchemy.exc import SQLAlchemyError  # not for ``check``, which keeps no books
+        """Return the progress of the snapshot, and the minimum seconds that it still needs (``None`` if unknown)."""
+        from sqlalchemy.exc import SQLAlchemyError  # not needed by ``check``, which has no state database
 
         try:
             groups = group_progress(self._context, self._store, self._plan)
-        except (CdcError, SQLAlchemyError):  # an outage of the bookkeeping: the binlogs are looked at all the same
+        except (CdcError, SQLAlchemyError):  # an outage of the state database: the binlog is still checked
             return ChunkProgress("snapshot", 0, len(self._plan.chunks), 0), None
         progress = snapshot_progress(groups)
         if not progress.fresh_chunks or progress.seconds < MIN_READ_SECONDS:
             return progress, None
-        # Chunks of files that are not finished may have been read: they count as done.
+        # Chunks of unfinished files may have been read already, so they count as done.
         readers = self._context.pipeline.snapshot.parallelism * sum(row.state == "running" for row, _ in groups)
         chunks_left = progress.chunks_total - progress.chunks_done
         return progress, progress.projected(min(chunks_left, readers * CHUNKS_PER_FILE)).eta_seconds

@@ -1,4 +1,4 @@
-"""The snapshot phase: every chunk group is read by one job and published by one commit a table."""
+"""The snapshot phase: read every chunk group with one job, and publish it with one commit per table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from airflow_provider_cdc.snapshot.snapshot_observer import NullObserver, Snapsh
 from airflow_provider_cdc.state import TAKEN_OVER, StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
-#: Number of a slice -> attempt that read it, and its manifest.
+#: Number of a slice -> (attempt that read it, its manifest).
 FinishedSlices = dict[int, tuple[int, dict[str, Any]]]
 #: How often tables may be altered while one group is read.
 _REPLANS = 20
@@ -65,20 +65,22 @@ _REPLANS = 20
 
 @dataclass(frozen=True)
 class GroupResult:
-    """How a group ended.
+    """Outcome of reading a group.
 
     :param group: number of the group.
-    :param outcome: ``published`` (read for the first time), ``adopted`` (somebody had published it), ``replaced`` (read
-        again and published), ``staged`` (read again; the next stream publishes it).
+    :param outcome: ``published`` (read for the first time), ``adopted`` (already published), ``replaced``
+        (re-snapshotted and published), ``staged`` (re-snapshotted; the next stream publishes it), ``taken_over``
+        (nothing is left to read of its tables).
     :param attempt: the attempt that is published (or staged).
     :param tables: ``database.table`` of each table.
     :param rows: rows that the attempt read.
     :param chunks: chunks of the group.
     :param corrected: keys that the backfill inserted, replaced or deleted.
     :param seconds: time that the call took.
-    :param rows_per_second: ``None`` where nothing was read.
-    :param min_lw: lowest low watermark, and ``max_hw``: highest high watermark; ``None`` where nothing is left to read.
-    :param traffic: requests to an object store and bytes, of this process and its tasks; ``None`` for a folder.
+    :param rows_per_second: ``None`` if nothing was read.
+    :param min_lw: lowest low watermark; ``None`` if nothing is left to read.
+    :param max_hw: highest high watermark; ``None`` if nothing is left to read.
+    :param traffic: requests to an object store and bytes, of this process and its tasks; ``None`` for a local sink.
     """
 
     group: int
@@ -95,7 +97,7 @@ class GroupResult:
     traffic: Mapping[str, int] | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; positions are ``[file, position]``."""
+        """Return a plain JSON value; positions are ``[file, position]``."""
         marks = {name: at and at.to_json() for name, at in (("min_lw", self.min_lw), ("max_hw", self.max_hw))}
         return {**self.__dict__, "tables": list(self.tables), "seconds": round(self.seconds, 3), **marks}
 
@@ -110,7 +112,7 @@ def run_snapshot(
     """Read and publish every group that is not published yet.
 
     :param runner: runs the slices of a group.
-    :param observe: opens what shows the progress of a group, given context, bookkeeping and plan.
+    :param observe: creates the observer of a group, given context, state database and plan.
     """
     open_tables = open_sink_tables(context, plan)
     for group in plan.groups():
@@ -130,22 +132,24 @@ def run_group(
     open_tables: Sequence[SinkTable] = (),
     observe: Callable[..., SnapshotObserver] = NullObserver,
 ) -> GroupResult:
-    """Read one group and publish it. One that is published already is adopted, unless it is to be read again. Nothing
-    is read of tables that the stream has taken over: they were read again as a whole, or are suspended.
+    """Read one group and publish it.
 
-    Processes of their own may do this at the same time, for different groups or for the same one: the second one
-    waits, and then takes the result of the first, or its place if that one has died.
+    A group that is already published is adopted, unless a re-snapshot of it is requested. Tables that the stream has
+    taken over, because they were re-snapshotted as a whole or are suspended, are not read.
+
+    Several processes may call this at the same time, for different groups or for the same one. For the same group, the
+    second process waits, and then adopts the result of the first, or takes over if the first has died.
 
     :param group: number of the group.
     :param runner: runs the slices of the group.
-    :param holder: who reads it, for people.
-    :param requested_by: what a scheduler's task wants. If the group was finished for an earlier request of this very
-        task, somebody has cleared it: it is read again under a new attempt, and replaces the first.
+    :param holder: human-readable name of the process that reads it.
+    :param requested_by: the request of a scheduler's task. If the group was finished for an earlier request of the same
+        task, a user has cleared the task: the group is re-snapshotted in a new attempt, which replaces the first.
     :param open_tables: sink tables of all tables of the plan, if the caller has them open.
-    :param observe: opens what shows the progress, given context, bookkeeping and plan.
+    :param observe: creates the observer, given context, state database and plan.
     :raises NotReadyError: if the plan has no such group.
     :raises TransientError: if another process took the group over while it was read.
-    :raises FencedError: if a newer snapshot has taken the tables.
+    :raises FencedError: if a newer snapshot has fenced the tables.
     :raises TableAlteredError: if a DDL has changed a table and it cannot be planned again.
     """
     record_server_restart(context, store)
@@ -171,12 +175,12 @@ def run_group(
             newest = context.refresh_plan(plan)
             if is_last or type(error) is not TerminalError or newest.tables == plan.tables:
                 raise
-            plan, open_tables = newest, ()  # so the copy has other columns meanwhile, or the stream has followed a DDL
+            plan, open_tables = newest, ()  # the definitions have changed meanwhile, so the error may be outdated
     raise AssertionError("unreachable")
 
 
 def _taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, group: int) -> GroupResult:
-    """There is nothing left to read of a group: none of its tables is what the snapshot has read.
+    """Return the result of a group with nothing left to read, because the stream has taken over all of its tables.
 
     :raises NotReadyError: if the group was never planned.
     """
@@ -193,7 +197,7 @@ def _taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, gr
         outcome = (
             f"is suspended at {suspension.at}. {suspension_remedy(plan, suspension)}"
             if suspension
-            else "was read again as a whole since"
+            else "was re-snapshotted as a whole since"
         )
         context.reporter.line(f"group {group}: nothing is left to read of {plan.tables[index].label}: it {outcome}")
     labels = tuple(plan.tables[index].label for index in tables)
@@ -201,7 +205,7 @@ def _taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, gr
 
 
 def record_taken_over(store: StateDatabase, plan: Plan) -> None:
-    """Write down of which groups nothing is left to read."""
+    """Record the groups that have nothing left to read."""
     if left := plan.superseded_groups():
         rows = store.groups(plan.pipeline, plan.generation)
         if numbers := [row.group_no for row in rows if row.group_no in left and row.state != TAKEN_OVER]:
@@ -261,7 +265,7 @@ def _read_and_publish(
 
 
 def adopt_published_groups(context: RunContext, store: StateDatabase, plan: Plan) -> bool:
-    """Bring the bookkeeping up to what the sink says, if it was lost. Cheap where nothing is missing.
+    """Restore the state database from the sink, if it was lost. Cheap if nothing is missing.
 
     :returns: whether the snapshot is complete.
     """
@@ -276,14 +280,14 @@ def adopt_published_groups(context: RunContext, store: StateDatabase, plan: Plan
     for row in store.groups(plan.pipeline, plan.generation):
         if row.state in ("pending", "running") and row.group_no in plan.groups():
             group = ChunkGroup(context, plan, row.group_no, open_tables)
-            # The manifest stands before the first commit: without one there is no need to look into the tables.
+            # The manifest is written before the first commit: without one there is no need to read the tables.
             if group.has_complete_attempt() and group.published_attempt() is not None:
                 group.mirror_published(store, row.attempt)
     return store.finish_snapshot(plan.pipeline, plan.generation)
 
 
 def _read_first_time(group: ChunkGroup, group_claim: GroupClaim, runner: JobRunner) -> tuple[str, int]:
-    """Read a group for the first time; how it ended, and the attempt that is published."""
+    """Read a group for the first time; return the outcome, and the attempt that is published."""
     manifests = _read_slices(group, group_claim, runner, group.plan.p0, group.plan.timeline)
     group.publish(group_claim.attempt, manifests)
     published_attempt = max(group.published_by_table().values())
@@ -293,8 +297,11 @@ def _read_first_time(group: ChunkGroup, group_claim: GroupClaim, runner: JobRunn
 def _resnapshot_group(
     group: ChunkGroup, store: StateDatabase, group_claim: GroupClaim, runner: JobRunner
 ) -> tuple[str, int]:
-    """Read a published group again, or go on with an earlier try of the same request."""
-    group.context.require_feature(Feature.RESNAPSHOT, f"group {group.number} is to be read again")
+    """Re-snapshot a published group, or continue an earlier try of the same request.
+
+    :returns: the outcome, and the attempt.
+    """
+    group.context.require_feature(Feature.RESNAPSHOT, f"group {group.number} is to be re-snapshotted")
     since, timeline = group.context.resume_state(group.plan)
     try:
         staged = _find_staged_read(group, group_claim, timeline)
@@ -306,7 +313,7 @@ def _resnapshot_group(
             return (
                 "replaced",
                 group_claim.published_attempt or 0,
-            )  # the stream has published it, after that try was killed
+            )  # the stream published it after that try was killed
         if staged is None:
             number = allocate_read_number(group.context, group.plan, GROUP, group=group.number)
             manifests = _read_slices(group, group_claim, runner, since, timeline, number)
@@ -318,17 +325,17 @@ def _resnapshot_group(
     except OtherServerError as error:
         if since == group.plan.p0:
             raise
-        raise TransientError(error.message, "Run again when the stream has continued on that server") from None
+        raise TransientError(error.message, "Run again after the stream has continued on that server") from None
     if publish_or_wait(group, store, staged):
         return "replaced", staged.attempt
     group.context.reporter.line(
-        f"group {group.number} was read again (attempt {staged.attempt}); no stream runs: the next one publishes it"
+        f"group {group.number} was re-snapshotted (attempt {staged.attempt}); no stream runs: the next one publishes it"
     )
     return "staged", staged.attempt
 
 
 def _find_staged_read(group: ChunkGroup, group_claim: GroupClaim, timeline: Timeline) -> StagedRead | None:
-    """What an earlier try of the same request has staged, if that can still be published."""
+    """Return the staged read of an earlier try of the same request, if it can still be published."""
     if group_claim.row_before.state != "rereading":
         return None
     candidates = (s for s in list_pending_reads(group.context, group.plan) if s.group == group.number)
@@ -344,10 +351,11 @@ def _read_slices(
     timeline: Timeline,
     read_number: int = 0,
 ) -> list[dict[str, Any]]:
-    """Manifests of all slices of a group; those that are finished already are not read again.
+    """Return the manifests of all slices of a group, after reading those that are not finished yet.
 
-    :param since: the resume point, and ``timeline``: by which its server's transactions are numbered.
-    :param read_number: number of the reading; 0 for the first one.
+    :param since: the resume point.
+    :param timeline: numbers the transactions of its server.
+    :param read_number: number of the re-snapshot; 0 if the group is read for the first time.
     """
     context, plan = group.context, group.plan
     wanted = range(len(group.slices))
@@ -384,8 +392,10 @@ def _read_slices(
 def _keep_replayable(
     context: RunContext, plan: Plan, timeline: Timeline, finished: FinishedSlices, open_at: OpenStreamAt
 ) -> FinishedSlices:
-    """The slices that were read where the stream is now, and whose binlog the server still has: from where it has to be
-    replayed onto them up to their high watermarks, from which the stream has to go on.
+    """Return the finished slices that can still be used.
+
+    They were read from the server that the stream reads now, and that server still has the binlog that is needed to
+    bring them up to date: from their resume point, and at each of their high watermarks.
     """
     finished = {
         no: slice_read
@@ -410,9 +420,9 @@ def _keep_replayable(
 
 
 def _prepare_tables(context: RunContext, plan: Plan, group_tables: Mapping[int, SinkTable]) -> None:
-    """Make the tables that a group concerns, and those that no group concerns since they were empty.
+    """Create the sink tables of a group, and those of tables without a group because they were empty.
 
-    What an older snapshot has left in them goes.
+    Rows of an older snapshot are removed from them.
     """
     is_resnapshot, adopt = plan.generation > 1, context.pipeline.sink.adopt
     open_tables = open_sink_tables(context, plan)
@@ -426,7 +436,7 @@ def _prepare_tables(context: RunContext, plan: Plan, group_tables: Mapping[int, 
         fence = generation_fence(plan, index)
         if (is_resnapshot or plan.definitions[index].revision) and target.exists():
             target.reset(plan.pipeline, fence, [group_marker(plan, g) for g in plan.groups_of(index)])
-        if index not in outdated:  # it is there, and the next stream gives it its columns
+        if index not in outdated:  # an outdated one exists, and gets its new columns from the next stream
             target.create(plan.pipeline)
         target.raise_fence(fence)
 
@@ -441,9 +451,9 @@ def _adopt_group(group: ChunkGroup, store: StateDatabase, requested_by: TaskRequ
 def _finish_group(
     group: ChunkGroup, store: StateDatabase, attempt: int, requested_by: TaskRequest | None
 ) -> GroupTotals:
-    """Write down that a claim has done its work; what the group holds is what the sink says."""
+    """Record that a claim has done its work, and return the group's totals as published in the sink."""
     plan, totals = group.plan, group.read_totals(group.published_by_table())
-    # Before the bookkeeping calls it done: a try that dies in between goes on, and does not begin anew.
+    # Before the state database: if this try dies in between, the next one continues instead of starting over.
     group.record_finished(requested_by)
     store.record_published_chunks(plan.pipeline, plan.generation, to_chunk_results(totals.chunks))
     failpoint("books.after_chunks")

@@ -1,4 +1,4 @@
-"""What shows the progress of a group while it is read: the snapshot opens it, and knows no more of it."""
+"""Interface through which the snapshot reports the progress of a group while it is read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from airflow_provider_cdc.sinks.protocol import SinkTable
 
 
 class SnapshotObserver(Protocol):
-    """A context manager around the work on a group."""
+    """Shows the progress of a group. A context manager around the work on it."""
 
     def __enter__(self) -> Self:
         """Begin to show the progress."""
 
     def __exit__(self, *error: object) -> None:
-        """End it."""
+        """Stop showing the progress."""
 
     def write(self, tables: Mapping[int, SinkTable] | None = None, /) -> None:
-        """Show the state of these tables, by index, now."""
+        """Show the current state of these tables (by index)."""
 
 
 class NullObserver:

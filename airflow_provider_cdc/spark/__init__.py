@@ -1,1 +1,1 @@
-"""Spark itself: Java, the session, the check of the installation, and tasks."""
+"""Spark itself: Java, the installation check, the session, and tasks."""

@@ -1,7 +1,7 @@
-"""Refuse a mixed installation of pyspark and pyspark-client before it fails in ways nobody understands.
+"""Refuse a mixed installation of pyspark and pyspark-client before it fails in confusing ways.
 
-Both distributions bring the same package ``pyspark``, and Airflow's Spark provider installs the client. Of one version
-they agree file by file; of two versions, whichever was installed last has overwritten a part of the other.
+Both distributions contain the package ``pyspark``, and Airflow's Spark provider installs the client. If they have the
+same version, their files are identical; otherwise, the one installed last has overwritten a part of the other.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from airflow_provider_cdc.model.errors import NotReadyError
 def check_spark_install(
     version_of: Callable[[str], str] = metadata.version, package_folder: Callable[[], Path | None] | None = None
 ) -> str:
-    """Check that pyspark is installed, unmixed, and return its version. Imports nothing of it.
+    """Check that pyspark is installed and not mixed with another version, and return its version. Does not import it.
 
-    :param version_of: gives the version of an installed distribution, or raises ``PackageNotFoundError``.
-    :param package_folder: gives the folder of the package ``pyspark``; default: where Python would import it from.
-    :raise NotReadyError: when pyspark is missing, or its files and the client's are of different versions.
+    :param version_of: returns the version of an installed distribution, or raises ``PackageNotFoundError``.
+    :param package_folder: returns the folder of the package ``pyspark``; by default where Python would import it from.
+    :raise NotReadyError: if pyspark is missing, or its files and the client's are of different versions.
     """
     versions: dict[str, str] = {}
     for name in ("pyspark", "pyspark-client"):
@@ -32,10 +32,10 @@ def check_spark_install(
     if "pyspark" not in versions:
         raise NotReadyError("pyspark is not installed", "Install it: pip install 'pyspark>=4.0,<4.4'")
     version, client = versions["pyspark"], versions.get("pyspark-client")
-    remedy = f"Install it anew: pip install --force-reinstall --no-deps 'pyspark=={version}'"
-    if client is not None:  # each client has a pyspark of its version, but not the other way round
+    remedy = f"Reinstall it: pip install --force-reinstall --no-deps 'pyspark=={version}'"
+    if client is not None:  # every client version has a pyspark of the same version, but not vice versa
         remedy = (
-            "Install both of one version: pip uninstall -y pyspark pyspark-client && "
+            "Install the same version of both: pip uninstall -y pyspark pyspark-client && "
             f"pip install 'pyspark=={client}' 'pyspark-client=={client}'"
         )
     if client not in (None, version):
@@ -52,7 +52,7 @@ def _package_folder() -> Path | None:
 
 
 def _version_of_files(folder: Path | None) -> str:
-    """Return what ``pyspark.__version__`` would say, read from its file."""
+    """Return ``pyspark.__version__``, read from its file."""
     try:
         text = (folder / "version.py").read_text() if folder is not None else ""
     except OSError:

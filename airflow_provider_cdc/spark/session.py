@@ -1,4 +1,4 @@
-"""The Spark session, and errors that come through it."""
+"""The Spark session, and the translation of errors that Spark reports."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Settings without which nothing secret may leave the host.
+#: Settings that must be on before a secret may leave the host.
 ENCRYPTION_SETTINGS = ("spark.authenticate", "spark.network.crypto.enabled")
 
-#: Seconds without any task of a job after which that is said, and seconds after which it is said again.
+#: Seconds without a running task after which a warning is printed, and seconds between repeated warnings.
 _WAITING_SECONDS, _REPEAT_SECONDS = 30.0, 600.0
 
-#: Spark's page is open to all who reach it; executors are started in a folder that is not this project's.
+#: Spark's web UI has no access control, and executors start in a folder that this project does not control.
 DEFAULT_SETTINGS = {"spark.ui.killEnabled": "false", "spark.executorEnv.PYTHONSAFEPATH": "1"}
-#: What was set as ``SPARK_LOCAL_DIRS``.
+#: Values of ``SPARK_LOCAL_DIRS`` that this process has set.
 _own_local_dirs: set[str] = set()
 _LOOPBACK_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
@@ -52,29 +52,29 @@ _LOOPBACK_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddres
 def start_session(name: str, master: str, conf: Mapping[str, str] | None = None, ui: bool = False) -> SparkSession:
     """Start Spark.
 
-    Connections must have been resolved before: the environment is stripped of them, so that neither the JVM nor a
-    worker inherits a secret.
+    Connections must be resolved before: this removes them from the environment, so that neither the JVM nor a worker
+    inherits a secret.
 
-    :param name: name of the pipeline, shown as the application's.
+    :param name: name of the pipeline, shown in the application's name.
     :param master: Spark master, such as ``local[2]``.
     :param conf: further settings, such as those of :class:`~airflow_provider_cdc.config.Spark`.
-    :param ui: whether Spark's own page is served; see :func:`ui_address`.
-    :raises NotReadyError: if pyspark is a mixture of versions, there is no Java runtime, or executors on other hosts
-        would be sent secrets in the clear.
-    :raises TransientError: if the master does not take the application.
+    :param ui: whether Spark's web UI is served; see :func:`ui_address`.
+    :raises NotReadyError: if pyspark is a mix of versions, there is no Java runtime, or secrets would be sent to
+        executors on other hosts in clear text.
+    :raises TransientError: if the master does not accept the application.
     """
     settings = _session_settings(name, master, conf or {}, ui)
     if "java.io.tmpdir" not in settings.get("spark.driver.defaultJavaOptions", ""):
         settings["spark.driver.extraJavaOptions"] += f' "-Djava.io.tmpdir={_java_temp_folder()}"'
     check_spark_install()
     ensure_java_home()
-    # Else Spark takes the first python3 of the PATH for its workers, which need not have this package.
+    # Otherwise Spark uses the first python3 in PATH for its workers, which may lack this package.
     if python := settings.get("spark.pyspark.python"):
         os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ["PYTHONSAFEPATH"] = "1"  # Python workers import nothing from the folder that this process works in
+    os.environ["PYTHONSAFEPATH"] = "1"  # Python workers must not import from the current folder
     if is_loopback_master(master) and not (ui and os.environ.get("SPARK_PUBLIC_DNS")):
-        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # the address of Spark's page has no setting
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # the address of the web UI has no setting
     _use_own_local_dirs(settings.get("spark.local.dir"))
     remove_airflow_variables()
     from pyspark.sql import SparkSession
@@ -96,25 +96,25 @@ def start_session(name: str, master: str, conf: Mapping[str, str] | None = None,
     return spark
 
 
-#: Folders of this process's own, as long as it lives.
+#: Temporary folders of this process, removed when it ends.
 _temp_folders = ExitStack()
 atexit.register(_temp_folders.close)
 
 
 @cache
 def _java_temp_folder() -> Path:
-    """Where the JVM of this process makes temporary files that ``SPARK_LOCAL_DIRS`` does not concern."""
+    """Return the folder for temporary files of the JVM that ``SPARK_LOCAL_DIRS`` does not cover."""
     return _temp_folders.enter_context(temporary_folder())
 
 
 def _use_own_local_dirs(setting: str | None) -> None:
-    """Give Spark folders of this process's own for its temporary files, within those that it would have used.
+    """Give Spark private folders for its temporary files, inside those that it would have used.
 
-    :param setting: ``spark.local.dir``, which counts where ``SPARK_LOCAL_DIRS`` is not set.
-    :raises NotReadyError: if none of them can be written.
+    :param setting: ``spark.local.dir``, which applies if ``SPARK_LOCAL_DIRS`` is not set.
+    :raises NotReadyError: if none of them is writable.
     """
     if os.environ.get("SPARK_LOCAL_DIRS") in _own_local_dirs:
-        return  # the JVM of this process has them
+        return  # the JVM of this process uses them already
     parents = os.environ.get("SPARK_LOCAL_DIRS") or setting or tempfile.gettempdir()
     folders, failed = [], []
     for parent in parents.split(","):
@@ -165,23 +165,23 @@ def _start_error(master: str, error: Exception) -> CdcError:
         )
     if "spark.authenticate.secret" in text:
         return NotReadyError("spark.authenticate is on, but Spark has no spark.authenticate.secret", SECRET_REMEDY)
-    # The text of the second is about the session, which was stopped while it was being made.
+    # In the second case, the text is about the session, which was stopped while it was being created.
     reason = (
-        "it does not answer, or does not take the application"
+        "it does not answer or does not accept the application"
         if "stopped SparkContext" in text
         else _main_error_line(text)
     )
     return TransientError(
         f"Spark did not start at {master}: {reason}",
-        "Check that this master runs, can be reached, and has the same settings of spark.authenticate",
+        "Check that this master is running and reachable, and has the same spark.authenticate settings",
     )
 
 
 @contextmanager
 def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) -> Iterator[None]:
-    """Say so if Spark waits for executors: its own log, where it says that, is not shown.
+    """Warn if Spark waits for executors, because its own log, which would show that, is hidden.
 
-    :param report_line: gets one line, after half a minute in which a job has had no task, and once more every ten
+    :param report_line: called with a line of text after half a minute in which a job had no task, and then every ten
         minutes.
     """
     ended, master = threading.Event(), str(spark.sparkContext.master)
@@ -195,16 +195,16 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
     def watch() -> None:
         last_busy, last_warned = time.monotonic(), -math.inf
         while not ended.wait(1):
-            with suppress(Exception):  # a session that is ending
+            with suppress(Exception):  # the session may be ending
                 now = time.monotonic()
                 if not idle():
                     last_busy = now
                 elif now - last_busy > _WAITING_SECONDS and now - last_warned > _REPEAT_SECONDS:
                     last_warned = now
                     report_line(
-                        f"Spark at {master} has begun no task for {now - last_busy:.0f} s: it waits for an executor, "
-                        "so "
-                        "for cores or memory of the cluster (spark.cores.max, spark.executor.memory in spark.conf)"
+                        f"Spark at {master} has started no task for {now - last_busy:.0f} s: it is waiting for an "
+                        "executor, that is, for free cores or memory in the cluster (see spark.cores.max and "
+                        "spark.executor.memory in spark.conf)"
                     )
 
     thread = threading.Thread(target=watch, name="waiting", daemon=True)
@@ -217,7 +217,7 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
 
 
 def ui_address(spark: SparkSession) -> str | None:
-    """Address of Spark's own page; ``None`` if it is off."""
+    """Return the address of Spark's web UI; ``None`` if it is off."""
     try:
         address: str | None = spark.sparkContext.uiWebUrl
     except Exception:  # a session of Spark Connect has no context
@@ -227,7 +227,7 @@ def ui_address(spark: SparkSession) -> str | None:
 
 @contextmanager
 def translate_spark_errors() -> Iterator[None]:
-    """Give errors of this project that happened in a Spark task or source their own face again."""
+    """Convert exceptions that Spark reports back into this project's errors."""
     try:
         yield
     except CdcError:
@@ -237,10 +237,10 @@ def translate_spark_errors() -> Iterator[None]:
 
 
 def to_cdc_error(error: BaseException) -> CdcError:
-    """The project's error inside of one that Spark reports, or one that quotes Spark.
+    """Return the project's error inside an exception that Spark reports, or an error that quotes Spark.
 
-    Of the others nobody can tell whether they pass (an executor that was lost does, an error in a batch does not), so
-    they are worth a few more tries.
+    Whether other errors are transient is unknown (a lost executor is, an error in a batch is not), so they are worth a
+    few retries.
     """
     text = str(error)
     project_error = extract_error(text)
@@ -248,13 +248,13 @@ def to_cdc_error(error: BaseException) -> CdcError:
         return project_error
     if "Python worker failed to connect back" in text:
         return SlowWorkerError(
-            "a Python worker of Spark was not up within the 10 s that Spark gives it",
-            "The host of the driver is overloaded: run again when it has less to do, or start fewer drivers at a time",
+            "a Python worker of Spark did not start within Spark's limit of 10 s",
+            "The host of the driver is overloaded: run again when it is less busy, or start fewer drivers at a time",
         )
     if "No space left on device" in text:
         return NoRoomError(
             f"Spark failed: {_main_error_line(text)}",
-            "Make room on the disks of sink.path and of SPARK_LOCAL_DIRS on the hosts of Spark, then run again",
+            "Free disk space for sink.path, and for SPARK_LOCAL_DIRS on Spark's hosts, then run again",
         )
     return UnexpectedError(
         f"Spark failed: {_main_error_line(text) or type(error).__name__}", "See the log of the Spark driver"
@@ -262,7 +262,7 @@ def to_cdc_error(error: BaseException) -> CdcError:
 
 
 def _main_error_line(text: str) -> str:
-    """The line of a long error text that says most."""
+    """Return the most informative line of a long error text."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat")]
     python = [line for line in reversed(lines) if "Error" in line]
     java = [line[2:] for line in lines if line.startswith(": ")]

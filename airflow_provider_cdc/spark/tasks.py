@@ -1,4 +1,4 @@
-"""Pieces of work as the tasks of one Spark job: each travels pickled, and its result comes back as bytes."""
+"""Run work items as the tasks of one Spark job: each is sent pickled, and its result comes back as bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def run_tasks(
     spark: SparkSession, items: Sequence[Any], run_item: Callable[[Any], bytes], max_tasks: int
 ) -> list[bytes]:
-    """Run pieces of work in Spark's workers.
+    """Run work items in Spark's workers.
 
-    :param run_item: does one of them; it travels with the task.
-    :param max_tasks: no more tasks than this.
-    :returns: what was returned for each, in the order of the work.
-    :raises CdcError: what a task has raised.
+    :param run_item: processes one item; it travels with the task.
+    :param max_tasks: maximum number of tasks.
+    :returns: the result of each item, in the order of the items.
+    :raises CdcError: if a task has raised one.
     """
     envelope = PickleEnvelope()
     rows = [(number, envelope.pack(item)) for number, item in enumerate(items)]

@@ -1,4 +1,4 @@
-"""One run of the stream, from section to section: batches are applied, DDL is followed, tables leave and rejoin."""
+"""One run of the stream, section by section: apply batches, follow DDL, let tables leave and rejoin."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 from airflow_provider_cdc.state.control_requests import SUSPEND
 from airflow_provider_cdc.stream.prefetch import PrefetchWorker
 
-#: Seconds between two looks for the end of a pause.
+#: Seconds between two checks for the end of a pause.
 _PAUSE_POLL_SECONDS = 0.2
-#: Seconds from one look for groups that were read again to the next, where a look is a request to a server.
+#: Seconds between two checks for re-snapshotted groups, where a check is a request to an object store.
 _PUBLISH_CHECK_SECONDS = 5.0
 
 
@@ -58,20 +58,21 @@ _PUBLISH_CHECK_SECONDS = 5.0
 class Epoch:
     """One run of the stream, fenced against all earlier ones.
 
-    :param number: the epoch.
-    :param job: what source and tasks need, for the section that goes on: one ends where a DDL has to be followed.
+    :param number: number of the epoch.
+    :param job: what source and tasks need for the current section; a section ends where a DDL must be followed.
     :param section_start: where the section begins.
-    :param target: position at which a catch-up ends, ``None`` for a continuous stream.
-    :param details: what else the bookkeeping knows of it.
-    :param maintenance: looks after the tables while it runs.
-    :param prefetch_worker: gets them ready while it begins.
-    :param resnapshot_worker: reads suspended tables again.
-    :param pending: requests to an object store since it began.
-    :param inbox: what people want of it.
-    :param release_source: lets go of the source, before a pause.
-    :param lease_seconds: seconds for which it continues without a task that supervises it.
+    :param target: position at which a catch-up ends; ``None`` for a continuous stream.
+    :param details: further values of the epoch in the state database.
+    :param maintenance: maintains the tables while the epoch runs.
+    :param prefetch_worker: prefetches for the tables while the epoch begins.
+    :param resnapshot_worker: re-snapshots suspended tables, and handles requests for re-snapshots.
+    :param request_counts: requests to an object store since the epoch began.
+    :param inbox: control requests from users.
+    :param is_idle: returns whether the source waits for changes.
+    :param release_source: disconnects from the source before a pause.
+    :param lease_seconds: seconds for which the epoch continues without a task that supervises it.
 
-    ``observer`` writes down what people look at. ``has_ended`` says that nothing was left uncertain when it was over.
+    ``observer`` records the state that users see. ``ended_cleanly`` says that no commit was uncertain at the end.
     """
 
     context: RunContext
@@ -106,26 +107,26 @@ class Epoch:
     _open_requests: list[ControlRequestRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Make the observer."""
+        """Create the observer."""
         self.observer = Observer(
             self.context, self.store, self.driver_view, self.maintenance.take_sizes, self.maintenance.take_compactions
         )
 
     def driver_view(self) -> DriverView:
-        """What there is to see."""
+        """Return the current state, for the observer."""
         offset = self.applier.offset
         state = PipelineState({}, True, self.is_running, str(offset.at), None, self.pending_tables, ())
         return DriverView(self.plan, offset, self.applier.timeline, state, self.number, self.batches, self.changes)
 
     def apply_batch(self, manifest: dict[str, Any]) -> AppliedBatch:
-        """Apply a batch and write it into the bookkeeping."""
+        """Apply a batch and record it in the state database."""
         began = time.monotonic()
         with count_requests_in(RequestCounts(self.request_counts)) as requests:
             applied = self.applier.apply(manifest)
         requests.add(manifest["asked"])
         start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
         size = end.at.position - (start.at.position if start.at.file == end.at.file else 0)
-        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping does not stop the stream
+        with suppress(CdcError, SQLAlchemyError):  # an outage of the state database must not stop the stream
             self.store.record_batch(
                 self.plan.pipeline,
                 self.number,
@@ -155,7 +156,7 @@ class Epoch:
         return applied
 
     def run_sections(self, run_section: Callable[[], None]) -> None:
-        """Run section after section until the epoch is over; a table that cannot go on is suspended.
+        """Run section after section until the epoch is over; suspend tables that cannot continue.
 
         :param run_section: applies batches until the section is over.
         """
@@ -177,33 +178,33 @@ class Epoch:
             work = partial(self._run_section, run_section)
 
     def mark_ended(self) -> None:
-        """Say in the sink that nothing is committed under this epoch any more, if that is certain.
+        """Record in the sink that nothing will be committed under this epoch any more, if that is certain.
 
-        It is not where something went wrong: a commit whose answer was lost may still arrive at an object store. Then
-        the next epoch shuts this one out.
+        After an error it is not: a commit whose response was lost may still reach an object store. Then the next epoch
+        fences this one off.
         """
         if self.ended_cleanly:
-            with suppress(CdcError, OSError):  # likewise
+            with suppress(CdcError, OSError):  # without it, the next epoch fences this one off
                 self.applier.raise_end_fence()
 
     def _wait_while_paused(self) -> bool:
-        """Wait until somebody resumes it, and read nothing meanwhile.
+        """Wait until the stream is resumed, without reading anything.
 
-        :returns: whether it goes on; else it is to end.
+        :returns: whether to continue; otherwise the epoch is to end.
         """
         self.release_source()
-        remedy = "To let it go on: airflow-cdc resume"
+        remedy = "To resume it: airflow-cdc resume"
         self.context.reporter.line(f"the stream is paused at {self.applier.offset.at}: {self.pause_reason}. {remedy}")
         while self.inbox.paused and not self.stop.is_set():
             self.handle_requests()
-            time.sleep(_PAUSE_POLL_SECONDS)  # not Event.wait(): a signal that meets it would wait for itself
+            time.sleep(_PAUSE_POLL_SECONDS)  # not Event.wait(): a signal handler that sets the event would deadlock
         self.needs_new_section = True
         if not self.stop.is_set():
-            self.context.reporter.line(f"the stream goes on at {self.applier.offset.at}")
+            self.context.reporter.line(f"the stream continues at {self.applier.offset.at}")
         return not self.stop.is_set()
 
     def _run_section(self, run: Callable[[], None]) -> None:
-        """Do what has to be done before the next section, and run it."""
+        """Begin the next section if that is due, following its DDL, and run it."""
         if self.before_ddl:
             self.follow_ddl()
         elif self.needs_new_section:
@@ -211,7 +212,7 @@ class Epoch:
         run()
 
     def follow_ddl(self) -> None:
-        """Follow the DDL that it stands before, and begin the next section.
+        """Follow the DDL at the current position, and begin the next section.
 
         :raises DdlError: if that is not possible.
         """
@@ -221,14 +222,14 @@ class Epoch:
         self._begin_section()
 
     def suspend_for_error(self, error: CdcError) -> None:
-        """Go on without the table that cannot go on, in a section of its own.
+        """Suspend the table that an error is about, and continue without it in a new section.
 
-        :raises CdcError: the error itself, if it is not about one table, or that is to stop the stream.
+        :raises CdcError: the error itself, if it is not about a single table or must stop the stream.
         """
         if error.table is None:
             raise error
         with count_requests_in(self.request_counts):
-            self.plan = self.context.require_plan()  # it may be about a step that has just been written down
+            self.plan = self.context.require_plan()  # the error may be about an amendment that was just recorded
             index = table_to_suspend(self.context, self.plan, error)
             if index is None:
                 raise error
@@ -244,9 +245,9 @@ class Epoch:
         self.observer.wake()
 
     def handle_requests(self) -> None:
-        """Carry out what people want of it. What they want of one table is done in that order."""
+        """Carry out control requests; those of one table in the order in which they were made."""
         self._open_requests += self.inbox.take_new_requests()
-        if self.before_ddl:  # which has to be followed as the plan is now
+        if self.before_ddl:  # the DDL must be followed with the current plan
             return
         postponed, blocked_tables = [], set[str]()
         for request in self._open_requests:
@@ -256,7 +257,10 @@ class Epoch:
         self._open_requests = postponed
 
     def _handle_request(self, request: ControlRequestRow) -> bool:
-        """Carry out one request, or begin with it; if the table is not being read."""
+        """Carry out or start one request.
+
+        :returns: ``False`` if it must wait, because its table is being re-snapshotted.
+        """
         try:
             index = find_table_index(self.context, self.plan, request.table)
             if self.resnapshot_worker.is_working_on(index):
@@ -273,12 +277,12 @@ class Epoch:
             self.observer.wake()
             self.inbox.end_request(request.id, "done", message)
         except NotReadyError as error:
-            self.context.reporter.line(f"what {request.by} wants is refused: {error}")
+            self.context.reporter.line(f"request by {request.by} refused: {error}")
             self.inbox.end_request(request.id, "refused", str(error))
         return True
 
     def publish_pending(self) -> None:
-        """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
+        """Handle requests, and publish re-snapshots that are due. Without any, this only lists a folder."""
         if self.inbox.paused:
             return
         self.handle_requests()
@@ -308,9 +312,9 @@ class Epoch:
                     self._overwrite(staged)
 
     def _reload_tables(self) -> None:
-        """Copy other tables from now on: the next section goes on without some, and others are added."""
+        """Reload the list of tables: suspend tables that were removed, and add new ones."""
         self.context.pipeline = apply_reload_request(self.context, self.plan)
-        self.applier.check_fence()  # what is written down is not fenced
+        self.applier.check_fence()  # amendments are not fenced themselves
         suspensions = plan_removals(self.context, self.plan)
         if suspensions:
             record_suspensions(self.context, self.store, self.plan, suspensions)
@@ -323,11 +327,11 @@ class Epoch:
         self.context.storage.delete(self.context.layout.reload_request(self.plan.generation))
 
     def _add_table(self, table: TableSchema) -> None:
-        """Add a table that was created. Nothing of it is of concern to the section before it was read."""
+        """Add a new table. The current section is not affected until the table has been read."""
         if table.id in {known.id for known in self.plan.tables}:
             return
         with count_requests_in(self.request_counts):
-            self.applier.check_fence()  # what is written down is not fenced
+            self.applier.check_fence()  # amendments are not fenced themselves
             self.plan = add_table(self.context, self.store, self.plan, table)
             self.applier.add_table(self.plan, self.context.sink.table(table))
             self.maintenance.add_table(self.context.sink.table(table))
@@ -335,14 +339,14 @@ class Epoch:
         self.resnapshot_worker.enqueue_suspended(self.plan)
 
     def _empty_copy(self, index: int) -> None:
-        """Empty the copy of a table that was dropped. Nothing of it is of concern to the section."""
+        """Empty the copy of a dropped table. The current section is not affected."""
         with count_requests_in(self.request_counts):
             if empty_copy(self.context, self.store, self.plan, self.applier, index):
                 self.maintenance.mark_emptied(index)
         self.resnapshot_worker.on_table_done(index)
 
     def _overwrite(self, staged: StagedRead) -> None:
-        """Exchange what was read again of one table; the next section begins with a table that has rejoined."""
+        """Overwrite a table or key ranges with a staged read, if it is due; a table that rejoins gets a new section."""
         result = overwrite_if_due(self.context, self.store, self.plan, self.applier, self.job, staged)
         index = staged.table
         if result is None or index is None:
@@ -354,11 +358,11 @@ class Epoch:
             if (new_coverage := read_coverage(self.context, self.plan, self.applier.tables)) is not None:
                 self.applier.set_coverage(new_coverage)
             self.needs_new_section = True
-            with suppress(CdcError, SQLAlchemyError):  # this is for people; the next start does it, too
+            with suppress(CdcError, SQLAlchemyError):  # only for display; the next start does it as well
                 record_taken_over(self.store, self.plan)
         if staged.scope == TABLE:
             self.pending_tables.discard(index)
-            # Whoever has read it: that it is not suspended any more, or still is, matters to the stream's own reading.
+            # Another process may have read it. The worker must know whether the table is still suspended.
             if self.plan.suspension_of(index) is None or not result.can_retry:
                 self.resnapshot_worker.on_table_done(index)
             else:
@@ -373,22 +377,23 @@ class Epoch:
 
     @property
     def caught_up(self) -> bool:
-        """Whether a catch-up is done: tables that are read again are waited for."""
+        """Whether a catch-up is done, including pending re-snapshots."""
         return self.target is not None and self.target <= self.applier.offset.at and not self._busy
 
     @property
     def pause_reason(self) -> str:
-        """Who wants it to be paused, for people."""
-        return f"{self.inbox.paused_by or 'somebody'} asked for it"
+        """Who requested the pause, as text."""
+        return f"{self.inbox.paused_by or 'a user'} asked for it"
 
     @property
     def _busy(self) -> bool:
-        """Whether something is being read again, or is still to be done for somebody."""
+        """Whether a re-snapshot is running or a request is open."""
         return self.resnapshot_worker.busy or bool(self._open_requests) or self.inbox.has_new_requests
 
     def is_over(self) -> bool:
-        """Whether it is to end: asked to stop; or caught up, or without a table, and not paused. One without a table
-        since somebody wants that waits until somebody wants one again.
+        """Return whether the epoch is to end: it was asked to stop, or it has caught up or no table is left.
+
+        It does not end while it is paused. If users have suspended the last tables, it waits until one is resumed.
         """
         if self.stop.is_set():
             return True
@@ -397,9 +402,10 @@ class Epoch:
         return (self.caught_up or nothing_left) and not self.inbox.paused
 
     def is_section_over(self) -> bool:
-        """Whether the section is to end: it stands before a DDL, a table has rejoined or was suspended as somebody
-        wanted it, it is to pause, or all is over.
+        """Return whether the section is to end.
+
+        It ends before a DDL, when a table has rejoined or was suspended by request, for a pause, and with the epoch.
         """
         if self.inbox.paused:
-            self.needs_new_section = True  # also if it is resumed before anybody looks again
+            self.needs_new_section = True  # even if it is resumed before the next check
         return self.before_ddl or self.needs_new_section or self.is_over()

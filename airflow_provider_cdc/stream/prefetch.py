@@ -1,6 +1,6 @@
-"""Tables get ready for the changes of a stream while it begins, so that its first batches need not wait.
+"""Prefetch what tables need to apply changes while a stream starts, so that its first batches need not wait.
 
-Nothing rests on it: what a batch needs and what is not there yet, it reads itself, and first.
+This is only an optimization: a batch reads whatever it needs that has not been prefetched yet.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from airflow_provider_cdc.sinks.storage.request_counts import with_current_count
 
 
 class PrefetchWorker:
-    """Reads ahead for tables, one after the other, in a thread of its own. A context manager, which ends it.
+    """Prefetches for one table after another, in its own thread. A context manager, which ends the thread.
 
-    :param tables: as the stream begins with them.
-    :param budget: bytes of memory for what nothing speaks for, of all tables together.
-    :param log_line: gets a line for each problem.
+    :param tables: the tables that the stream starts with.
+    :param budget: bytes of memory, for all tables together, for files that no change has touched yet.
+    :param log_line: receives a line for each problem.
     """
 
     def __init__(self, tables: Sequence[SinkTable], budget: int, log_line: Callable[[str], None]) -> None:
@@ -38,8 +38,8 @@ class PrefetchWorker:
         for name, prefetch in self._prefetches:
             try:
                 self._budget -= prefetch(self._budget, self._stopping.is_set)
-            except Exception as error:  # whatever it is: a batch that needs the same will say so
+            except Exception as error:  # a batch that needs the same data will raise the error
                 text = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
-                self._log_line(f"the {name} could not be read ahead: {text}")
+                self._log_line(f"the {name} could not be prefetched: {text}")
             if self._stopping.is_set():
                 return

@@ -1,4 +1,4 @@
-"""Where a stream goes on: at its resume point, also behind a failover, after all that could make that wrong."""
+"""Where a stream continues: at its resume point, also after a failover, once all checks have passed."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _OTHER_SERVER_REMEDY = "Point the connection to a server that has the same table
 def move_to_resume_point(
     context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, coverage: Sequence[SnapshotCoverage]
 ) -> tuple[Plan, Position]:
-    """Bring the applier to the place where it goes on. Its epoch's fence is raised.
+    """Move the applier to the position where it continues. The fence of its epoch is already raised.
 
-    :param coverage: what the snapshot holds.
-    :returns: the plan, without the tables that cannot go on at another server; and where the server's binlog ends,
-        which is behind everything that the snapshot has read.
-    :raises CdcError: if something would be missing, or is not the same, from there on.
+    :param coverage: what the snapshot has read.
+    :returns: the plan, without the tables that cannot continue on another server; and the end of the server's binlog,
+        which is not before anything that the snapshot has read.
+    :raises CdcError: if changes would be missing or different from there on.
     """
     with closing(connect(context.connect_args)) as connection:
         _check_binlog_filters(connection)
@@ -72,7 +72,7 @@ def move_to_resume_point(
 
 
 def _check_binlog_filters(connection: Connection[Any]) -> None:
-    """Refuse a server that leaves changes out of its binlog: a replica that was promoted may.
+    """Refuse a server that leaves changes out of its binlog, as a promoted replica may.
 
     :raises TerminalError: if it does.
     """
@@ -81,13 +81,16 @@ def _check_binlog_filters(connection: Connection[Any]) -> None:
         raise TerminalError(
             f"server {server_identity(connection)} leaves databases out of its binary log (binlog-do-db={do}, "
             f"binlog-ignore-db={ignore})",
-            "Remove these options: changes that are not in the binary log cannot be copied. Those that were made since "
-            "the options were set are missing: `airflow-cdc verify --repair` finds them",
+            "Remove these options: changes that are not in the binary log cannot be copied. Changes made since the "
+            "options were set are missing from the copy: `airflow-cdc verify --repair` finds them",
         )
 
 
 def _check_same_files(context: RunContext, applier: Applier, coverage: Sequence[SnapshotCoverage]) -> None:
-    """The changes that chunks hold are told by positions: so those must be of the binlog that the server has today."""
+    """Check that the positions in the chunks refer to the binlog that the server has today.
+
+    Positions decide which changes the chunks already contain.
+    """
     at = applier.offset
     for base, file, began in sorted({known for table in coverage for known in table.binlog_files}):
         if base == applier.timeline.first_ordinal and began and at.at.file != file and at.at < Position(file, 0):
@@ -98,25 +101,25 @@ def _check_same_files(context: RunContext, applier: Applier, coverage: Sequence[
 
 @contextmanager
 def _add_purge_remedy(context: RunContext) -> Iterator[None]:
-    """Say of a purge what the pipeline can do about it."""
+    """Add to a purge error what the user can do about it in this pipeline."""
     try:
         yield
     except PurgedError as error:
         way = "" if context.pipeline.stream.on_purged == "reread" else "set stream.on_purged to reread and "
         raise PurgedError(
             error.message,
-            f"Raise binlog_expire_logs_seconds. To read all tables again, {way}use `airflow-cdc run` (in Airflow: "
-            "clear the planner and all behind it); or start with a fresh sink.path",
+            f"Raise binlog_expire_logs_seconds. To re-snapshot all tables, {way}use `airflow-cdc run` (in Airflow: "
+            "clear the planner and everything downstream), or start with a fresh sink.path",
         ) from None
 
 
 def _fail_over(
     context: RunContext, store: StateDatabase, plan: Plan, applier: Applier, connection: Connection[Any]
 ) -> Plan:
-    """Go on at the server that the connection reaches now; a table that cannot is suspended before.
+    """Continue on the server that the connection now reaches; tables that cannot continue there are suspended first.
 
-    :returns: the plan without those.
-    :raises CdcError: if it cannot be done. Then no table was suspended.
+    :returns: the plan without these tables.
+    :raises CdcError: if the stream cannot continue there. No table is suspended in this case.
     """
     pipeline, old_offset = context.pipeline, applier.offset
     open_at = context.binlog_opener(slots.STREAM)
@@ -126,10 +129,8 @@ def _fail_over(
         if missing := {name for channel in channels if (name := excluding_filter(channel, *table.id))}:
             raise TerminalError(
                 f"the connection reaches server {server_identity(connection)} now, a replica that leaves out changes "
-                "of "
-                f"{table.label} ({', '.join(sorted(missing))}), or was one",
-                f"{_OTHER_SERVER_REMEDY}. If it has never left out anything with this filter, remove that, and run "
-                "again",
+                f"of {table.label} ({', '.join(sorted(missing))}), or was one",
+                f"{_OTHER_SERVER_REMEDY}. If this filter has never left anything out, remove it and run again",
             )
     remaining_plan = suspend_in_plan(
         context,
@@ -138,23 +139,23 @@ def _fail_over(
     )
     applier.use_plan(remaining_plan)
     try:
-        # Before anything is written down: who is sent back finds all tables there as they were.
+        # Before anything is recorded: on an error, the old server still finds all tables unchanged.
         applier.check_snapshot_passed()
     except TerminalError as error:
         if new_offset.server != old_offset.server:
             raise
         raise PurgedError(
-            f"{error.message}, whose binlog files have got another name since", _OTHER_SERVER_REMEDY
+            f"{error.message}, whose binlog files have been renamed since", _OTHER_SERVER_REMEDY
         ) from None
     if (interrupted_end := applier.interrupted_batch_end()) is not None:
-        # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
+        # Tables may contain changes after the resume point. The new server must have them, or they would stay there.
         fail_over(connection, open_at, replace(interrupted_end, open_xa=()))
     if new_suspensions := [step for step in remaining_plan.suspensions if step not in plan.suspensions]:
-        applier.check_fence()  # what is written down is not fenced
+        applier.check_fence()  # amendments are not fenced themselves
         record_suspensions(context, store, plan, new_suspensions)
     applier.move_to_server(new_offset)
     segments = applier.timeline.segments
-    with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
+    with suppress(CdcError, SQLAlchemyError):  # the sink has it; the state database only shows it
         known_segments = store.timeline(pipeline.name)[: len(segments) - 1]
         newest_segment = segments[-1]
         new_segment = TimelineSegment(
@@ -176,7 +177,10 @@ def _fail_over(
 def _find_redefined_tables(
     context: RunContext, connection: Connection[Any], plan: Plan, at: Position
 ) -> dict[int, TerminalError]:
-    """Tables of which the server has other definitions than the DDL in its binlog behind a place leads to, by index."""
+    """Return an error for each table whose definition on the server its DDL after a position does not lead to.
+
+    :returns: errors, by index of the table.
+    """
     errors: dict[int, TerminalError] = {}
     for index in plan.active_tables:
         table = plan.tables[index]
@@ -190,7 +194,7 @@ def _find_redefined_tables(
 
 
 def _has_definition(connection: Connection[Any], table: TableSchema) -> bool:
-    """Whether the server has a table with this definition."""
+    """Return whether the server has a table with this definition."""
     try:
         return current_fingerprint(connection, table) == table.fingerprint()
     except NotReadyError:  # it has none, or one that cannot be copied
@@ -200,8 +204,9 @@ def _has_definition(connection: Connection[Any], table: TableSchema) -> bool:
 def _ddl_leads_to_definition(
     context: RunContext, connection: Connection[Any], at: Position, table: TableSchema
 ) -> bool:
-    """Whether the DDL of a table in the server's binlog behind a place leads to the definition that it has there, or to
-    one that the stream does not follow: then it stops there, and says why.
+    """Return whether a table's DDL after a position in the binlog leads to the definition that the server has.
+
+    Also true if the stream does not follow one of the statements: it then stops there, and reports why.
     """
     if not context.pipeline.stream.follows_ddl:
         return False

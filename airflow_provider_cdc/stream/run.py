@@ -1,4 +1,4 @@
-"""The stream phase: an epoch begins behind its fence, and Spark drives it, or a loop here."""
+"""The stream phase: begin an epoch behind its fence, and drive it with Spark or with a loop in this process."""
 
 from __future__ import annotations
 
@@ -52,22 +52,20 @@ from airflow_provider_cdc.system.processes import machine_id
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_COLUMN_LISTS_REMEDY = "Undo the change, or set stream.on_table_error to suspend: then the table is read again"
+_COLUMN_LISTS_REMEDY = "Undo the change, or set stream.on_table_error to suspend: the table is then re-snapshotted"
 
 
 def begin_epoch(
     context: RunContext, store: StateDatabase, *, catch_up: bool, log: str | None = None, ui: str | None = None
 ) -> Epoch:
-    """Take over the stream: a new epoch, which shuts out older ones, then the resume point and its checks.
+    """Take over the stream: begin a new epoch, fence off older ones, and check the resume point.
 
-    :param catch_up: end at the position that the server has now (at least where the snapshot's last chunk ended).
+    :param catch_up: end at the server's current position, but not before the end of the snapshot's last chunk.
     :param log: file that this process writes to, if any.
-    :param ui: address of Spark's own page, if any.
-    :raises NotReadyError: if the snapshot is not complete or a stream of this pipeline is running.
-    :raises TerminalError: if the stream cannot go on where it stopped.
+    :param ui: address of the Spark UI, if any.
+    :raises NotReadyError: if the snapshot is not complete, or a stream of this pipeline is running.
+    :raises TerminalError: if the stream cannot continue where it stopped.
     """
-    # Compiled now if they never were on this machine: that holds all threads for seconds, the heartbeat's with them.
-
     with count_requests_in(RequestCounts()) as requests:
         return _begin_epoch(context, store, requests, catch_up=catch_up, log=log, ui=ui)
 
@@ -83,11 +81,11 @@ def _begin_epoch(
 ) -> Epoch:
     pipeline = context.pipeline
     context.liveness.refuse_if_running(store, pipeline.name)
-    if context.storage.is_remote:  # what the store has done until now, another version of it, or a proxy, may not do
+    if context.storage.is_remote:  # an upgrade of the store, or a new proxy, may have changed its guarantees
         check_storage_guarantees(context.storage, context.layout.pipeline_folder)
     recorded_plan = add_new_tables(context, store, context.require_plan())
     tables = open_sink_tables(context, recorded_plan)
-    context.storage.delete(context.layout.reload_request(recorded_plan.generation))  # it was for the epoch before
+    context.storage.delete(context.layout.reload_request(recorded_plan.generation))  # it was for the previous epoch
     plan = recorded_plan.with_amendments(step.to_json() for step in plan_removals(context, recorded_plan))
     plan = suspend_in_plan(context, plan, find_unusable_copies(context, plan, tables))
     snapshot_coverage = read_coverage(context, plan, tables)
@@ -115,7 +113,7 @@ def _begin_epoch(
     )
     stop, inbox = threading.Event(), RequestInbox(store, details)
     try:
-        # A failover reads binlog for as long as it takes.
+        # A failover may read binlog for a long time.
         with Heartbeat(store, pipeline.name, number, details, stop, lambda: False, on_reply=inbox.receive_reply):
             fence = epoch_fence(pipeline.name, number)
             older_epochs_ended = claim_epoch(pipeline.name, resume_point, fence)
@@ -131,7 +129,7 @@ def _begin_epoch(
             )
             snapshot_coverage = (
                 read_coverage(context, plan, tables) or snapshot_coverage
-            )  # up to the fence a group may have been read again
+            )  # until the fence was raised, a group may have been re-snapshotted
             maintenance = MaintenanceWorker(
                 open_sink_tables(context, plan), run_compactions_in_threads, context.reporter.line
             )
@@ -143,7 +141,7 @@ def _begin_epoch(
     except CdcError as error:
         store.end_epoch(pipeline.name, number, "failed", str(error), error_kind(error))
         raise
-    # Epochs before this one are over, or shut out: nothing of theirs is needed any more.
+    # Earlier epochs are over or fenced off, so their files are no longer needed.
     context.local_files.clear_checkpoints()
     context.sink.change_staging().clear_older_epochs(plan.tables, number)
     remove_superseded_amendments(context.storage, context.layout, plan)
@@ -186,7 +184,7 @@ def _begin_epoch(
 
 
 def run_epoch_in_process(epoch: Epoch) -> None:
-    """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
+    """Drive an epoch in this process, without Spark, for tests. Ends when caught up or stopped."""
     with count_requests_in(epoch.request_counts), _EpochLifecycle(epoch):
         epoch.run_sections(lambda: _run_section(epoch))
         check_none_suspended(epoch.context, epoch.plan)
@@ -212,7 +210,7 @@ def _run_section(epoch: Epoch) -> None:
 def run_epoch_on_spark(epoch: Epoch, spark: SparkSession) -> None:
     """Drive an epoch as a Structured Streaming query. Ends when caught up or stopped, at a transaction boundary.
 
-    :raises CdcError: what made the query fail.
+    :raises CdcError: if the query fails.
     """
     from airflow_provider_cdc.chunk_groups.spark_job import spark_runner as run_slices_on_spark
     from airflow_provider_cdc.maintenance.spark_job import spark_compaction_runner
@@ -242,7 +240,7 @@ def run_epoch_on_spark(epoch: Epoch, spark: SparkSession) -> None:
 
 
 class _EpochLifecycle:
-    """Keeps an epoch's heartbeat going, obeys a request to stop, and writes down how it ended."""
+    """Runs an epoch's heartbeat and background threads, and records how the epoch ended."""
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch, self._batches = epoch, 0
@@ -278,7 +276,7 @@ class _EpochLifecycle:
             epoch.mark_ended()
             epoch.observer.write()
         self._heartbeat.__exit__()
-        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
+        with suppress(CdcError, SQLAlchemyError):  # an outage of the state database must not hide how it ended
             epoch.store.end_epoch(
                 epoch.plan.pipeline,
                 epoch.number,
@@ -289,7 +287,7 @@ class _EpochLifecycle:
             )
 
     def _has_progressed(self) -> bool:
-        """A batch that takes long shows as progress that stands still; waiting for changes, or a pause, does not."""
+        """Return whether there was progress since the last call; waiting for changes and pauses count as progress."""
         epoch = self._epoch
         moved, self._batches = epoch.batches > self._batches or epoch.is_idle() or epoch.inbox.paused, epoch.batches
         return moved

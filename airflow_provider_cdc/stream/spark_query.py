@@ -1,6 +1,6 @@
-"""A Structured Streaming query that carries the batches of an epoch, and hands each to its caller.
+"""A Structured Streaming query that reads the batches of an epoch, and passes each to its caller.
 
-While a batch is applied, Spark reads the next one already: nothing rests on what it writes down as done.
+While a batch is applied, Spark already reads the next one. Spark's record of finished batches is not used.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.spark.session import to_cdc_error, translate_spark_errors
 from airflow_provider_cdc.stream.spark_source import FORMAT, SectionOffset, make_source_class
 
-#: How often a query is begun while Spark's Python workers come up too slowly: a start of the driver takes much longer.
+#: How often a query is started if Spark's Python workers start too slowly; restarting the driver takes much longer.
 _MAX_STARTS = 5
 
 
 class StreamQuery:
-    """One query, which lasts as long as nothing fails: it carries section after section of an epoch. A context manager.
+    """One query, which runs section after section of an epoch until something fails. A context manager.
 
-    :param apply: gets the manifests of the pieces of each batch, none of them twice: one batch after the other, in a
-        thread of its own.
+    :param apply: receives the manifests of the batch ranges of each batch, each once. Batches are applied one after
+        the other, in a separate thread.
     :param on_tick: called about once a second, never while a batch is applied.
-    :param is_section_over: whether to end the section.
+    :param is_section_over: returns whether to end the section.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StreamQuery:
         #: The section whose batches are applied; ``None`` between two sections.
         self._section: int | None = None
         self._failure: CdcError | None = None
-        #: Whose batches are heard: one that was stopped may still be at its last one.
+        #: Identifies the query whose batches count: a stopped query may still deliver its last one.
         self._current_token: object = None
 
     def __enter__(self) -> StreamQuery:
@@ -63,7 +63,7 @@ class StreamQuery:
         self._pool.shutdown()
 
     def is_idle(self) -> bool:
-        """Whether it waits for changes."""
+        """Return whether it is waiting for changes."""
         if self._query is None or not (self._applying is None or self._applying.done()):
             return False
         status = self._query.status
@@ -72,11 +72,11 @@ class StreamQuery:
     def run_section(self, job: StreamJob, start: Offset, *, checkpoint: Path, seconds: float) -> None:
         """Run a section until it is over, at a transaction boundary.
 
-        :param checkpoint: folder that Spark wants, where there is none yet.
-        :param seconds: least time between the starts of two batches. The source waits, since a trigger of Spark with
-            an interval begins batches at multiples of it, whenever the changes come.
-        :raises CdcError: what made the query fail, and the next section has another one; or why the section could not
-            go on because of one table, and the query continues with the next one.
+        :param checkpoint: folder for Spark's checkpoint, which does not exist yet.
+        :param seconds: minimum seconds between the starts of two batches. The source waits for it, because a Spark
+            trigger with an interval starts batches at multiples of it, no matter when changes arrive.
+        :raises CdcError: if the query failed, in which case the next section starts a new one; or if the section
+            cannot continue because of one table, in which case the query continues with the next section.
         """
         with self._apply_lock:
             self._section = job.section
@@ -95,7 +95,7 @@ class StreamQuery:
                 self._stop()
             raise
         finally:
-            with self._apply_lock:  # a batch that is being applied is finished first
+            with self._apply_lock:  # waits for a batch that is being applied
                 self._section = self._failure = None
 
     def _start_query(self, job: StreamJob, start: Offset, checkpoint: Path, seconds: float) -> None:
@@ -127,14 +127,14 @@ class StreamQuery:
         if self._failure is not None or query_error is not None:
             raise self._failure or to_cdc_error(query_error)
         if not self._is_section_over():
-            raise TransientError("the stream ended by itself", "Run again: it continues where it stopped")
+            raise TransientError("the stream ended unexpectedly", "Run again: it continues where it stopped")
 
     def pause(self) -> None:
-        """Read nothing until the next section is run."""
+        """Stop reading until the next section is run."""
         self._stop()
 
     def _stop(self) -> None:
-        """End the query. Nothing of it is applied any more."""
+        """End the query. None of its batches is applied any more."""
         with self._apply_lock:
             self._section = self._current_token = None
         if self._query is not None:
@@ -146,13 +146,13 @@ class StreamQuery:
         try:
             manifests = [json.loads(row["manifest"]) for row in frame.collect()]
             if self._applying is not None:
-                self._applying.result()  # no more than one waits
+                self._applying.result()  # at most one batch waits
             if manifests:
                 self._applying = self._pool.submit(self._apply_batch, token, manifests)
         except Exception as error:
             self._record_failure(token, error)
-            # Spark searches the text for words of its own with a regular expression that overflows the stack on a long
-            # one (seen when a stream was stopped during a batch), so it gets a short one.
+            # Spark searches the message with a regular expression that overflows the stack if the message is long
+            # (seen when a stream was stopped during a batch), so it gets a short one.
             raise RuntimeError("the batch was not applied") from None
 
     def _apply_batch(self, token: object, manifests: list[dict[str, Any]]) -> None:
@@ -163,15 +163,15 @@ class StreamQuery:
                 or self._is_section_over()
                 or self._failure
             ):
-                return  # the end of its section has been decided: what was read is read again by the next one
+                return  # its section is over: the next one reads the same changes again
             try:
                 if errors := [manifest["error"] for manifest in manifests if "error" in manifest]:
                     raise make_error(**errors[0])
                 self._apply(manifests)
-            except BaseException as error:  # nobody else would hear of it
+            except BaseException as error:  # otherwise it would be lost in this thread
                 self._record_failure(token, error)
 
     def _record_failure(self, token: object, error: BaseException) -> None:
-        """Note the first failure: others may follow from it."""
+        """Record the first failure only, because others may follow from it."""
         if token is self._current_token:
             self._failure = self._failure or (error if isinstance(error, CdcError) else to_cdc_error(error))

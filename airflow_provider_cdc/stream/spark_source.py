@@ -1,8 +1,8 @@
 """The binlog as a Structured Streaming source: offsets are ends of transactions, rows are manifests of staged files.
 
-The source, its ``read`` and ``foreachBatch`` run in separate processes; what they share is in offsets and manifests.
-An epoch has sections: one ends where the definitions of tables change. A query goes on with the next one when a file
-says so, which the driver writes: to stop a query and begin another takes seconds, for all tables.
+The source, its ``read`` and ``foreachBatch`` run in separate processes, and share only offsets and manifests. An epoch
+has sections; a section ends where definitions of tables change. The driver writes a file to make the query continue
+with the next section, because stopping a query and starting another would delay all tables for seconds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from airflow_provider_cdc.model.errors import CdcError, TerminalError, embed_err
 from airflow_provider_cdc.model.offset import Offset
 
 if TYPE_CHECKING:
-    # Not in the processes in which Spark only makes the source or plans its tasks: it loads the compiled decoder.
+    # It loads the compiled decoder, which processes that only create the source or plan its tasks do not need.
     from airflow_provider_cdc.apply.batch_planner import BatchPlanner
 
 #: Name of the source within one Spark session.
 FORMAT = "airflow_cdc_binlog"
-#: Seconds for which the source waits at most before it says that there is no batch: Spark can end a query only then.
+#: Maximum seconds that the source waits before it reports that there is no batch; Spark can end a query only then.
 _MAX_WAIT_SECONDS = 1.0
-#: Seconds between two looks for the section with which the driver answers a DDL, or an error.
+#: Seconds between two checks for the section that the driver begins after a DDL or an error.
 _POLL_SECONDS = 0.1
 
 
@@ -46,11 +46,11 @@ def _pack_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SectionOffset:
-    """An offset in a section of the epoch, as Spark is told it.
+    """An offset in a section of the epoch, in the form that is passed to Spark.
 
     :param section: number of the section.
-    :param offset: up to where it has been read.
-    :param error: why it cannot be read any further (:meth:`CdcError.to_json`): the section ends here.
+    :param offset: offset up to which it has been read.
+    :param error: why the section cannot be read any further and ends here (:meth:`CdcError.to_json`).
     """
 
     section: int
@@ -58,25 +58,25 @@ class SectionOffset:
     error: dict[str, Any] | None = None
 
     def encode(self) -> dict[str, Any]:
-        """As Spark wants it: a flat dictionary of simple values."""
+        """Return the flat dictionary of simple values that Spark requires."""
         value = {"section": self.section, "offset": json.dumps(self.offset.to_json())}
         return value if self.error is None else {**value, "error": json.dumps(self.error)}
 
     @classmethod
     def decode(cls, value: dict[str, Any]) -> SectionOffset:
-        """Inverse of :meth:`encode`."""
+        """Return the offset that :meth:`encode` has encoded."""
         error = json.loads(value["error"]) if "error" in value else None
         return cls(value["section"], Offset.from_json(json.loads(value["offset"])), error)
 
     def write(self, file: Path) -> None:
-        """Let the source go on from here, in another process of this host."""
+        """Make the source, in another process of this host, continue from here."""
         new = file.with_suffix(".new")
         new.write_text(json.dumps(self.encode()))
         new.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> SectionOffset | None:
-        """What was written last; ``None`` before that."""
+        """Return what was written last; ``None`` if nothing was."""
         try:
             return cls.decode(json.loads(file.read_text()))
         except FileNotFoundError:
@@ -90,7 +90,7 @@ class BatchRange(InputPartition):
     :param start: start offset.
     :param end: end offset.
     :param reader_index: number of the task in its batch.
-    :param requests: requests to an object store that planning took, and that nobody has told of yet.
+    :param requests: requests to an object store during planning that have not been counted yet.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class BatchRange(InputPartition):
 
 
 class FailurePartition(InputPartition):
-    """Instead of what cannot be read: tells the driver why.
+    """Takes the place of a range that cannot be read, and tells the driver why.
 
     :param section: number of the section.
-    :param error: why, as :class:`SectionOffset` has it.
+    :param error: the error, as in :class:`SectionOffset`.
     """
 
     def __init__(self, section: int, error: dict[str, Any]) -> None:
@@ -119,8 +119,9 @@ class FailurePartition(InputPartition):
 
 
 def _concerns_one_table(error: CdcError) -> bool:
-    """Whether an error may leave the other tables alone. Then it travels as a batch: to end the query, as an exception
-    does, and begin another takes seconds, for all tables.
+    """Return whether an error affects only one table.
+
+    It then travels as a batch. An exception would end the query, and starting another delays all tables for seconds.
     """
     return isinstance(error, TerminalError) and error.table is not None
 
@@ -128,10 +129,10 @@ def _concerns_one_table(error: CdcError) -> bool:
 class BinlogStreamReader(DataSourceStreamReader):
     """Stream reader of one epoch.
 
-    :param job: the stream's job, in the section that the query begins with.
-    :param start: where that begins.
-    :param file: says where the next section begins; see :meth:`SectionOffset.write`.
-    :param seconds: least time between the starts of two batches.
+    :param job: the stream's job, for the section that the query starts with.
+    :param start: where this section begins.
+    :param file: file with the start of the next section; see :meth:`SectionOffset.write`.
+    :param seconds: minimum seconds between the starts of two batches.
     """
 
     def __init__(self, job: StreamJob, start: Offset, file: Path, seconds: float = 0) -> None:
@@ -144,15 +145,16 @@ class BinlogStreamReader(DataSourceStreamReader):
         self._planning_requests: list[dict[str, int]] = []
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where the query begins: the sink's resume point. Spark asks for it again later."""
+        """Return where the query begins: the sink's resume point. Spark calls this again later."""
         return self._start.encode()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """End of the next batch, which begins as soon as there are changes, and not too soon after the one before it.
-        If the next section has begun, it begins there.
+        """Return the end of the next batch, after waiting for changes and for the minimum time between batches.
 
-        :param start: where the batch begins. Spark before 4.2 does not say it: the batch begins where the last one
-            ended, since a checkpoint serves one query, and a query one reader.
+        If the next section has begun, the batch begins there.
+
+        :param start: where the batch begins. Spark before 4.2 does not pass it; the batch then begins where the last
+            one ended, because each query has its own checkpoint and one reader.
         """
         with _pack_errors():
             try:
@@ -174,7 +176,7 @@ class BinlogStreamReader(DataSourceStreamReader):
             return self._last_offset.encode()
 
     def _plan_batch(self, section_start: SectionOffset) -> SectionOffset | None:
-        """End of the next batch of a section, if there is one."""
+        """Return the end of the next batch of a section; ``None`` if there is none yet."""
         job = replace(self._job, section=section_start.section)
         if self._planner is None:
             self._planner, requests = job.make_counted_planner()
@@ -185,10 +187,10 @@ class BinlogStreamReader(DataSourceStreamReader):
         return SectionOffset(section_start.section, self._range_ends[-1])
 
     def _wait_for_batch(self, planner: BatchPlanner, begin: Offset) -> bool:
-        """Wait, but not for long, until a batch may begin, and there is something for it."""
+        """Wait, but not for long, until a batch may begin; return whether there are changes for it."""
         now = time.monotonic()
         until = now + _MAX_WAIT_SECONDS
-        if not planner.has_backlog:  # of a backlog there is no need to wait for more
+        if not planner.has_backlog:  # with a backlog there is no need to wait
             time.sleep(max(0.0, min(self._next_start, until) - now))
             if until < self._next_start or not planner.wait_for_changes(begin, until - time.monotonic()):
                 return False
@@ -196,7 +198,7 @@ class BinlogStreamReader(DataSourceStreamReader):
         return True
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """A task for each piece of a batch, as they were found; else one, as of a batch that Spark plans again."""
+        """Return a partition for each batch range as planned; a single one if Spark plans an earlier batch again."""
         batch_start, batch_end = SectionOffset.decode(start), SectionOffset.decode(end)
         if batch_end.error is not None:
             return [FailurePartition(batch_end.section, batch_end.error)]
@@ -204,7 +206,7 @@ class BinlogStreamReader(DataSourceStreamReader):
             batch_start if batch_start.section == batch_end.section else SectionOffset.read(self._section_file)
         )
         if section_start is None or section_start.section != batch_end.section:
-            return []  # the driver has ended that section: it takes nothing of it any more
+            return []  # the driver has ended that section, and ignores its batches
         range_ends = [section_start.offset, batch_end.offset]
         if self._range_ends[:1] == range_ends[:1] and self._range_ends[-1:] == range_ends[1:]:
             range_ends = self._range_ends
@@ -213,7 +215,7 @@ class BinlogStreamReader(DataSourceStreamReader):
         return [BatchRange(batch_end.section, *bounds, i, [] if i else requests) for i, bounds in enumerate(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Stage the files of a range and return their manifest, or what has kept it from that."""
+        """Stage the files of a range and yield their manifest, or the error that prevented it."""
         assert isinstance(partition, BatchRange | FailurePartition)
         result = {"error": partition.error} if isinstance(partition, FailurePartition) else self._stage_range(partition)
         manifest = {**result, "section": partition.section}
@@ -234,7 +236,7 @@ class BinlogStreamReader(DataSourceStreamReader):
                 return {"error": error.to_json()}
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the sink's progress record is the resume point."""
+        """Do nothing: progress is recorded in the sink, as the resume point."""
 
     def stop(self) -> None:
         """Close connections."""
@@ -247,10 +249,10 @@ class BinlogStreamReader(DataSourceStreamReader):
 
 
 def make_source_class(job: StreamJob, start: Offset, file: Path, seconds: float) -> type[DataSource]:
-    """Data source class for one epoch; the job, and with it the password, stays inside of the class.
+    """Return a data source class for one epoch; it contains the job, and with it the password.
 
-    :param file: says where the next section begins.
-    :param seconds: least time between the starts of two batches.
+    :param file: file with the start of the next section.
+    :param seconds: minimum seconds between the starts of two batches.
     """
 
     class BinlogSource(DataSource):

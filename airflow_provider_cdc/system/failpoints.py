@@ -1,7 +1,7 @@
-"""Named places where a test may kill the whole run, as a crash would.
+"""Named places in the code where a test may kill the whole run, as a crash would.
 
 ``CDC_FAILPOINT=name`` (or ``name:n`` for the n-th time in one process) sends SIGKILL to every process of the session
-that reaches the place: the command, the JVM, the Spark workers. Without the variable a failpoint costs one look-up.
+that reaches the place: the command, the JVM, the Spark workers. Without the variable, a failpoint costs one look-up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 
 from airflow_provider_cdc.system.processes import kill_session
 
-#: Those of the snapshot, in the order in which a run comes by.
+#: Failpoints of the snapshot, in the order in which a run reaches them.
 SNAPSHOT = (
     "plan.after_write",
     "claim.after_write",
@@ -27,7 +27,7 @@ SNAPSHOT = (
     "books.after_chunks",
     "books.after_group",
 )
-#: Those of the stream.
+#: Failpoints of the stream.
 STREAM = (
     "batch.before_read",
     "batch.after_read",
@@ -36,14 +36,14 @@ STREAM = (
     "progress.before_commit",
     "progress.after_commit",
 )
-#: Those of a DDL that the stream follows.
+#: Failpoints while the stream follows a DDL.
 SCHEMA_CHANGES = (
     "definition.before_write",
     "definition.after_write",
     "definition.before_alter",
     "definition.after_alter",
 )
-#: Those of a table that is suspended, and of one that rejoins.
+#: Failpoints while a table is suspended or rejoins.
 SUSPENSION = (
     "suspend.before_write",
     "suspend.after_write",
@@ -52,30 +52,30 @@ SUSPENSION = (
     "rejoin.before_exchange",
     "rejoin.after_exchange",
 )
-#: Those of a table that was dropped, and whose copy is emptied.
+#: Failpoints while the copy of a dropped table is emptied.
 DROPPED_TABLE = ("drop.before_commit", "drop.after_commit")
-#: Those of a table that is added to a plan.
+#: Failpoints while a table is added to a plan.
 ADDED_TABLE = ("add.before_write", "add.after_write")
-#: Those of something that people want of a running stream.
+#: Failpoints while a running stream handles a control request.
 REQUESTS = ("request.after_take", "request.before_end")
-#: Every failpoint that a whole run comes by; the tests walk through this list.
+#: All failpoints that a complete run reaches; tests iterate over them.
 RUN_FAILPOINTS = (*SNAPSHOT, *STREAM)
-#: Those that only a group that is read again comes by.
+#: Failpoints that only the re-snapshot of a group reaches.
 RESNAPSHOT = ("reread.after_stage", "reread.before_commit", "reread.after_commit")
-#: Those of the outcome of a table, or of ranges, that were read again.
+#: Failpoints around the outcome of a re-snapshot of a table or key ranges.
 RESNAPSHOT_OUTCOME = ("reread.before_outcome", "reread.after_outcome")
-#: Those of a pipeline that begins again since binlogs were purged.
+#: Failpoints while a pipeline starts a new snapshot because binlogs were purged.
 NEXT_SNAPSHOT = ("next_snapshot.after_fence", "next_snapshot.after_plan", "next_snapshot.after_switch")
-#: Those of a pipeline that is forgotten.
+#: Failpoints while a pipeline is forgotten.
 FORGET = ("forget.after_table", "forget.before_plan", "forget.before_books")
 ENV_VARIABLE = "CDC_FAILPOINT"
 _hits: Counter[str] = Counter()
 
 
 def failpoint(name: str) -> None:
-    """Die here if the failpoint is armed.
+    """Kill the session if this failpoint is armed.
 
-    :param name: one of :data:`NAMES`, :data:`REREAD`, :data:`NEXT_SNAPSHOT` or :data:`FORGET`.
+    :param name: a name in one of the tuples of this module.
     """
     armed = os.environ.get(ENV_VARIABLE)
     if not armed:

@@ -1,7 +1,7 @@
-"""Processes, their sessions, as Linux shows them, and what they left in their logs.
+"""Processes and sessions in Linux, and the log files of processes.
 
-Everything a driver starts (the JVM, Spark's Python workers, which make process groups of their own) stays in the
-driver's session, so the session is what is looked at and ended.
+All processes that a driver starts (the JVM, and Spark's Python workers, which create their own process groups) stay in
+the driver's session, so sessions are observed and ended as a whole.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from pathlib import Path
 
 
 def process_start_time(pid: int) -> float:
-    """Start time of a living process in clock ticks since boot, 0 if there is none. Ids alone come around again."""
+    """Return the start time of a living process in clock ticks since boot, or 0 if there is none.
+
+    Process ids alone are reused.
+    """
     fields = _stat_fields(pid)
     return float(fields[19]) if fields and fields[0] != "Z" else 0.0
 
 
 @cache
 def machine_id() -> str:
-    """Within what process ids are told: the boot of a kernel, and a PID namespace.
+    """Return an id of the scope of process ids: the boot of a kernel, and a PID namespace.
 
-    Containers may share the name of a host, and each has a process 1. Empty where the kernel does not tell.
+    Containers may share a host name, and each has a process 1. Empty if the kernel does not provide the id.
     """
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
@@ -35,21 +38,21 @@ def machine_id() -> str:
 
 
 def is_on_this_machine(host: str, other_machine: str | None) -> bool:
-    """Whether the process ids of a host and :func:`machine` mean here what they mean there."""
+    """Return whether process ids on a host with this :func:`machine_id` are valid here."""
     return host == socket.gethostname() and other_machine == machine_id() != ""
 
 
 def has_died_here(host: str, machine: str | None, pid: int, started: float) -> bool:
-    """Whether a process of this host is gone; ``False`` for those of other hosts, of which nothing is known.
+    """Return whether a process on this host has ended; ``False`` for other hosts, whose processes are not visible.
 
-    :param machine: its :func:`machine`.
-    :param started: its :func:`start_time`.
+    :param machine: its :func:`machine_id`.
+    :param started: its :func:`process_start_time`.
     """
     return is_on_this_machine(host, machine) and process_start_time(pid) != started
 
 
 def session_members(session: int) -> list[int]:
-    """Ids of the living processes of a session."""
+    """Return the ids of the living processes of a session."""
     pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -60,10 +63,10 @@ def session_members(session: int) -> list[int]:
 
 
 def end_session(session: int, patience: float) -> None:
-    """End all processes of a session: its leader by SIGTERM first, what is left after a while by SIGKILL.
+    """End all processes of a session: send SIGTERM to its leader, and SIGKILL to the rest after a while.
 
     :param session: id of the session, which is that of its leader.
-    :param patience: seconds that the leader is given to end its own children.
+    :param patience: seconds for the leader to end its own children.
     """
     deadline = time.monotonic() + patience
     with suppress(ProcessLookupError):
@@ -74,7 +77,7 @@ def end_session(session: int, patience: float) -> None:
 
 
 def kill_session(session: int) -> None:
-    """Send SIGKILL to all processes of a session; to the calling one, if it is among them, at the end."""
+    """Send SIGKILL to all processes of a session, with the calling process last if it is one of them."""
     own_pid = os.getpid()
     pids = session_members(session)
     for pid in [p for p in pids if p != own_pid] + [p for p in pids if p == own_pid]:
@@ -83,15 +86,15 @@ def kill_session(session: int) -> None:
 
 
 def rotated_log(log: Path) -> Path:
-    """File with what a log held before it was emptied the last time."""
+    """Return the file with a log's older part, which was moved there by the last rotation."""
     return log.with_name(f"{log.name}.1")
 
 
 def rotate_log(log: Path, limit: int) -> None:
-    """Move what a log holds into its :func:`older_part`, if that is more than so many bytes.
+    """Move the content of a log to :func:`rotated_log` if it has more than ``limit`` bytes.
 
-    It is copied and then emptied: those who write to it have it open, the JVM among them. They append, so they go on at
-    its beginning.
+    The content is copied and the log then truncated, because processes such as the JVM have it open. They append, so
+    they continue at its beginning.
     """
     with suppress(OSError), open(log, "r+b") as source:
         if os.fstat(source.fileno()).st_size <= limit:
@@ -104,7 +107,7 @@ def rotate_log(log: Path, limit: int) -> None:
 
 
 def tail_log(log: str | Path | None, lines: int) -> list[str]:
-    """The last lines of a log file and of its :func:`older_part`; empty if they cannot be read from here."""
+    """Return the last lines of a log and of its :func:`rotated_log`; empty if they cannot be read from here."""
     collected: list[str] = []
     for path in (Path(log), rotated_log(Path(log))) if log else ():
         with suppress(OSError), open(path, "rb") as file:
@@ -117,7 +120,7 @@ def tail_log(log: str | Path | None, lines: int) -> list[str]:
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Fields of ``/proc/<pid>/stat`` from the state on; empty if there is no such process."""
+    """Return the fields of ``/proc/<pid>/stat`` from the state on; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Temporary folders that do not stay behind: what a process that was killed has left, the next one removes.
+"""Temporary folders that are always removed: each process removes those that killed processes have left.
 
-A folder belongs to the process that holds a lock on a file in it. The kernel gives the lock back when that process
-ends, however it does: so neither process ids, which come around again, nor names of hosts need to be believed.
+A folder belongs to the process that holds a lock on a file in it. The kernel releases the lock when the process ends,
+in whatever way, so neither process ids, which are reused, nor host names must be trusted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ _PREFIX, _LOCK = "airflow-cdc-", ".lock"
 
 @contextmanager
 def temporary_folder(parent: str | Path | None = None) -> Iterator[Path]:
-    """A folder of this process's own, gone at the end of the block. Before it, those of dead processes go.
+    """Make a folder for this process that is removed at the end of the block.
 
-    :param parent: where it is made; by default where temporary files belong.
+    Folders of dead processes are removed first.
+
+    :param parent: where to make it; by default the system's folder for temporary files.
     """
     parent = Path(parent or tempfile.gettempdir())
     remove_stale_folders(parent)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    # Under its name only when it is locked: a lock that can be taken is that of a dead process.
+    # The lock file gets its name only once it is locked: a lock that is free belongs to a dead process.
     lock = os.open(folder / f"{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -38,9 +40,9 @@ def temporary_folder(parent: str | Path | None = None) -> Iterator[Path]:
 
 
 def remove_stale_folders(parent: Path) -> None:
-    """Remove the folders of this user's processes that have died."""
+    """Remove the folders of this user's dead processes."""
     for path in parent.glob(f"{_PREFIX}*/{_LOCK}"):
-        with suppress(OSError):  # somebody else's, or gone by now
+        with suppress(OSError):  # belongs to another user, or no longer exists
             status = path.parent.lstat()
             if path.parent.is_symlink() or status.st_uid != os.geteuid():
                 continue

@@ -1,4 +1,4 @@
-"""The page inside Airflow: what every pipeline does, read from the bookkeeping databases alone.
+"""The page in Airflow: the state of every pipeline, read only from the state databases.
 
-It shows no value of any row, also no bound of a chunk, which is a key.
+It shows no value of any row. That includes the bounds of chunks, which are keys.
 """

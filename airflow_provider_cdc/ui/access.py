@@ -1,4 +1,4 @@
-"""Who may see and do what. Airflow protects no application of a plugin, so each route depends on what is here."""
+"""Who may see and do what. Airflow does not protect a plugin's application, so every route depends on this module."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class UserRights:
     """What a user may see.
 
     :param dags: ids of the DAGs that the user may read.
-    :param sees_without_dag: whether the user may see pipelines of no DAG: those who may read Airflow's connections,
-        since it takes a connection to reach their bookkeeping.
+    :param sees_without_dag: whether the user may see pipelines that are in no DAG. This applies to users who may read
+        Airflow's connections, because a connection is needed to reach the pipelines' state database.
     """
 
     dags: frozenset[str]
     sees_without_dag: bool
 
     def can_see(self, dags: Collection[str]) -> bool:
-        """Whether a pipeline of these DAGs may be shown: one of them is enough."""
+        """Return whether a pipeline of these DAGs may be shown. The right to read one of them is enough."""
         return bool(self.dags.intersection(dags)) if dags else self.sees_without_dag
 
 
@@ -37,7 +37,9 @@ def _user_rights(user: GetUserDep) -> UserRights:
 
 
 def may_edit(user: Any, dags: Collection[str]) -> bool:
-    """Whether a user may edit task instances of one of these DAGs, as clearing takes; without a DAG, connections."""
+    """Return whether a user may edit task instances (as for clearing) of one of these DAGs, or connections if there is
+    no DAG.
+    """
     manager: Any = get_auth_manager()
     if dags:
         return any(_is_authorized(user, dag, "PUT", DagAccessEntity.TASK_INSTANCE) for dag in dags)
@@ -45,7 +47,7 @@ def may_edit(user: Any, dags: Collection[str]) -> bool:
 
 
 def may_trigger(user: Any, dags: Collection[str]) -> bool:
-    """Whether a user may start a run of one of these DAGs."""
+    """Return whether a user may start a run of one of these DAGs."""
     return any(_is_authorized(user, dag, "POST", DagAccessEntity.RUN) for dag in dags)
 
 
@@ -54,5 +56,5 @@ def _is_authorized(user: Any, dag: str, method: Any, entity: DagAccessEntity) ->
     return bool(get_auth_manager().is_authorized_dag(method=method, access_entity=entity, details=details, user=user))
 
 
-#: The rights of the user of a request; 401 without one.
+#: The rights of the request's user. The response is 401 if there is no user.
 UserRightsDep = Annotated[UserRights, Depends(_user_rights)]

@@ -1,5 +1,7 @@
-"""What can be done from the page. An act takes the right that Airflow asks for the same, cannot be had from another
-site, and is written into Airflow's audit log and into the bookkeeping's events with the user's name.
+"""Routes of the actions on the page.
+
+An action requires the right that Airflow requires for the same action, cannot be requested from another site, and is
+recorded with the user's name in Airflow's audit log and among the pipeline's events.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from airflow_provider_cdc.ui.action_rules import ACTIONS, ActionImpossible, Acti
 from airflow_provider_cdc.ui.request_scope import ShownPipelineDep
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
 
-#: A header that no form and no link of another site can set: a browser asks the server first, which does not allow it.
+#: A header that no form or link of another site can set: the browser would first ask the server, which refuses.
 PAGE_HEADER = "X-CDC-Page"
 
 
 class ActionRequest(BaseModel):
-    """What an act is about; ``dry_run``: only say what would be done."""
+    """The object of an action. With ``dry_run``, the action is only described."""
 
     dry_run: bool = False
     group: int | None = Field(None, ge=0, le=2**31 - 1)
@@ -34,7 +36,7 @@ class ActionRequest(BaseModel):
 
 
 def _require_same_origin(request: Request) -> None:
-    """Refuse what another site has made the user's browser send, with the user's cookie.
+    """Refuse requests that another site has made the user's browser send with the user's cookie.
 
     :raises HTTPException: 403.
     """
@@ -56,9 +58,9 @@ router = APIRouter(dependencies=[Depends(_require_same_origin), Depends(_require
 
 @router.post("/api/pipelines/{book}/{name}/acts/{act}")
 def run_action(user: GetUserDep, shown: ShownPipelineDep, act: str, action_request: ActionRequest) -> dict[str, Any]:
-    """Do something, or say what would be done."""
+    """Perform an action, or describe it."""
     if act not in ACTIONS:
-        raise HTTPException(404, "There is no such act")
+        raise HTTPException(404, "There is no such action")
     by = str(user.get_name())
     with _session() as session:
         target = ActionTarget(shown, session, **action_request.model_dump(exclude={"dry_run"}))
@@ -81,14 +83,14 @@ def run_action(user: GetUserDep, shown: ShownPipelineDep, act: str, action_reque
         except _airflow_errors() as error:
             raise HTTPException(409, str(error)) from None
         if not done:
-            raise HTTPException(409, "It is not as it was any more: look again")
+            raise HTTPException(409, "The state has changed in the meantime: check it and try again")
         if preview.event is not None:
             target.reader.add_event(target.name, preview.event[0], preview.event[1], table=preview.table, by=by)
     return {"done": True}
 
 
 def list_offers(user: Any, shown: ShownPipeline) -> list[dict[str, Any]]:
-    """What the user can do with a pipeline as a whole: names of acts, and why one is impossible now."""
+    """Return the actions that the user can perform on a whole pipeline, with the reason if one is impossible now."""
     entries = []
     with _session() as session:
         target = ActionTarget(shown, session)
@@ -102,7 +104,7 @@ def list_offers(user: Any, shown: ShownPipeline) -> list[dict[str, Any]]:
 
 
 def list_retriable_groups(shown: ShownPipeline) -> list[int]:
-    """Chunk groups whose task has failed."""
+    """Return the chunk groups whose task has failed."""
     from airflow_provider_cdc.ui import task_instances
 
     with _session() as session:
@@ -111,28 +113,32 @@ def list_retriable_groups(shown: ShownPipeline) -> list[int]:
 
 
 def _missing_right(user: Any, preview: ActionPreview) -> str | None:
-    """What a user must not do, in words; nothing if all is well."""
+    """Return which right the user lacks, in words, or ``None`` if the user may perform the action."""
     if (may_trigger if preview.starts_run else may_edit)(user, preview.dags):
         return None
     return (
-        f"It takes the right to start runs of {preview.dags[0]}"
+        f"You need the right to start runs of {preview.dags[0]}"
         if preview.starts_run
         else _edit_right_text(preview.dags)
     )
 
 
 def _edit_right_text(dags: tuple[str, ...]) -> str:
-    what = f"edit task instances of {' or '.join(dags)}" if dags else "edit Airflow's connections, as it has no DAG"
-    return f"It takes the right to {what}"
+    what = (
+        f"edit task instances of {' or '.join(dags)}"
+        if dags
+        else "edit Airflow's connections, because the pipeline has no DAG"
+    )
+    return f"You need the right to {what}"
 
 
 def _audit_values(action_request: ActionRequest) -> dict[str, Any]:
-    """For the audit log; a condition holds keys, which are values of rows."""
+    """Return the values for the audit log, without the condition, which has keys and therefore values of rows."""
     return action_request.model_dump(exclude={"dry_run", "condition"}, exclude_none=True)
 
 
 def _write_audit_log(session: Any, preview: ActionPreview, by: str, act: str, **what: object) -> None:
-    """A line for the task instance concerned, or for each DAG concerned, or one without a DAG."""
+    """Add an entry for the task instance concerned, or for each DAG concerned, or one without a DAG."""
     from airflow.models.log import Log
 
     if preview.instance is not None:
@@ -145,7 +151,9 @@ def _write_audit_log(session: Any, preview: ActionPreview, by: str, act: str, **
 
 
 def _airflow_errors() -> tuple[type[Exception], ...]:
-    """Errors of Airflow that say that something cannot be, as a run whose parameters have no value."""
+    """Return the errors by which Airflow reports that an action is impossible, such as a run whose parameters have no
+    value.
+    """
     from airflow.providers.common.compat.sdk import AirflowException
 
     return (AirflowException, ValueError)
@@ -153,7 +161,7 @@ def _airflow_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def _session() -> Iterator[Any]:
-    """A session of Airflow's own database: one transaction, and none if something goes wrong."""
+    """Yield a session of Airflow's own database with one transaction, which is rolled back on an error."""
     from airflow.utils.session import create_session
 
     with create_session(scoped=False) as session:

@@ -1,6 +1,7 @@
-"""What people can do from the page: what each act would do now, or why it is impossible.
+"""The actions on the page: what each would do now, or why it is impossible.
 
-What can be done by clearing a task is done by clearing that task; the rest is wanted of the stream in the bookkeeping.
+If clearing a task achieves an action, that task is cleared. Otherwise the stream gets a control request through the
+state database.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ SNAPSHOT_OPERATOR, _VERIFY_OPERATOR = "CdcSnapshotOperator", "CdcVerifyOperator"
 
 
 class ActionImpossible(Exception):
-    """An act cannot be done now. The text says why, and what to do."""
+    """An action is impossible now. The text says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class ActionTarget:
-    """What an act is about.
+    """The object of an action.
 
     :param shown: the pipeline.
-    :param session: of Airflow's own database.
-    :param group: number of a chunk group; ``table``: ``database.table``; ``condition``: one on its key; ``id``: of an
-        event or a request.
+    :param session: a session of Airflow's own database.
+    :param group: number of a chunk group.
+    :param table: ``database.table``.
+    :param condition: a condition on the table's key.
+    :param id: id of an event or a control request.
     """
 
     shown: ShownPipeline
@@ -48,17 +51,17 @@ class ActionTarget:
 
     @cached_property
     def reader(self) -> StateDatabaseReader:
-        """Its bookkeeping."""
+        """Its state database."""
         return self.shown.database.open_reader()
 
     @cached_property
     def stream_run(self) -> EpochRow | None:
-        """The newest run of its stream, as it is now."""
+        """The newest run of its stream, as recorded now."""
         return self.reader.newest_epoch(self.name)
 
     @property
     def stream_is_running(self) -> bool:
-        """Whether there is a stream that could be asked for something."""
+        """Whether there is a stream that can get a control request."""
         return (
             self.stream_run is not None
             and self.stream_run.state == "running"
@@ -66,27 +69,31 @@ class ActionTarget:
         )
 
     def tasks_of_kind(self, kind: str, *, repair: bool = False) -> list[DeclaredTask]:
-        """The pipeline's tasks of one kind."""
+        """Return the pipeline's tasks of one kind."""
         return [one for one in self.shown.tasks if one.operator_name == kind and one.repair == repair]
 
     @property
     def stream_dags(self) -> tuple[str, ...]:
-        """The DAGs with the stream, or else all: who may edit tasks of one of them may ask the stream for something."""
+        """The DAGs that have the stream, or else all DAGs of the pipeline.
+
+        Users who may edit tasks of one of them may send control requests to the stream.
+        """
         return tuple(dict.fromkeys(one.dag_id for one in self.tasks_of_kind(STREAM_OPERATOR))) or self.shown.dags
 
 
 @dataclass(frozen=True)
 class ActionPreview:
-    """What would be done.
+    """What an action would do.
 
-    :param description: that, for the person who is asked.
-    :param execute: does it, in the name of somebody; says whether it was done.
-    :param dags: who may edit task instances of one of these DAGs may do it; without any, who may edit connections.
-    :param starts_run: whether a run is started instead, which is another right.
+    :param description: human-readable description, shown before the user confirms.
+    :param execute: performs the action in the name of a user, and returns whether it was performed.
+    :param dags: users who may edit task instances of one of these DAGs may perform the action. If empty, users who may
+        edit connections.
+    :param starts_run: whether the action starts a run, which is a different right.
     :param instance: the task instance concerned.
-    :param event: kind and text of what is noted in the bookkeeping, unless that does so itself.
-    :param table: the table that this is about.
-    :param missing_input: what has to be typed, if it is not there yet.
+    :param event: kind and text of the event to record, unless the state database does so itself.
+    :param table: the table concerned.
+    :param missing_input: label of the input that the user still has to type.
     """
 
     description: str
@@ -101,11 +108,10 @@ class ActionPreview:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """Something that can be done.
+    """An action.
 
-    :param label: what the button says.
-    :param preview: finds out what would be done.
-    :raises Impossible: (``plan``) if it cannot be done now.
+    :param label: label of its button.
+    :param preview: returns what the action would do. Raises :class:`ActionImpossible` if it is impossible now.
     """
 
     label: str
@@ -113,18 +119,18 @@ class ActionSpec:
 
 
 def offered_actions(target: ActionTarget) -> list[str]:
-    """The acts that concern the pipeline as a whole and fit its state, possible or not."""
+    """Return the actions that concern the whole pipeline and fit its state, possible or not."""
     paused = target.stream_run is not None and target.stream_run.paused_by is not None
     pause_actions = ["resume"] if paused else ["pause"] if target.stream_is_running else []
     return [*pause_actions, "stop" if target.stream_is_running else "start", "verify", "repair"]
 
 
-# By clearing a task
+# Actions that clear a task
 
 
 def _preview_retry(target: ActionTarget) -> ActionPreview:
     if target.group is None:
-        raise ActionImpossible("No chunk group is named")
+        raise ActionImpossible("No chunk group is given")
     snapshot = target.shown.overview.snapshot
     groups = target.reader.groups(target.name, snapshot[0]) if snapshot else []
     group_row = next((group for group in groups if group.group_no == target.group), None)
@@ -132,11 +138,11 @@ def _preview_retry(target: ActionTarget) -> ActionPreview:
         raise ActionImpossible(f"There is no chunk group {target.group}")
     if group_row.state == "done":
         raise ActionImpossible(
-            f"Group {target.group} is published: read its tables, or some of their keys, again instead"
+            f"Group {target.group} is published: re-snapshot its tables, or some of their keys, instead"
         )
     tasks = target.tasks_of_kind(SNAPSHOT_OPERATOR)
     if not tasks:
-        raise ActionImpossible(f"No DAG reads it. {_cli_command('snapshot', target)} reads what is missing")
+        raise ActionImpossible(f"No DAG reads it. Run {_cli_command('snapshot', target)} to read what is missing")
     instances_of_group = [
         one
         for task in tasks
@@ -144,30 +150,28 @@ def _preview_retry(target: ActionTarget) -> ActionPreview:
     ]
     if not instances_of_group:
         dags = ", ".join(dict.fromkeys(task.dag_id for task in tasks))
-        raise ActionImpossible(f"No run has a task for it: start a run of {dags}, which reads what is missing")
+        raise ActionImpossible(f"No run has a task for it: start a run of {dags} to read what is missing")
     instance = max(instances_of_group, key=lambda one: one.dag_run.id)
-    what = f"group {target.group} is read again: {_instance_name(instance)} was cleared"
-    return _preview_clear(target, instance, f"What is missing of group {target.group} is read", "group_retried", what)
+    what = f"group {target.group} is retried: {_instance_name(instance)} was cleared"
+    return _preview_clear(target, instance, f"It reads what is missing in group {target.group}", "group_retried", what)
 
 
 def _preview_start(target: ActionTarget) -> ActionPreview:
     tasks = target.tasks_of_kind(STREAM_OPERATOR)
     if target.stream_is_running and target.shown.database.is_stream_alive(target.shown.overview) is not False:
-        raise ActionImpossible("The stream runs")
+        raise ActionImpossible("The stream is running")
     if not tasks:
         raise ActionImpossible(
-            f"No DAG has its stream. {_cli_command('stream', target)} starts it, on a host of your choice"
+            f"No DAG has its stream. Run {_cli_command('stream', target)} on a host of your choice to start it"
         )
     if busy := _newest_instance(task_instances.find_active, target, tasks):
-        raise ActionImpossible(
-            f"{_instance_name(busy)} is {_state_text(busy)}: it starts the stream, or looks after it"
-        )
+        raise ActionImpossible(f"{_instance_name(busy)} is {_state_text(busy)}: it starts or supervises the stream")
     instance = _newest_instance(task_instances.find_newest_ended, target, tasks)
     if instance is None:
         dags = ", ".join(dict.fromkeys(task.dag_id for task in tasks))
         raise ActionImpossible(f"The task of the stream has never run: start a run of {dags}")
     what = f"the stream is started: {_instance_name(instance)} was cleared"
-    return _preview_clear(target, instance, "The stream goes on from where it has stopped", "stream_start", what)
+    return _preview_clear(target, instance, "The stream continues from where it stopped", "stream_start", what)
 
 
 def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPreview:
@@ -179,16 +183,16 @@ def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPrev
         )
     if not tasks:
         raise ActionImpossible(
-            f"None of its DAGs has a task for that: add CdcVerifyOperator(pipeline=...{arguments}), best in a DAG of "
-            f"its own, or run {_cli_command('verify' + (' --repair' if repair else ''), target)}"
+            f"None of its DAGs has a task for that: add CdcVerifyOperator(pipeline=...{arguments}), preferably in a "
+            f"separate DAG, or run {_cli_command('verify' + (' --repair' if repair else ''), target)}"
         )
-    # One that comes after a stream may wait for ever.
+    # A task downstream of a stream may wait forever.
     if busy := _newest_instance(
         lambda of, task: task_instances.find_active(of, task, include_waiting=not task.dag_has_stream), target, tasks
     ):
-        raise ActionImpossible(f"{_instance_name(busy)} is {_state_text(busy)}: see there")
+        raise ActionImpossible(f"{_instance_name(busy)} is {_state_text(busy)}: see its log in Airflow")
     description = "Source and copy are compared, table by table" + (
-        "; rows that differ are read again and exchanged" if repair else ". Nothing is written"
+        "; rows that differ are re-snapshotted" if repair else ". Nothing is written"
     )
     instance = _newest_instance(task_instances.find_newest_ended, target, tasks)
     if instance is not None:
@@ -200,9 +204,8 @@ def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPrev
     dag = next((task.dag_id for task in tasks if not task.dag_has_stream), None)
     if dag is None:
         raise ActionImpossible(
-            f"The task has never run, and DAG {tasks[0].dag_id} holds a stream as well, which a new run would begin: "
-            "put "
-            f"the comparison into a DAG of its own, or run {_cli_command('verify', target)}"
+            f"The task has never run, and DAG {tasks[0].dag_id} also has a stream, which a new run would start: "
+            f"put the comparison into a separate DAG, or run {_cli_command('verify', target)}"
         )
     obstacle, delay = task_instances.find_obstacle(target.session, dag)
     if obstacle:
@@ -231,25 +234,25 @@ def _preview_clear(target: ActionTarget, instance: Any, description: str, kind: 
     )
 
 
-# By asking the stream
+# Actions that send a control request
 
 
 def _preview_stop(target: ActionTarget) -> ActionPreview:
     if not target.stream_is_running:
-        raise ActionImpossible("No stream runs, or it was asked to stop already")
+        raise ActionImpossible("No stream is running, or it was already asked to stop")
     says = (
-        "The stream ends after the transaction that it is at. The task that looks after it succeeds, and the stream "
-        "stays where it is until somebody starts it, or its DAG runs again"
+        "The stream ends at the next transaction boundary. The task that supervises it succeeds, and the stream "
+        "keeps its position until it is started again, or its DAG runs again"
     )
     return ActionPreview(says, lambda by: target.reader.stop_stream(target.name, by), target.stream_dags)
 
 
 def _preview_pause(target: ActionTarget) -> ActionPreview:
     if not target.stream_is_running:
-        raise ActionImpossible("No stream runs")
+        raise ActionImpossible("No stream is running")
     says = (
-        "The stream stays where it is and reads nothing more until it is resumed, also if it is started anew. Tables "
-        "fall behind meanwhile, and the source must keep its binlogs"
+        "The stream keeps its position and reads nothing more until it is resumed, even if it is restarted. "
+        "Meanwhile the lag of the tables grows, and the source must keep its binlogs"
     )
     return ActionPreview(says, lambda by: target.reader.pause_stream(target.name, by), target.stream_dags)
 
@@ -258,25 +261,24 @@ def _preview_resume(target: ActionTarget) -> ActionPreview:
     if target.stream_run is None or target.stream_run.paused_by is None:
         raise ActionImpossible("The stream is not paused")
     return ActionPreview(
-        "The stream goes on", lambda by: target.reader.resume_stream(target.name, by), target.stream_dags
+        "The stream continues", lambda by: target.reader.resume_stream(target.name, by), target.stream_dags
     )
 
 
 def _preview_suspend(target: ActionTarget) -> ActionPreview:
     if _find_table_row(target).state == "suspended":
-        raise ActionImpossible(f"{target.table} is suspended already")
+        raise ActionImpossible(f"{target.table} is already suspended")
     says = (
-        f"The stream goes on without {target.table}: its copy stays as it is, until somebody resumes it, which reads "
-        "all "
-        "of the table again"
+        f"The stream continues without {target.table}. Its copy stays unchanged until the table is resumed, which "
+        "re-snapshots the whole table"
     )
     return _preview_request(target, "suspend", says)
 
 
 def _preview_resnapshot(target: ActionTarget) -> ActionPreview:
-    says = f"All of {target.table} is read again, while the stream goes on, and its rows are exchanged in one commit"
+    says = f"All of {target.table} is re-snapshotted while the stream continues. One commit replaces its rows"
     if _find_table_row(target).state == "suspended":
-        says += ". The table rejoins the stream with that"
+        says += ". The table then rejoins the stream"
     return _preview_request(target, "reread", says)
 
 
@@ -284,16 +286,16 @@ def _preview_resnapshot_keys(target: ActionTarget) -> ActionPreview:
     table_row, condition = _find_table_row(target), (target.condition or "").strip()
     key = table_row.definitions[-1]["key"] if table_row.definitions else []
     if table_row.state == "suspended":
-        raise ActionImpossible(f"{target.table} is suspended: resume it, which reads all of it")
+        raise ActionImpossible(f"{target.table} is suspended: resume it instead, which re-snapshots all of it")
     if not key:
-        raise ActionImpossible(f"{target.table} has no key: read all of it again")
+        raise ActionImpossible(f"{target.table} has no key: re-snapshot all of it instead")
     if condition:
         try:
             parse_key_predicate(condition, key)
         except InvalidKeyPredicate as error:
             raise ActionImpossible(str(error)) from None
     missing_input = None if condition else f"A condition on {', '.join(key)}"
-    says = f"The rows of {target.table} whose keys are as the condition says are read again, while the stream goes on"
+    says = f"The rows of {target.table} whose keys meet the condition are re-snapshotted while the stream continues"
     return _preview_request(target, "reread", says, condition or None, missing_input=missing_input)
 
 
@@ -301,8 +303,8 @@ def _preview_request(
     target: ActionTarget, kind: str, description: str, condition: str | None = None, missing_input: str | None = None
 ) -> ActionPreview:
     table = str(target.table)
-    delay = None if target.stream_is_running else "No stream runs now: the next one does it"
-    wanted = "suspend it" if kind == "suspend" else "read some of its keys again" if condition else "read it again"
+    delay = None if target.stream_is_running else "No stream is running now: the next one will do it"
+    wanted = "suspend it" if kind == "suspend" else "re-snapshot some of its keys" if condition else "re-snapshot it"
     return ActionPreview(
         _join_sentences(description, delay),
         lambda by: target.reader.add_request(target.name, kind, table, by, condition),
@@ -317,33 +319,36 @@ def _preview_withdraw(target: ActionTarget) -> ActionPreview:
     number = -1 if target.id is None else target.id
     request = target.reader.request(target.name, number)
     if request is None or request.state != "open":
-        raise ActionImpossible(
-            "There is no such request that still waits: the stream has taken it up, or it was withdrawn"
-        )
-    says = f"What {request.by} wants of {request.table} is not done"
+        raise ActionImpossible("There is no such open request: the stream has picked it up, or it was withdrawn")
+    says = f"The request of {request.by} for {request.table} will not be carried out"
     return ActionPreview(says, lambda by: target.reader.withdraw_request(target.name, number, by), target.stream_dags)
 
 
 def _preview_acknowledge(target: ActionTarget) -> ActionPreview:
     number = -1 if target.id is None else target.id
-    says = "Your name is put beside this event, for everybody to see that you take care of it. Nothing else changes"
+    says = (
+        "Your name is recorded with this event, so that others can see that you are handling it. Nothing else changes"
+    )
     return ActionPreview(says, lambda by: target.reader.acknowledge_event(target.name, number, by), target.shown.dags)
 
 
 def _find_table_row(target: ActionTarget) -> TableStateRow:
-    """How the table stands that is meant."""
+    """Return the recorded state of the target's table.
+
+    :raises ActionImpossible: if there is none.
+    """
     for row in target.reader.table_states(target.name):
         if f"{row.database}.{row.name}" == target.table:
             return row
     raise ActionImpossible(
-        f"The pipeline has no table {target.table or 'without a name'}, or no driver has told of it yet"
+        f"The pipeline has no table {target.table or 'without a name'}, or no driver has reported it yet"
     )
 
 
 def _newest_instance(
     find: Callable[[Any, DeclaredTask], Any], target: ActionTarget, tasks: Sequence[DeclaredTask]
 ) -> Any | None:
-    """Of the instances of several tasks the one in the newest run."""
+    """Return the task instance in the newest run, among those of several tasks."""
     instances_found = [one for task in tasks if (one := find(target.session, task)) is not None]
     return max(instances_found, key=lambda one: one.dag_run.id, default=None)
 
@@ -354,7 +359,7 @@ def _instance_name(instance: Any) -> str:
 
 
 def _state_text(instance: Any) -> str:
-    return str(instance.state or "waiting for its turn").replace("_", " ")
+    return str(instance.state or "waiting to be scheduled").replace("_", " ")
 
 
 def _cli_command(words: str, target: ActionTarget) -> str:
@@ -374,8 +379,8 @@ ACTIONS: dict[str, ActionSpec] = {
     "verify": ActionSpec("Verify now", _preview_verify),
     "repair": ActionSpec("Repair", lambda case: _preview_verify(case, repair=True)),
     "suspend": ActionSpec("Suspend", _preview_suspend),
-    "reread": ActionSpec("Read again", _preview_resnapshot),
-    "reread_keys": ActionSpec("Read some keys again", _preview_resnapshot_keys),
+    "reread": ActionSpec("Re-snapshot", _preview_resnapshot),
+    "reread_keys": ActionSpec("Re-snapshot some keys", _preview_resnapshot_keys),
     "withdraw": ActionSpec("Withdraw", _preview_withdraw),
     "acknowledge": ActionSpec("Acknowledge", _preview_acknowledge),
 }

@@ -1,4 +1,4 @@
-"""The page's application: every route, static files included, asks Airflow who the user is."""
+"""The page's application. Every route, including those of static files, requires an Airflow user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_provider_cdc.ui.state_databases import DatabaseTrouble
 
 _STATIC = File(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-#: Nothing is loaded from elsewhere, and no text of a database becomes code. Airflow shows the page in a frame.
+#: Nothing is loaded from another host, and no text from a database becomes code. Airflow shows the page in a frame.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
@@ -27,7 +27,7 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-#: Groups of a request: so many numbers at most, as a snapshot has.
+#: Chunk groups of a request, as numbers separated by commas.
 GroupNumbers = Annotated[str | None, Query(max_length=8000, pattern=r"^\d+(,\d+)*$")]
 
 
@@ -35,8 +35,8 @@ router = APIRouter()
 
 
 def make_app() -> FastAPI:
-    """The application. Databases are looked for when they are first asked for."""
-    # Without documentation of its own: those routes would not ask who the user is.
+    """Create the application. The state databases are looked up on first use."""
+    # Without FastAPI's documentation: its routes would not require a user.
     no_docs: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = FastAPI(title="CDC pipelines", dependencies=[Depends(get_user)], **no_docs)
     app.state.place = PageSources()
@@ -58,19 +58,19 @@ def make_app() -> FastAPI:
 
 @router.get("/")
 def get_index_page() -> FileResponse:
-    """The page."""
+    """Return the page."""
     return _static_file("index.html")
 
 
 @router.get("/static/{name}")
 def get_static_file(name: str) -> FileResponse:
-    """Its parts."""
+    """Return a static file of the page."""
     return _static_file(name)
 
 
 @router.get("/api/pipelines")
 def get_pipelines(sources: PageSourcesDep, rights: UserRightsDep) -> dict[str, Any]:
-    """Every pipeline that the user may see, the worst first, and the databases that cannot be read."""
+    """Return every pipeline that the user may see, most severe first, and the databases that cannot be read."""
     shown, troubles = sources.databases.read_all()
     lines = [views.pipeline_summary(one, rights.dags) for one in shown if rights.can_see(one.dags)]
     unknown = [one for one in sources.declared_tasks.list_all() if not one.pipeline_name and one.dag_id in rights.dags]
@@ -85,7 +85,7 @@ def get_pipelines(sources: PageSourcesDep, rights: UserRightsDep) -> dict[str, A
 def find_pipelines(
     sources: PageSourcesDep, rights: UserRightsDep, dag_id: str, run_id: str | None = None, task_id: str | None = None
 ) -> dict[str, Any]:
-    """The pipelines of a DAG, of a run of it, or of one of its tasks."""
+    """Return the pipelines of a DAG, of one of its runs, or of one of its tasks."""
     if dag_id not in rights.dags:
         raise HTTPException(404, "There is no such DAG")
     dags = sources.declared_tasks
@@ -98,7 +98,7 @@ def find_pipelines(
 
 @router.get("/api/pipelines/{book}/{name}")
 def get_pipeline(user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDep) -> dict[str, Any]:
-    """One pipeline, and what the user may do with it."""
+    """Return one pipeline, and what the user may do with it."""
     reader, may_act = shown.database.open_reader(), may_edit(user, shown.dags)
     view = views.pipeline_view(reader, shown, rights.dags)
     snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot[1] != "done"
@@ -113,14 +113,14 @@ def get_pipeline(user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDe
 
 @router.get("/api/pipelines/{book}/{name}/chunks")
 def get_chunks(shown: ShownPipelineDep, generation: int, groups: GroupNumbers = None) -> dict[str, Any]:
-    """The map of chunks, or some groups of it."""
+    """Return the map of chunks, or some groups of it."""
     wanted = None if groups is None else [int(number) for number in groups.split(",")]
     return views.chunks_view(shown.database.open_reader(), shown, generation, wanted)
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks/{no}")
 def get_chunk(shown: ShownPipelineDep, no: int, generation: int) -> dict[str, Any]:
-    """One chunk."""
+    """Return one chunk."""
     rows = shown.database.open_reader().chunk_with_group(shown.overview.name, generation, no)
     if rows is None:
         raise HTTPException(404, "There is no such chunk")
@@ -129,7 +129,7 @@ def get_chunk(shown: ShownPipelineDep, no: int, generation: int) -> dict[str, An
 
 @router.get("/api/pipelines/{book}/{name}/lag")
 def get_lag(shown: ShownPipelineDep, minutes: Annotated[int, Query(ge=5, le=7 * 24 * 60)] = 60) -> dict[str, Any]:
-    """The lag over time."""
+    """Return the lag over time."""
     return views.lag_view(shown.database.open_reader(), shown.overview.name, minutes, datetime.now(UTC))
 
 

@@ -1,10 +1,10 @@
-"""Changes a second of a table, from two looks at what a driver has counted. It writes that down about once a minute."""
+"""Changes per second of a table, from two samples of the counts that a driver records about once a minute."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-#: Seconds between two looks of a driver, and those after which one that wrote nothing has had nothing to write.
+#: Seconds between two writes of a driver, and seconds without a write after which there were no changes.
 WRITE_SECONDS, SILENT_SECONDS = 60.0, 150.0
 
 
@@ -18,15 +18,16 @@ class ChangeRate:
         self._since = 0.0
 
     def update(self, at: datetime, counts: tuple[int, ...], clock: float) -> tuple[float, ...] | None:
-        """Look at the counts.
+        """Add a sample of the counts.
 
         :param at: when the driver wrote them, by its clock.
+        :param counts: changes by operation.
         :param clock: seconds on this host's clock.
-        :returns: changes a second; ``None`` until that can be told.
+        :returns: changes per second by operation, or ``None`` until that is known.
         """
         if at != self._at:
             if self._at is not None and self._at < at:
-                # A driver writes nothing of a table without changes: those of now are not spread over an hour before.
+                # A driver writes nothing for an unchanged table, so new changes must not be spread over a long gap.
                 passed = (at - self._at).total_seconds()
                 seconds = passed if passed < SILENT_SECONDS else WRITE_SECONDS
                 self._rates = tuple(max(n - m, 0) / seconds for n, m in zip(counts, self._counts, strict=True))

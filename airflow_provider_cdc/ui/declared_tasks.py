@@ -1,4 +1,4 @@
-"""Which pipelines the DAGs of this Airflow have, from what Airflow keeps of the DAGs: no DAG file is read or run."""
+"""The pipelines that the DAGs of this Airflow declare, from Airflow's stored DAGs. No DAG file is read or run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
 
-#: Seconds for which an answer is good: a DAG that was just read appears a little later.
+#: Seconds for which an answer is reused. A new DAG appears after this time at the latest.
 _FRESH_SECONDS = 10.0
 _PACKAGE_PREFIX = "airflow_provider_cdc."
-#: The operator of a stream.
+#: Class of the stream operator.
 STREAM_OPERATOR = "CdcStreamOperator"
 
 
 @dataclass(frozen=True)
 class DeclaredTask:
-    """A pipeline that a task works for.
+    """A task and the pipeline that it works on.
 
-    :param dag_id: id of the DAG; ``task``: of the task.
-    :param pipeline_name: name of the pipeline; empty if it cannot be told.
+    :param dag_id: id of the DAG.
+    :param task_id: id of the task.
+    :param pipeline_name: name of the pipeline, or empty if it is unknown.
     :param conn_id: ``state.conn_id``, or ``None``.
-    :param state_file: the SQLite file that is the bookkeeping without one.
-    :param operator_name: the operator's class.
-    :param repair: whether it is a comparison that repairs.
-    :param dag_has_stream: whether the DAG has a stream, of whatever pipeline.
-    :param groups: of a task that reads chunk groups: which ones, or the id of the task that says so.
+    :param state_file: the SQLite file that is the state database if there is no ``conn_id``.
+    :param operator_name: name of the operator's class.
+    :param repair: whether the task is a comparison that repairs.
+    :param dag_has_stream: whether the DAG has a stream, of any pipeline.
+    :param groups: for a task that reads chunk groups, the groups, or the id of the task that returns them.
     """
 
     dag_id: str
@@ -47,7 +48,7 @@ class DeclaredTask:
 
 @dataclass(frozen=True)
 class _SerializedTask:
-    """A task of ours, as Airflow keeps it; ``pipeline`` is what it says of its pipeline."""
+    """A task of this package as Airflow stores it. ``pipeline`` is its unparsed pipeline."""
 
     task_id: str
     operator_name: str
@@ -57,9 +58,9 @@ class _SerializedTask:
 
 
 class DeclaredTasks:
-    """All of them, kept until a DAG changes. One object a process.
+    """All declared tasks, cached until a DAG changes. One instance per process.
 
-    :param session: makes a session of Airflow's own database.
+    :param session: creates a session of Airflow's own database.
     """
 
     def __init__(self, session: Callable[[], Any]) -> None:
@@ -70,7 +71,7 @@ class DeclaredTasks:
         self._expires_at = 0.0
 
     def list_all(self) -> list[DeclaredTask]:
-        """What all DAGs have; those that could not be told have no name."""
+        """Return the declared tasks of all DAGs. Those whose pipeline is unknown have no pipeline name."""
         with self._lock:
             if time.monotonic() >= self._expires_at:
                 with self._session() as session:
@@ -82,13 +83,13 @@ class DeclaredTasks:
             return self._declared
 
     def list_of_run(self, dag: str, run: str) -> list[DeclaredTask]:
-        """What the tasks of one DAG have: where that depends on the run, what they had in this one."""
+        """Return the declared tasks of one DAG. Pipelines that depend on the run are those of the given run."""
         self.list_all()
         with self._session() as session:
             return list(_declare_tasks(session, dag, self._dags.get(dag, ((), ()))[1], run))
 
     def _refresh(self, session: Any) -> None:
-        """Read those DAGs again that are not as they were."""
+        """Read the DAGs that have changed."""
         from airflow.models.dag import DagModel
         from airflow.models.dag_version import DagVersion
         from airflow.models.serialized_dag import SerializedDagModel as Kept
@@ -112,7 +113,7 @@ class DeclaredTasks:
 
 
 def _find_own_tasks(data: Mapping[str, Any] | None) -> Iterator[_SerializedTask]:
-    """The tasks of ours in a DAG as Airflow keeps it."""
+    """Yield the tasks of this package in a DAG as Airflow stores it."""
     for encoded in ((data or {}).get("dag") or {}).get("tasks", ()):
         task = encoded.get("__var", encoded)
         if str(task.get("_task_module", "")).startswith(_PACKAGE_PREFIX):
@@ -127,7 +128,7 @@ def _find_own_tasks(data: Mapping[str, Any] | None) -> Iterator[_SerializedTask]
 
 
 def _groups_of_task(task: Mapping[str, Any]) -> tuple[Any, ...] | str | None:
-    """The chunk groups of a task: what it is mapped over, or has."""
+    """Return the chunk groups of a task: those that it is mapped over, or its single group."""
     mapped = _unwrap(task.get("expand_input", {})).get("value")
     group = mapped.get("group") if isinstance(mapped, Mapping) else _unwrap(task.get("group"))
     if isinstance(group, Mapping) and set(group) == {"task_id", "key"}:  # what another task returns
@@ -136,7 +137,7 @@ def _groups_of_task(task: Mapping[str, Any]) -> tuple[Any, ...] | str | None:
 
 
 def _unwrap(value: Any) -> Any:
-    """Without what Airflow writes around containers."""
+    """Remove the type information that Airflow adds to containers."""
     if isinstance(value, Mapping):
         if set(value) == {"__type", "__var"}:
             return _unwrap(value["__var"])
@@ -147,9 +148,9 @@ def _unwrap(value: Any) -> Any:
 def _declare_tasks(
     session: Any, dag: str, tasks: Sequence[_SerializedTask], run: str | None = None
 ) -> Iterator[DeclaredTask]:
-    """What the tasks of a DAG say of their pipelines; what they only say when they run is what they said the last time.
+    """Yield the declared tasks of a DAG. Pipelines that are known only at run time are taken from the newest run.
 
-    :param run: what they said in this run.
+    :param run: the run to use instead of the newest one.
     """
     dag_has_stream = any(task.operator_name == STREAM_OPERATOR for task in tasks)
     for task in tasks:
@@ -164,7 +165,10 @@ def _declare_tasks(
 
 
 def _parse_pipeline(value: Any) -> tuple[str, str | None, str | None] | None:
-    """Name, ``state.conn_id``, and the file; ``None`` for what cannot be told: a template, a file, a text cut off."""
+    """Return name, ``state.conn_id`` and state file of a pipeline.
+
+    Return ``None`` if that is unknown: for a template, a file name, or a text that was cut off.
+    """
     if value is None or is_file_name(value) or "{{" in str(value) or "{%" in str(value):
         return None
     try:

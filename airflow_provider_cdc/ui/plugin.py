@@ -1,6 +1,6 @@
-"""What Airflow loads: the page's application, its entry in the navigation, and its tabs.
+"""The Airflow plugin of the page: its application, its entry in the navigation, and its tabs.
 
-Airflow makes the plugin in every process, tasks included, so the application is made where it is asked for.
+Airflow loads the plugin in every process, including tasks, so the application is created only when it is requested.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-#: Where the application is. Addresses of views are relative: the API server may be below a path.
+#: Path of the application. Addresses of views are relative because the API server may be below a path.
 URL_PREFIX = "/cdc"
 _HREF = "cdc/?dag_id={DAG_ID}"
-#: What a tab tells the page, by where it is.
+#: Address of the page in each kind of tab.
 _TABS = {
     "dag": _HREF,
     "dag_run": _HREF + "&run_id={RUN_ID}",
@@ -23,7 +23,7 @@ _ICONS = {"icon": "cdc/static/icon.svg", "icon_dark_mode": "cdc/static/icon-dark
 
 
 class CdcPlugin(AirflowPlugin):
-    """The page."""
+    """The plugin of the page."""
 
     name = "cdc"
     external_views = [  # noqa: RUF012 (Airflow's own form)
@@ -36,7 +36,7 @@ class CdcPlugin(AirflowPlugin):
 
     @cached_property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The application; FastAPI is loaded now."""
+        """The application. FastAPI is imported only here."""
         from airflow_provider_cdc.ui.app import make_app
 
         return [{"app": make_app(), "url_prefix": URL_PREFIX, "name": "CDC pipelines"}]

@@ -1,4 +1,4 @@
-"""The pipeline that a request is about, if its user may see it."""
+"""The pipeline of a request, if the user may see it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PipelineName = Annotated[str, Path(max_length=64)]
 
 
 class PageSources:
-    """The databases and the DAGs of this Airflow, looked for once they are asked for."""
+    """The databases and the DAGs of this Airflow, which are looked up on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +25,7 @@ class PageSources:
 
     @property
     def declared_tasks(self) -> DeclaredTasks:
-        """What the DAGs have."""
+        """Pipelines that the DAGs declare."""
         with self._lock:
             if self._declared_tasks is None:
                 from airflow.utils.session import create_session
@@ -35,7 +35,7 @@ class PageSources:
 
     @property
     def databases(self) -> PageDatabases:
-        """The databases."""
+        """State databases that the page shows."""
         declared_tasks = self.declared_tasks
         with self._lock:
             if self._databases is None:
@@ -62,7 +62,7 @@ PageSourcesDep = Annotated[PageSources, Depends(_page_sources)]
 def _find_shown_pipeline(
     sources: PageSourcesDep, rights: UserRightsDep, book: DatabaseKey, name: PipelineName
 ) -> ShownPipeline:
-    """The pipeline of a route. One that the user may not see is not told from one that does not exist."""
+    """Return the pipeline of a route. One that the user may not see looks like one that does not exist."""
     shown = sources.databases.find_pipeline(book, name)
     if shown is None or not rights.can_see(shown.dags):
         raise HTTPException(404, "There is no such pipeline")

@@ -1,4 +1,4 @@
-"""The bookkeeping databases that the page shows: where they are, how they are asked, and which pipelines they hold."""
+"""The state databases that the page shows: their addresses, how they are queried, and their pipelines."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from airflow_provider_cdc.state.reader import PipelineOverview, StateDatabaseRea
 from airflow_provider_cdc.ui.change_rates import ChangeRate
 from airflow_provider_cdc.ui.declared_tasks import DeclaredTask
 
-#: Seconds for which an overview is good, and for which a database that did not answer is not asked again.
+#: Seconds for which an overview is reused, and for which a database that did not answer is not queried again.
 OVERVIEW_SECONDS, RETRY_SECONDS = 1.5, 15.0
-#: Seconds for which one request waits for the databases. What comes later is there for the next one.
+#: Seconds for which one request waits for the databases. Later answers are used by the next request.
 WAIT_SECONDS = 4.0
 
 
 def database_key(url: URL) -> str:
-    """A short name for a database, which says nothing of it."""
+    """Return a short key for a database, which reveals nothing about it."""
     return hashlib.sha256(url.set(query={}).render_as_string(hide_password=True).encode()).hexdigest()[:12]
 
 
 @dataclass
 class PageDatabase:
-    """One bookkeeping database. Threads may share it.
+    """One state database. Threads may share it.
 
-    :param key: its name in addresses of the page.
-    :param label: what people call it: the id of the connection, or the file.
-    :param url: its address; holds the password.
+    :param key: its key in addresses of the page.
+    :param label: its human-readable name: the id of the connection, or the file.
+    :param url: its address, including the password.
     """
 
     key: str
@@ -52,9 +52,9 @@ class PageDatabase:
     _rates: dict[tuple[str, str, str], ChangeRate] = field(default_factory=dict, repr=False)
 
     def open_reader(self) -> StateDatabaseReader:
-        """The database, connected.
+        """Return the reader of the database, connecting if necessary.
 
-        :raises CdcError: if it cannot be used; for a while it is then not asked again.
+        :raises CdcError: if the database cannot be used. It is then not tried again for a while.
         """
         with self._lock:
             if self._error is not None and time.monotonic() < self._queried_at + RETRY_SECONDS:
@@ -68,7 +68,7 @@ class PageDatabase:
             return self._reader
 
     def read_overview(self) -> list[PipelineOverview]:
-        """All its pipelines; several requests at once ask the database once.
+        """Return all its pipelines. Concurrent requests share one query.
 
         :raises CdcError: if it cannot be read.
         """
@@ -86,9 +86,10 @@ class PageDatabase:
             return self._overview
 
     def is_stream_alive(self, overview: PipelineOverview) -> bool | None:
-        """Whether the newest run of the stream gives signs of life; ``None`` before that can be told, as after a start.
+        """Return whether the newest run of the stream is alive, or ``None`` while that is unknown, as after a start.
 
-        No clocks of two hosts are compared: what counts is how long the heartbeat has stood still on this one's.
+        Clocks of two hosts are never compared. What counts is how long the heartbeat has not changed by this host's
+        clock.
         """
         if overview.newest_epoch is None:
             return False
@@ -97,7 +98,7 @@ class PageDatabase:
         )
 
     def lost_groups(self, overview: PipelineOverview) -> frozenset[int]:
-        """Chunk groups that were begun and that nobody reads any more: their readers have given up, or died."""
+        """Return the chunk groups that were begun but have no reader any more: the readers have given up or died."""
         held_groups = () if overview.chunk_groups is None else overview.chunk_groups.unfinished
         return frozenset(
             one.group_no
@@ -110,7 +111,7 @@ class PageDatabase:
         )
 
     def change_rates(self, row: TableStateRow) -> tuple[float, ...] | None:
-        """Inserts, updates and deletes a second that the stream applies to a table, if that can be told by now."""
+        """Return inserts, updates and deletes per second that the stream applies to a table, if known yet."""
         counts = (row.inserts, row.updates, row.deletes)
         with self._lock:
             rate = self._rates.setdefault((row.pipeline, row.database, row.name), ChangeRate())
@@ -121,7 +122,7 @@ class PageDatabase:
             return self._pulses.setdefault(owner, HeartbeatMonitor()).observe(beat, time.monotonic())
 
     def close(self) -> None:
-        """Give back its connections."""
+        """Close its connections."""
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
@@ -130,7 +131,10 @@ class PageDatabase:
 
 @dataclass(frozen=True)
 class DatabaseTrouble:
-    """A database that is not shown: which one, why, what to do, and the DAGs that need it; none: it is configured."""
+    """A database that cannot be shown: its label, the reason, the remedy, and the DAGs that need it.
+
+    There are no DAGs if it is named only in the configuration.
+    """
 
     label: str
     message: str
@@ -140,7 +144,7 @@ class DatabaseTrouble:
 
 @dataclass(frozen=True)
 class ShownPipeline:
-    """A pipeline, and the tasks that work for it."""
+    """A pipeline and the tasks that work on it."""
 
     database: PageDatabase
     overview: PipelineOverview
@@ -148,16 +152,16 @@ class ShownPipeline:
 
     @property
     def dags(self) -> tuple[str, ...]:
-        """Ids of its DAGs; none if it was made by the command line."""
+        """Ids of its DAGs. Empty if it was created by the command line."""
         return tuple(dict.fromkeys(one.dag_id for one in self.tasks))
 
 
 class PageDatabases:
-    """All bookkeeping databases of this Airflow: those that its DAGs name, and those that are configured.
+    """All state databases of this Airflow: those that its DAGs name, and those in the configuration.
 
-    :param declared: what the DAGs have.
-    :param configured: connection ids, and absolute paths of SQLite files.
-    :param resolve: finds a connection by its id.
+    :param declared: returns the pipelines that the DAGs declare.
+    :param configured: returns connection ids and absolute paths of SQLite files.
+    :param resolve: returns a connection by its id.
     """
 
     def __init__(
@@ -174,7 +178,7 @@ class PageDatabases:
         self._pending: dict[str, Future[list[PipelineOverview]]] = {}
 
     def read_all(self) -> tuple[list[ShownPipeline], list[DatabaseTrouble]]:
-        """Every pipeline that can be read, and every database that cannot."""
+        """Return every pipeline that can be read, and every database that cannot."""
         wanted, troubles = self._wanted_databases()
         with self._lock:
             for key, (database, _) in wanted.items():
@@ -188,7 +192,7 @@ class PageDatabases:
             try:
                 if not future.done():
                     raise TransientError(
-                        f"bookkeeping {database.label} has not answered yet", "It is asked all the while"
+                        f"state database {database.label} has not answered yet", "Still waiting for an answer"
                     )
                 overviews = future.result()
             except CdcError as error:
@@ -205,7 +209,7 @@ class PageDatabases:
         return shown, troubles
 
     def find_pipeline(self, key: str, name: str) -> ShownPipeline | None:
-        """One pipeline; ``None`` if there is none.
+        """Return one pipeline, or ``None`` if it does not exist.
 
         :raises CdcError: if its database cannot be read.
         """
@@ -216,13 +220,15 @@ class PageDatabases:
         return row and ShownPipeline(database, row, tuple(one for one in declared if one.pipeline_name == name))
 
     def close(self) -> None:
-        """Give back all connections."""
+        """Close all connections."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for database in self._databases.values():
             database.close()
 
     def _wanted_databases(self) -> tuple[dict[str, tuple[PageDatabase, list[DeclaredTask]]], list[DatabaseTrouble]]:
-        """The databases by key, each with the pipelines that DAGs keep in it."""
+        """Return the databases by key, each with the declared tasks whose state is in it, and the databases that cannot
+        be used.
+        """
         places: dict[str, list[DeclaredTask]] = {place: [] for place in self._configured()}
         for one in self._declared():
             if one.pipeline_name:
@@ -237,7 +243,7 @@ class PageDatabases:
                 continue
             with self._lock:
                 database = self._databases.setdefault(key := database_key(url), PageDatabase(key, place, url))
-                if database.url != url:  # another password
+                if database.url != url:  # the password was changed
                     database.close()
                     database = self._databases[key] = PageDatabase(key, place, url)
             wanted.setdefault(key, (database, []))[1].extend(declared)
@@ -260,12 +266,12 @@ def _make_trouble(label: str, error: CdcError, declared: Iterable[DeclaredTask])
     remedy = error.remedy
     if isinstance(error, NotReadyError) and label.startswith("/"):
         remedy = (
-            "Nothing has run yet, or the file is on another host than this API server: then give the pipeline a "
-            "bookkeeping database of its own (state.conn_id)"
+            "If nothing has run yet, run the pipeline. If the file is on a different host than this API server, set "
+            "state.conn_id of the pipeline to a database that both can reach"
         )
     return DatabaseTrouble(label, error.message, remedy, tuple(dict.fromkeys(one.dag_id for one in declared)))
 
 
 def split_setting(text: Any) -> list[str]:
-    """The places in a configuration value: separated by commas or white space."""
+    """Split a configuration value at commas and white space."""
     return str(text or "").replace(",", " ").split()

@@ -1,6 +1,6 @@
-"""Task instances of a pipeline's tasks in Airflow's own database: which ones there are, and how they are cleared.
+"""Task instances of a pipeline's tasks in Airflow's own database: finding and clearing them.
 
-Clearing does what Airflow's own button and its REST API do, so that its history tells it.
+Clearing does what Airflow's own button and REST API do, so that Airflow's history shows it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 
 from airflow_provider_cdc.ui.declared_tasks import DeclaredTask
 
-#: Runs of a DAG that are looked at, the newest first.
+#: Maximum number of runs of a DAG to search, newest first.
 _MAX_RUNS = 50
-#: States of a task that has come to an end, and those from which it can be tried again.
+#: States of a task that has ended, those in which it has run, and those from which it can be cleared.
 _ENDED_STATES = ("success", "failed", "upstream_failed", "skipped", "removed")
 _WORKED_STATES = ("success", "failed")
 RETRIABLE_STATES = ("failed", "upstream_failed", "up_for_retry", "success", "skipped")
 
 
 def find_newest_ended(session: Any, task: DeclaredTask) -> Any | None:
-    """The instance of a task that has come to an end in the newest run; those that were skipped never began."""
+    """Return the instance of a task that ended in the newest run. Skipped instances do not count."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
 
@@ -28,9 +28,9 @@ def find_newest_ended(session: Any, task: DeclaredTask) -> Any | None:
 
 
 def find_active(session: Any, task: DeclaredTask, *, include_waiting: bool = True) -> Any | None:
-    """An instance of a task that is, or will be, at work: it has not ended, and its run goes on.
+    """Return an instance of a task that is or will be active: it has not ended, and its run continues.
 
-    :param include_waiting: whether that is one, too, whose turn has not come.
+    :param include_waiting: whether to include instances that are not scheduled yet.
     """
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
@@ -48,7 +48,7 @@ def find_active(session: Any, task: DeclaredTask, *, include_waiting: bool = Tru
 
 
 def find_group_instance(session: Any, task: DeclaredTask, group: int) -> Any | None:
-    """The instance of a task that holds a chunk group, in the newest run that has it."""
+    """Return the instance of a task that holds a chunk group, in the newest run that has it."""
     for instances in _instances_by_run(session, task):
         group_by_index = _group_of_instances(session, task, instances)
         for index, instance in instances.items():
@@ -58,7 +58,7 @@ def find_group_instance(session: Any, task: DeclaredTask, group: int) -> Any | N
 
 
 def find_failed_groups(session: Any, task: DeclaredTask) -> dict[int, Any]:
-    """Chunk groups whose instance in the newest run that was mapped has failed, each with it."""
+    """Return the chunk groups whose instance has failed in the newest mapped run, each with its instance."""
     for instances in _instances_by_run(session, task):
         failed = {i: one for i, one in instances.items() if one.state in ("failed", "upstream_failed")}
         group_by_index = _group_of_instances(session, task, instances) if failed else {}
@@ -67,7 +67,7 @@ def find_failed_groups(session: Any, task: DeclaredTask) -> dict[int, Any]:
 
 
 def _instances_by_run(session: Any, task: DeclaredTask) -> Iterator[dict[int, Any]]:
-    """Instances of a task that reads chunk groups by map index, run by run, the newest first; not runs without any."""
+    """Yield the instances of a task that reads chunk groups, by map index, for each run that has any, newest first."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
     from sqlalchemy import select
@@ -83,7 +83,7 @@ def _instances_by_run(session: Any, task: DeclaredTask) -> Iterator[dict[int, An
 
 
 def _group_of_instances(session: Any, task: DeclaredTask, instances: Mapping[int, Any]) -> dict[int, int]:
-    """The group that each instance of one run holds: what it ran with, or else what it was mapped over."""
+    """Return the group that each instance of one run holds: the one that it ran with, or else was mapped over."""
     from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
     from airflow.models.xcom import XComModel
     from sqlalchemy import select
@@ -125,9 +125,9 @@ def _select_instances(task: DeclaredTask) -> Any:
 
 
 def clear_instance(session: Any, instance: Any) -> bool:
-    """Clear one task instance, and nothing after it, as Airflow's button does. A run that has ended goes on.
+    """Clear one task instance and nothing downstream, as Airflow's button does. A run that has ended continues.
 
-    :returns: whether it was done: not if somebody else was faster.
+    :returns: whether it was cleared. False if its state has changed in the meantime.
     """
     from airflow.models.taskinstance import TaskInstance, clear_task_instances
 
@@ -147,7 +147,7 @@ def clear_instance(session: Any, instance: Any) -> bool:
 
 
 def trigger_run(session: Any, dag: str, by: str) -> Any:
-    """Start a run of a DAG, as Airflow's button does; returns it."""
+    """Start a run of a DAG, as Airflow's button does, and return it."""
     from airflow.api.common.trigger_dag import trigger_dag
     from airflow.utils.types import DagRunTriggeredByType
 
@@ -155,10 +155,10 @@ def trigger_run(session: Any, dag: str, by: str) -> Any:
 
 
 def find_obstacle(session: Any, dag: str, run: Any | None = None) -> tuple[str | None, str | None]:
-    """What keeps a DAG from running a task that is cleared, or triggered.
+    """Find out what keeps a DAG from running a task that is cleared or triggered.
 
-    :param run: the run that goes on; ``None`` for a new one.
-    :returns: why it cannot be, and why it may take long.
+    :param run: the run that would continue, or ``None`` for a new one.
+    :returns: why the task cannot run, and why it may take long.
     """
     from airflow.models.dag import DagModel
     from airflow.models.dagrun import DagRun
@@ -166,12 +166,12 @@ def find_obstacle(session: Any, dag: str, run: Any | None = None) -> tuple[str |
 
     model = session.get(DagModel, dag)
     if model is None or model.is_stale:
-        return f"Airflow has no DAG {dag} any more", None
+        return f"Airflow no longer has the DAG {dag}", None
     if model.is_paused:
-        return f"DAG {dag} is paused, so that none of its tasks would begin: switch it on first", None
+        return f"DAG {dag} is paused, so none of its tasks would begin: unpause it first", None
     if run is not None and str(run.state) in ("running", "queued"):
         return None, None
     active = session.scalar(select(func.count()).where(DagRun.dag_id == dag, DagRun.state == "running"))
     if model.max_active_runs and active >= model.max_active_runs:
-        return None, f"It waits until a run of {dag} that is active now has ended (max_active_runs)"
+        return None, f"It waits until one of the active runs of {dag} has ended (max_active_runs)"
     return None, None

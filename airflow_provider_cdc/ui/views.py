@@ -1,4 +1,4 @@
-"""What the page is told, as JSON values: times are ISO 8601 in UTC, sizes bytes, durations seconds."""
+"""The data of the page as JSON values. Times are ISO 8601 in UTC, sizes are in bytes, durations in seconds."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from airflow_provider_cdc.state.models import ChunkGroupRow, ChunkRow, EpochRow,
 from airflow_provider_cdc.state.reader import CHUNK_STATES, PipelineOverview, StateDatabaseReader, Throughput
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
 
-#: How bad a pipeline is off; the worst ones come first. The page has a colour and a word for each.
+#: Severity levels, most severe first. The page has a color for each.
 FAILED, WARNING, WORKING, IDLE = "failed", "warning", "working", "idle"
 _RANKS = (FAILED, WARNING, WORKING, IDLE)
-#: Seconds of lag, and hours until the source removes what is needed, from which somebody should look at a pipeline.
+#: Seconds of lag, and hours until the source purges needed binlogs, at which a pipeline is shown as a warning.
 LAG_WARNING_SECONDS, PURGE_WARNING_HOURS = 60.0, 12.0
-#: Points of a chart, and batches that are read for one.
+#: Maximum points of a chart, and batches to read for it.
 _BINS, _BATCHES = 240, 10_000
 _EVENTS, _RUNS, _NEWEST_BATCHES, _REQUESTS = 100, 20, 20, 20
 
 
 def iso_time(at: datetime | None) -> str | None:
-    """A moment, or nothing."""
+    """Return a time as text, or ``None``."""
     return None if at is None else at.isoformat()
 
 
 def pipeline_summary(shown: ShownPipeline, readable: Collection[str]) -> dict[str, Any]:
-    """A pipeline in the overview.
+    """Return a pipeline for the overview.
 
-    :param readable: DAGs that the user may read; others are not named.
+    :param readable: DAGs that the user may read. Others are not named.
     """
     overview, is_alive = shown.overview, shown.database.is_stream_alive(shown.overview)
     phase = pipeline_phase(overview, is_alive)
@@ -62,12 +62,14 @@ def pipeline_summary(shown: ShownPipeline, readable: Collection[str]) -> dict[st
 
 
 def sort_by_severity(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The worst first, then those with the highest lag, then by name."""
+    """Sort pipelines by severity, then by lag (highest first), then by name."""
     return sorted(lines, key=lambda line: (_RANKS.index(line["level"]), -(line["lag_seconds"] or 0.0), line["name"]))
 
 
 def pipeline_phase(overview: PipelineOverview, is_alive: bool | None) -> str:
-    """``planning``, ``snapshot``, ``handover``, ``streaming``, ``lost``, ``failed``, ``caught_up`` or ``stopped``."""
+    """Return ``planning``, ``snapshot``, ``handover``, ``streaming``, ``lost``, ``failed``, ``caught_up`` or
+    ``stopped``.
+    """
     if overview.newest_epoch is not None and (overview.newest_epoch.state != "running" or overview.snapshot is None):
         return overview.newest_epoch.state
     if overview.newest_epoch is not None:
@@ -78,7 +80,7 @@ def pipeline_phase(overview: PipelineOverview, is_alive: bool | None) -> str:
 
 
 def _stream_lag(overview: PipelineOverview) -> float | None:
-    """How far the stream is behind: as last asked of the source, or as of the newest batches."""
+    """Return the lag of the stream in seconds: the higher of the last sample and the newest batches."""
     candidates = [overview.last_sample.lag_seconds if overview.last_sample is not None else None]
     candidates.append(None if overview.throughput is None else _to_seconds(overview.throughput.lag_p95_ms))
     known = [lag for lag in candidates if lag is not None]
@@ -86,22 +88,22 @@ def _stream_lag(overview: PipelineOverview) -> float | None:
 
 
 def _pipeline_severity(overview: PipelineOverview, phase: str, lost: int) -> tuple[str, str, str | None]:
-    """Level, why, and the error if there is one."""
+    """Return the level, the reason, and the error if there is one."""
     stream = overview.newest_epoch
     if phase == "failed" and stream is not None:
         return FAILED, "the stream has failed", stream.error
     if phase == "lost":
-        return FAILED, "the stream gives no sign of life", None
+        return FAILED, "the stream has no heartbeat", None
     if lost:
         return FAILED, f"{_count_text(lost, 'chunk group')} without a reader: see the log of the task", None
     if suspended := overview.table_state_counts.get("suspended", 0):
         return FAILED, f"{_count_text(suspended, 'table')} suspended", None
     hours = None if overview.last_sample is None else overview.last_sample.purge_hours
     if phase in ("streaming", "snapshot", "handover") and hours is not None and hours < PURGE_WARNING_HOURS:
-        return WARNING, f"the source keeps what is needed for {hours:.1f} h", None
+        return WARNING, f"the source keeps the needed binlogs for {hours:.1f} h", None
     lag = _stream_lag(overview) if phase == "streaming" else None
     if lag is not None and lag >= LAG_WARNING_SECONDS:
-        return WARNING, f"{lag:.0f} s behind", None
+        return WARNING, f"lag of {lag:.0f} s", None
     if phase in ("streaming", "snapshot", "planning"):
         return WORKING, "", None
     return IDLE, "", None
@@ -116,7 +118,7 @@ def _to_seconds(milliseconds: float | None) -> float | None:
 
 
 def pipeline_view(reader: StateDatabaseReader, shown: ShownPipeline, readable: Collection[str]) -> dict[str, Any]:
-    """All about a pipeline but its map of chunks and its charts."""
+    """Return everything about a pipeline except its map of chunks and its charts."""
     name = shown.overview.name
     times = reader.snapshot_times(name)
     generation = 0 if times is None else times[0]
@@ -142,7 +144,7 @@ def pipeline_view(reader: StateDatabaseReader, shown: ShownPipeline, readable: C
 
 
 def event_view(event: EventRow) -> dict[str, Any]:
-    """Something that has happened."""
+    """Return an event."""
     names = ("id", "kind", "detail", "table", "remedy", "by", "acknowledged_by")
     values = {name: getattr(event, name) for name in names}
     return {**values, "at": iso_time(event.at), "acknowledged_at": iso_time(event.acknowledged_at)}
@@ -150,7 +152,7 @@ def event_view(event: EventRow) -> dict[str, Any]:
 
 def _snapshot_view(times: tuple[Any, ...], groups: Sequence[ChunkGroupRow]) -> dict[str, Any]:
     _, state, planned, finished, begun = times
-    # Signs of those that read, by their clocks: the last one is the end of what is known to have taken time.
+    # Times at which readers were active, by their clocks. The last one ends the known duration.
     signs = [at for group in groups for at in (group.heartbeat_at, group.finished_at) if at is not None]
     until = finished or max(signs, default=None)
     seconds = (until - begun).total_seconds() if until is not None and begun is not None else None
@@ -173,12 +175,12 @@ def _group_view(group: ChunkGroupRow, lost: Collection[int]) -> dict[str, Any]:
         "state": "failed" if failed else group.state,
         "attempt": group.attempt,
         "rows": group.rows,
-        # Without the host and process: those of a chunk are shown with it.
+        # Without the host and process, which are shown for a single chunk.
         "holder": group.holder.partition(" [")[0] if group.holder else None,
         "tables": [".".join(map(str, table)) for table in group.tables],
         "started_at": iso_time(group.started_at),
         "finished_at": iso_time(group.finished_at),
-        # Says whether the page has to ask again for the states of its chunks.
+        # Changes when the page has to fetch the states of the group's chunks again.
         "version": f"{group.state} {group.attempt} {iso_time(group.finished_at)} {failed}",
     }
 
@@ -186,7 +188,7 @@ def _group_view(group: ChunkGroupRow, lost: Collection[int]) -> dict[str, Any]:
 def _tables_view(
     reader: StateDatabaseReader, shown: ShownPipeline, generation: int, phase: str
 ) -> list[dict[str, Any]]:
-    """Tables by name: what the snapshot has read of each, and how it stands, if a driver has said so."""
+    """Return the tables by name: what the snapshot has read of each, and its state if a driver has recorded one."""
     name = shown.overview.name
     progress = {(row.database, row.table): row for row in reader.table_progress(name, generation)}
     state_rows = {(row.database, row.name): row for row in reader.table_states(name)}
@@ -219,9 +221,9 @@ def _table_state_view(row: TableStateRow, rates: Sequence[float] | None) -> dict
 
 
 def requests_view(reader: StateDatabaseReader, name: str, with_conditions: bool) -> list[dict[str, Any]]:
-    """What people want of the stream.
+    """Return the newest control requests.
 
-    :param with_conditions: with the conditions, which hold keys that somebody has typed.
+    :param with_conditions: whether to include the conditions, which have keys that a user has typed.
     """
     names = ("id", "kind", "table", "by", "state", "outcome")
     return [
@@ -237,7 +239,7 @@ def requests_view(reader: StateDatabaseReader, name: str, with_conditions: bool)
 
 
 def _offset_view(offset: Any) -> dict[str, Any] | None:
-    """A position, without what only the stream needs."""
+    """Return a position, without the fields that only the stream needs."""
     if not isinstance(offset, dict):
         return None
     return {name: offset.get(name) for name in ("server", "file", "position", "gtid_set")}
@@ -290,7 +292,7 @@ def _batch_view(row: Any) -> dict[str, Any]:
 
 
 def chunk_view(chunk: ChunkRow, group: ChunkGroupRow) -> dict[str, Any]:
-    """One chunk, without its bounds: they are values of rows."""
+    """Return one chunk, without its bounds, which are values of rows."""
     return {
         "no": chunk.chunk_no,
         "table": f"{chunk.database}.{chunk.table_name}",
@@ -310,7 +312,7 @@ def chunk_view(chunk: ChunkRow, group: ChunkGroupRow) -> dict[str, Any]:
 
 
 def _watermark_text(value: Any) -> str | None:
-    """A watermark as file and position."""
+    """Return a watermark as file and position."""
     if isinstance(value, dict):
         return f"{value.get('file')}:{value.get('position')}"
     return ":".join(map(str, value[:2])) if isinstance(value, list) and len(value) >= 2 else None
@@ -319,7 +321,7 @@ def _watermark_text(value: Any) -> str | None:
 def chunks_view(
     reader: StateDatabaseReader, shown: ShownPipeline, generation: int, groups: Collection[int] | None
 ) -> dict[str, Any]:
-    """The map of chunks, or that part of it that stands in some groups."""
+    """Return the map of chunks, or the part of it that is in some groups."""
     name = shown.overview.name
     runs = reader.chunk_state_runs(name, generation, groups, shown.database.lost_groups(shown.overview))
     answer: dict[str, Any] = {"generation": generation, "states": CHUNK_STATES, "runs": runs}
@@ -329,9 +331,10 @@ def chunks_view(
 
 
 def lag_view(reader: StateDatabaseReader, name: str, minutes: int, now: datetime) -> dict[str, Any]:
-    """Batches of the last minutes, summed up in even steps: start of each, its changes and bytes a second, p50 and p95
-    of the lag in seconds, weighted by changes, and median and maximum of the seconds that batches took. Steps without
-    a batch are left out.
+    """Return the batches of the last minutes, aggregated in steps of equal length. Steps without a batch are omitted.
+
+    Each point is a list: start of the step, changes per second, bytes per second, p50 and p95 of the lag in seconds
+    (weighted by changes), and median and maximum duration of a batch in seconds.
     """
     since, step = now - timedelta(minutes=minutes), minutes * 60 / _BINS
     rows = reader.batches_since(name, since, _BATCHES)
@@ -353,7 +356,7 @@ def lag_view(reader: StateDatabaseReader, name: str, minutes: int, now: datetime
 
 
 def _weighted_quantile(rows: Sequence[Any], column: str, share: float) -> float | None:
-    """A quantile over all changes: that of the batch in which it falls."""
+    """Return a quantile over all changes: the lag of the batch in which it falls."""
     lags = sorted((getattr(row, column), row.changes) for row in rows if getattr(row, column) is not None)
     left = share * sum(changes for _, changes in lags)
     for lag, changes in lags:

@@ -1,9 +1,9 @@
-"""Compare one table, at one position, in memory that does not grow with it.
+"""Compare one table at one position, in memory that does not grow with the table.
 
-First both sides are summed, bucket by bucket (:mod:`~airflow_provider_cdc.model.bucket_sums`). Where the sums differ,
-and only there, rows are held and compared value by value, a portion of the buckets after the other. What the sums say
-decides nothing but where to look: what is told as a difference was seen in two rows at one position. Why writers may
-go on meanwhile is argued in docs/correctness.md.
+First, both sides are summed by bucket (:mod:`~airflow_provider_cdc.model.bucket_sums`). Only the buckets whose sums
+differ are then compared row by row and value by value, a portion of them at a time. The sums only decide where to
+look: every reported difference was found in the rows themselves, at one position. docs/correctness.md explains why
+writers may continue meanwhile.
 """
 
 from __future__ import annotations
@@ -59,30 +59,33 @@ from airflow_provider_cdc.verify.table_scan import (
 )
 
 T = TypeVar("T")
-#: Bytes of rows of either side that are held to be compared value by value, about.
+#: Approximate bytes of rows of either side that are held in memory to be compared value by value.
 MAX_HELD_BYTES = 64 << 20
-#: Keys that are told, and differences after which nobody looks on.
+#: Keys that are reported, and differences after which the comparison stops.
 MAX_REPORTED_KEYS, MAX_DIFFERENCES = 1000, 10_000
-#: Tasks that read a sink; how often a table is begun anew because it was truncated, or files were deleted, meanwhile.
+#: Tasks that read a sink; attempts at a table that is truncated, or whose files are deleted, while it is read.
 _TASKS, _MAX_TRIES = 32, 10
 
 
 class _RetryError(Exception):
-    """What was read is of no use any more."""
+    """What was read can no longer be used."""
 
 
 @dataclass
 class _BothSides:
-    """Both sides as they were read once.
+    """Both sides as they were read in one attempt.
 
     :param timeline: numbers the transactions.
-    :param copy_seq: ``_cdc_seq`` up to which the copy has everything.
-    :param sink: what was gathered of the copy, and ``source``: of the source.
-    :param low_seq: ``_cdc_seq`` of the low watermark before the chunks, and ``high``: of the high watermarks of the
-        chunks.
+    :param copy_seq: ``_cdc_seq`` up to which the copy has all changes.
+    :param sink: what was collected from the copy.
+    :param source: what was collected from the source.
+    :param chunks: the chunks in which the source was read.
+    :param low_seq: ``_cdc_seq`` of the low watermark taken before the chunks.
+    :param high_seqs: ``_cdc_seq`` of the high watermark of each chunk.
     :param common_position: the position that both sides are brought to.
-    :param read_missing_changes: reads the changes that either side may lack, piece by piece; with the old rows of
-        updates, or not.
+    :param connection: connection to the source.
+    :param read_missing_changes: reads the changes that either side may lack, in parts; its argument says whether to
+        include the old rows of updates.
     """
 
     timeline: Timeline
@@ -99,12 +102,12 @@ class _BothSides:
 
 @dataclass
 class TableComparer:
-    """The comparison of one table.
+    """Compares one table with its copy.
 
-    :param index: number of the table in the plan.
+    :param index: index of the table in the plan.
     :param target: its copy.
     :param runner: runs the scans of the copy.
-    :param limits: what may be asked of the source.
+    :param limits: limits of the load on the source.
     """
 
     context: RunContext
@@ -121,10 +124,10 @@ class TableComparer:
         self.keeps_deleted = self.context.pipeline.sink.delete_policy.mode_of(self.table) == IGNORE
 
     def compare(self) -> TableComparison:
-        """The verdict.
+        """Return the verdict.
 
-        :raises TransientError: if the stream is not where it can be compared, the definition is another one, or the
-            table is truncated all the time.
+        :raises TransientError: if the stream is not at a position at which the table can be compared, its definition
+            in the source is different, or the table is truncated in every attempt.
         """
         source, sink, differing_buckets, at = self._retry_while_changing(lambda: self._compare_sums())
         diff, chunks, is_limited = RowDiff(), list[Chunk](), False
@@ -149,10 +152,10 @@ class TableComparer:
         )
         return self._locate_differences(verdict, diff, chunks, at) if diff.differing_keys else verdict
 
-    # ------------------------------------------------------------ the two ways to look
+    # ------------------------------------------------------------ sums, and rows
 
     def _compare_sums(self) -> tuple[BucketSums, BucketSums, Any, Position]:
-        """Sums of both sides, and the numbers of the buckets in which they differ."""
+        """Return the sums of both sides, the numbers of the buckets in which they differ, and the position."""
         with self._read_sides(None) as sides:
             source, sink = sides.source.sums, sides.sink.sums
             differing = None
@@ -165,7 +168,7 @@ class TableComparer:
                     self.row_hasher.add_to_sums(newer, source, _change_weights(newer))
                     newer = changes_after(window.changes, sides.copy_seq)
                     self.row_hasher.add_to_sums(newer, sink, self._sink_weights(newer))
-            except TerminalError:  # perhaps only since old rows are not whole: to look exactly, their keys are enough
+            except TerminalError:  # old rows may be incomplete: the exact comparison needs only their keys
                 differing = np.arange(BUCKET_COUNT)
             return (
                 source,
@@ -175,7 +178,7 @@ class TableComparer:
             )
 
     def _compare_rows(self, bucket_mask: bytes) -> tuple[RowDiff, list[Chunk], Position]:
-        """What differs among the rows of some buckets, and the chunks in which the source was read."""
+        """Return what differs in some buckets, the chunks in which the source was read, and the position."""
         key, schema = self.table.key, self.table.sink_schema
         with self._read_sides(bucket_mask) as both_sides:
             truncated_at, parts = 0, list[pa.Table]()
@@ -206,11 +209,14 @@ class TableComparer:
 
     @contextmanager
     def _read_sides(self, bucket_mask: bytes | None) -> Iterator[_BothSides]:
-        """Read both sides: sum them, or pick the rows of some buckets."""
+        """Read both sides.
+
+        :param bucket_mask: buckets whose rows are kept; ``None`` to sum all rows.
+        """
         plan, table, context = self.plan, self.table, self.context
         # The resume point first, the version after it: no change at or before E can be missing from the version.
         progress, timeline = context.resume_state(plan)
-        if progress.already_applied:  # the copy is not that of any one place yet
+        if progress.already_applied:  # the copy does not correspond to any one position yet
             raise TransientError(
                 f"the stream moved to server {progress.server} and has not yet passed everything that it had applied "
                 "before",
@@ -220,14 +226,14 @@ class TableComparer:
         with closing(connect(context.connect_args)) as connection:
             if current_fingerprint(connection, table) != table.fingerprint():
                 raise TransientError(
-                    "its definition in the source is not that of its copy",
-                    "Compare it when the stream has followed the DDL; if the stream has stopped there, airflow-cdc "
-                    "status says why",
+                    "its definition in the source differs from that of its copy",
+                    "Compare it after the stream has followed the DDL. If the stream stopped there, airflow-cdc "
+                    "status shows why",
                 )
-            # The copy first: its files are kept for an hour, however long the source takes.
+            # The copy first: its files are kept only for an hour, and the source may take longer.
             files, markers = plan_table_scan(self.target)
             applied_seq = max(timeline.seq(progress.at), markers.get(stream_marker(plan.pipeline)) or 0)
-            # What is done twice counts twice where there is no key.
+            # Without a key, a change that is applied twice counts twice.
             copy_seq = (
                 applied_seq if table.key else max(applied_seq, _highest_watermark(context, plan, self.index, markers))
             )
@@ -271,16 +277,15 @@ class TableComparer:
             except (_RetryError, FileNotFoundError):
                 continue
         raise TransientError(
-            f"{self.table.label} was truncated, or files of its copy were deleted, in each of the {_MAX_TRIES} times "
-            "that "
-            "it was read",
+            f"{self.table.label} was truncated, or files of its copy were deleted, during each of {_MAX_TRIES} "
+            "attempts to read it",
             "Run again when that has stopped",
         )
 
     # ------------------------------------------------------------ what either side lacks
 
     def _changes_source_lacks(self, sides: _BothSides, changes: pa.Table) -> pa.Table:
-        """The changes that the source's rows lack."""
+        """Return the changes that the rows read from the source lack."""
         if not self.table.key:
             return changes_after(changes, sides.high_seqs[0])
         changes = changes_after(changes, min([sides.low_seq, *sides.high_seqs]))
@@ -289,15 +294,21 @@ class TableComparer:
         )
 
     def _truncate_source_sums(self, sides: _BothSides, seq: int, source: BucketSums) -> BucketSums:
-        """What a TRUNCATE leaves of the source's sums."""
+        """Return the source's sums after a TRUNCATE.
+
+        :raises _RetryError: if it falls between the high watermarks of the chunks.
+        """
         if not sides.high_seqs or seq <= min(sides.high_seqs):
             return source
         if seq > max(sides.high_seqs):
             return BucketSums()
-        raise _RetryError  # some chunks were read before it, and others behind it
+        raise _RetryError  # some chunks were read before it, and others after it
 
     def _sink_weights(self, changes: pa.Table) -> Any:
-        """How often changes count for the copy's rows. Where those that are deleted stay, only what replaces them."""
+        """Return the weight of each change for the copy's sums.
+
+        If the copy keeps deleted rows, an old row counts only if a new row of the same key follows.
+        """
         result = _change_weights(changes)
         if self.keeps_deleted:
             buckets, before = self.row_hasher.key_hashes(changes), result < 0
@@ -309,7 +320,7 @@ class TableComparer:
     def _locate_differences(
         self, verdict: TableComparison, diff: RowDiff, chunks: list[Chunk], at: Position
     ) -> TableComparison:
-        """The verdict with the keys, where they lie, and since when they may differ."""
+        """Return the verdict with the keys, the chunks that they lie in, and their last changes."""
         context, plan, table = self.context, self.plan, self.table
         listed = [
             RowDifference(kind, key, columns)
@@ -330,7 +341,7 @@ class TableComparer:
 
 
 def _bucket_portions(source: BucketSums, sink: BucketSums, buckets: Any) -> Iterator[bytes]:
-    """Buckets in portions whose rows can be held: a bit for each of them."""
+    """Yield bucket masks that split the buckets into portions whose rows fit into memory."""
     rows = np.maximum(np.maximum(source.row_counts, sink.row_counts)[buckets], 0)
     counted = max(1, int(np.abs(source.row_counts).sum()), int(np.abs(sink.row_counts).sum()))
     most = max(1, MAX_HELD_BYTES * counted // max(1, source.row_bytes, sink.row_bytes))
@@ -340,12 +351,12 @@ def _bucket_portions(source: BucketSums, sink: BucketSums, buckets: Any) -> Iter
 
 
 def _change_weights(changes: pa.Table) -> Any:
-    """1 for each change that leaves a row behind, -1 for each old image."""
+    """Return 1 for each change that results in a row, and -1 for each delete or old image."""
     return np.where(pc.is_in(changes[OP_COLUMN], pa.array(["d", "b"])).to_numpy(), -1, 1)
 
 
 def _highest_watermark(context: RunContext, plan: Plan, index: int, markers: Markers) -> int:
-    """``_cdc_seq`` of the highest high watermark of the attempts that a version of the sink table holds."""
+    """Return ``_cdc_seq`` of the highest high watermark among the attempts that are part of the sink table."""
     marks = [plan.p0_seq]
     for group in plan.groups_of(index):
         for entry in ChunkGroup(context, plan, group).read_manifest(markers.get(group_marker(plan, group)) or 0):

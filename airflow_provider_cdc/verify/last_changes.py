@@ -1,4 +1,4 @@
-"""Which transaction changed a row last, as far as the binlog still tells."""
+"""Find the transaction that last changed a row, as far as the server still has the binlog."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from airflow_provider_cdc.mysql.client.key_sql import keys_of
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 from airflow_provider_cdc.verify.source_scan import TableSource
 
-#: Bytes of binlog that are searched, the newest first: whole files, and one in any case.
+#: Bytes of binlog that are searched, newest first: always whole files, and at least one.
 MAX_SEARCHED_BYTES = 1 << 30
 
 
 def find_last_changes(
     source: TableSource, connection: Connection[Any], keys: pa.Table, end: Position
 ) -> tuple[dict[Key, LastChange], Position | None]:
-    """Look for the last changes of rows in the binlog, file by file, the newest first, until all are found.
+    """Search the binlog for the last changes of rows, file by file, newest first, until all are found.
 
-    Rows as they were under an older definition of the table are not looked for, nor what another server has logged.
+    The search ends at the first DDL of the table and at the beginning of the current server's binlog.
 
     :param keys: the rows' keys, under the names of the key columns.
-    :param end: where the search begins.
-    :returns: the last change of each row that was found, and from where on the binlog was searched.
+    :param end: where the search begins, going backwards.
+    :returns: the last change of each row that was found, and the position from which on the binlog was searched.
     """
     change_by_key: dict[Key, LastChange] = {}
     table, first_file_number = source.table, split_file(source.timeline.start_file)[1]
@@ -46,7 +46,7 @@ def find_last_changes(
             break
         try:
             changes = _last_changes_between(source, connection, keys, low, high)
-        except CdcError:  # a DDL, or another server's rows: what stands before tells nothing that can be read so
+        except CdcError:  # a DDL, or another server's rows: what comes before cannot be read by this definition
             break
         for key, at, when in zip(
             keys_of(table, changes), changes[SEQ_COLUMN].to_pylist(), changes[TS_COLUMN].to_pylist(), strict=True
@@ -59,10 +59,10 @@ def find_last_changes(
 
 
 def binlog_ranges_newest_first(sizes: Mapping[str, int], end: Position) -> Iterator[tuple[Position, Position]]:
-    """Stretches in which the binlog is searched: a file each, the newest first, as far as it is searched.
+    """Yield the ranges to search, one for each binlog file, newest first, up to :data:`MAX_SEARCHED_BYTES`.
 
-    :param sizes: the server's binlog files, the oldest first, and the size of each.
-    :param end: where the search begins.
+    :param sizes: size in bytes of each of the server's binlog files, oldest first.
+    :param end: where the search begins, going backwards.
     """
     budget, high = MAX_SEARCHED_BYTES, end
     for name in reversed([*sizes]):
@@ -77,7 +77,7 @@ def binlog_ranges_newest_first(sizes: Mapping[str, int], end: Position) -> Itera
 def _last_changes_between(
     source: TableSource, connection: Connection[Any], keys: pa.Table, low: Position, high: Position
 ) -> pa.Table:
-    """The last change of each of some keys in (low, high]."""
+    """Return the last change of each key in (low, high]."""
     table = source.table
     latest = table.sink_schema.empty_table()
     with closing(source.open_window_reader(connection, slots.VERIFY)) as log:

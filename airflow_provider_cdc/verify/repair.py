@@ -1,7 +1,7 @@
-"""What a comparison has found is read again by its keys, then compared once more.
+"""Repair the differences that a comparison found: re-snapshot the keys that differ, then compare again.
 
-It is :mod:`~airflow_provider_cdc.resnapshot.key_ranges` for the keys that differ, and no others: the stream exchanges
-them while it goes on.
+The re-snapshot is that of :mod:`~airflow_provider_cdc.resnapshot.key_ranges`, for exactly these keys. The stream
+continues, and overwrites their rows.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from airflow_provider_cdc.resnapshot.key_ranges import resnapshot_ranges
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
 
-#: Compares tables that patterns name.
+#: Compares the tables that match patterns.
 CompareTables = Callable[[tuple[str, ...]], list[TableComparison]]
 
 
 def repair_tables(
     context: RunContext, verdicts: Sequence[TableComparison], compare: CompareTables
 ) -> list[TableComparison]:
-    """Read the rows again that differ, table by table, wait for the stream to exchange them, and compare once more.
+    """Re-snapshot the rows that differ, table by table, wait for the stream to publish them, and compare again.
 
-    A table that cannot be repaired is told, and left as it is: the others are repaired all the same.
+    A table that cannot be repaired is reported and left as it is. The others are still repaired.
 
-    :param verdicts: what a comparison has found.
-    :param compare: makes another one.
-    :returns: the verdicts, those of the tables whose rows were exchanged as they are then.
+    :param verdicts: verdicts of a comparison.
+    :param compare: compares again.
+    :returns: the verdicts, with the new ones for repaired tables.
     """
     with closing(context.open_state_database()) as store:
         repaired_labels = _overwrite_differences(context, store, verdicts)
@@ -53,7 +53,7 @@ def repair_tables(
 
 
 def _overwrite_differences(context: RunContext, store: StateDatabase, verdicts: Sequence[TableComparison]) -> set[str]:
-    """Labels of the tables whose rows were exchanged."""
+    """Re-snapshot the differences; return the labels of the tables whose rows were overwritten."""
     plan = context.require_plan()
     indexes = {table.label: index for index, table in enumerate(plan.tables)}
     repaired_labels = set[str]()
@@ -61,21 +61,21 @@ def _overwrite_differences(context: RunContext, store: StateDatabase, verdicts: 
         if verdict.verdict != UNEQUAL:
             continue
         if (reason := _why_not_repairable(verdict)) is not None:
-            remedy = f"Read it as a whole: airflow-cdc resnapshot --table {verdict.table}"
+            remedy = f"Re-snapshot the whole table: airflow-cdc resnapshot --table {verdict.table}"
             context.reporter.line(f"{verdict.table} is not repaired: {reason}. {remedy}")
             continue
         try:
             if _resnapshot_keys(context, store, indexes[verdict.table], verdict) == "replaced":
                 repaired_labels.add(verdict.table)
             else:
-                context.reporter.line(f"{verdict.table}: compare it once more when a stream has run")
+                context.reporter.line(f"{verdict.table}: compare it again after a stream has run")
         except CdcError as error:
             context.reporter.line(f"{verdict.table} is not repaired: {error}")
     return repaired_labels
 
 
 def _why_not_repairable(verdict: TableComparison) -> str | None:
-    """Why the rows of a table cannot be read again by their keys, if they cannot."""
+    """Return why the rows of a table cannot be re-snapshotted by key; ``None`` if they can."""
     if not verdict.differences:
         return "it has no usable key"
     if (known := len(verdict.differences)) < verdict.missing + verdict.extra + verdict.different:
@@ -89,5 +89,5 @@ def _resnapshot_keys(context: RunContext, store: StateDatabase, index: int, verd
     def ranges(connection: Connection[Any], table: TableSchema) -> list[Chunk]:
         return keys_as_ranges(connection, table, index, keys)
 
-    context.reporter.line(f"{verdict.table}: {len(keys):,} keys are read again")
+    context.reporter.line(f"{verdict.table}: re-snapshotting {len(keys):,} keys")
     return resnapshot_ranges(context, store, index, ranges, run_in_threads)

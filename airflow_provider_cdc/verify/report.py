@@ -1,8 +1,7 @@
-"""What a comparison of source and sink has found: it decides how the command or the task ends, and is written into the
-bookkeeping, where there is one.
+"""The result of a comparison: it decides how the command or task ends, and is recorded in the state database.
 
-A comparison needs no bookkeeping and makes none: one that is not there, is of another version or is away changes
-nothing of what was found.
+A comparison neither needs nor creates a state database. If there is none, or it has another version or cannot be
+reached, the result is the same.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from airflow_provider_cdc.model.errors import (
 )
 from airflow_provider_cdc.runtime.run_context import RunContext
 
-#: What is kept of a result: nothing that may hold a value of a row; and of one of a table that could not be compared.
+#: What is recorded of a result, and of a refusal to compare: nothing that may contain values of a row.
 _RECORDED_KEYS = ("equal", "rows", "missing", "extra", "different", "kept", "at", "copy")
 _RECORDED_REFUSAL_KEYS = ("reason", "remedy", "copy")
 
 
 def check_equal(verdicts: Sequence[TableComparison], *, repair: str, show_values: str, repaired: bool = False) -> None:
-    """Make sure that all tables are equal to their copies.
+    """Raise an error unless all tables are equal to their copies.
 
-    :param repair: how a person asks for a repair, and ``show_values``: for what differs; the latter is empty if that
-        was asked for.
-    :param repaired: whether a repair was asked for.
-    :raises TerminalError: if a table differs, whatever is with the others.
-    :raises NotComparableYetError: if tables cannot be compared, and the others are equal; where another try may do.
-    :raises NotComparableError: the same, where it does not.
+    :param repair: option with which the user requests a repair.
+    :param show_values: option with which the user requests the values that differ; empty if already given.
+    :param repaired: whether a repair was requested.
+    :raises TerminalError: if a table differs.
+    :raises NotComparableYetError: if no table differs, but some cannot be compared yet and a retry may succeed.
+    :raises NotComparableError: if no table differs, but some cannot be compared and a retry does not help.
     """
     unequal = [v for v in verdicts if v.verdict == UNEQUAL]
     refusals = [(v.table, v.refusal) for v in verdicts if v.refusal is not None]
     reasons = "; ".join(f"{_abbreviate(tables)}: {reason}" for reason, tables in _group_by_reason(refusals).items())
     if unequal:
-        hint = "See above what was not repaired" if repaired else f"{repair} reads what differs again"
+        hint = "See above for what was not repaired" if repaired else f"{repair} re-snapshots the rows that differ"
         raise TerminalError(
             f"{len(unequal)} of {len(verdicts)} tables differ ({'; '.join(map(str, unequal))})"
             + (f", and {len(refusals)} cannot be compared now ({reasons})" if refusals else ""),
@@ -65,13 +64,13 @@ def _group_by_reason(refused: Iterable[tuple[str, ComparisonRefusal]]) -> dict[s
 
 
 def _abbreviate(tables: Sequence[str], most: int = 5) -> str:
-    """Names of tables for people, no more than a few."""
+    """Return the first few table names as text."""
     more = f" and {len(tables) - most} more" if len(tables) > most else ""
     return ", ".join(tables[:most]) + more
 
 
 def record_verdicts(context: RunContext, verdicts: Iterable[TableComparison]) -> None:
-    """Write down the results of a comparison, each with its table."""
+    """Record the verdicts in the state database; report it if that fails."""
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
@@ -83,7 +82,7 @@ def record_verdicts(context: RunContext, verdicts: Iterable[TableComparison]) ->
             store.record_verification(context.pipeline.name, values_by_table)
     except (CdcError, SQLAlchemyError) as error:
         message = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]
-        context.reporter.line(f"the result is not in the bookkeeping: {message}")
+        context.reporter.line(f"the result was not recorded in the state database: {message}")
 
 
 def _recorded_values(verdict: TableComparison) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The rows of a table on two sides, compared value by value: floats bit by bit, NULL as a value of its own."""
+"""Compare the rows of both sides value by value: floats bit by bit, NULL as a value of its own."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _ROW = "row"
 
 @dataclass
 class RowDiff:
-    """What is not the same.
+    """Differences between source and sink.
 
     :param counts: how many keys (or rows) are missing, extra and different.
-    :param allowed_extra: keys that only the sink has, as it may.
-    :param differing_keys: for each of the first that are not the same what it is, its key as a table of one row or
-        more, and for each of these the columns that differ.
-    :param differing_columns: how many rows differ in a column.
-    :param examples: a few of the keys or rows.
+    :param allowed_extra: number of keys that only the sink has, where that is allowed.
+    :param differing_keys: the first differences, as (kind, keys as a table, the columns that differ for each key).
+    :param differing_columns: how many rows differ, by column.
+    :param examples: a few keys or rows of each kind, as text.
     """
 
     counts: dict[str, int] = field(default_factory=lambda: {MISSING: 0, EXTRA: 0, DIFFERENT: 0})
@@ -38,11 +37,11 @@ class RowDiff:
 
     @property
     def total(self) -> int:
-        """How many keys or rows are not the same."""
+        """Number of keys or rows that differ."""
         return sum(self.counts.values())
 
     def merge(self, other: RowDiff) -> None:
-        """Take in what was found among other keys."""
+        """Add the differences found among other keys."""
         for kind, count in other.counts.items():
             self.counts[kind] += count
         self.allowed_extra += other.allowed_extra
@@ -53,10 +52,11 @@ class RowDiff:
             self.examples[kind] = [*self.examples.get(kind, ()), *texts][:_EXAMPLES]
 
     def add(self, kind: str, keys: pa.Table, max_keys: int, columns: list[tuple[str, ...]] | None = None) -> None:
-        """Take in keys.
+        """Add keys that differ.
 
-        :param max_keys: how many of them are kept.
-        :param columns: the columns in which their rows differ.
+        :param kind: ``missing``, ``extra`` or ``different``.
+        :param max_keys: how many of the keys are kept.
+        :param columns: the columns in which the rows of each key differ.
         """
         self.counts[kind] += keys.num_rows
         kept_keys = keys.slice(0, max_keys)
@@ -69,7 +69,7 @@ class RowDiff:
 def diff_by_key(
     table: TableSchema, source: pa.Table, sink: pa.Table, *, max_keys: int, allow_extra: bool = False
 ) -> RowDiff:
-    """Compare rows that have a key.
+    """Compare rows by key.
 
     :param max_keys: how many keys of each kind are kept.
     :param allow_extra: whether the sink may have rows that the source lacks.
@@ -92,8 +92,8 @@ def diff_by_key(
     else:
         diff.add(EXTRA, _take_in_order(sink.select(list(table.key)), extra), max_keys)
     diff.add(EXTRA, _take_in_order(sink.select(list(table.key)), duplicates[f"{_ROW}_min"]), max_keys)
-    diff.counts[EXTRA] += duplicate_rows - duplicates.num_rows  # each row that is one too many counts
-    if duplicates.num_rows:  # which of them the other side's row should be compared with nobody can say
+    diff.counts[EXTRA] += duplicate_rows - duplicates.num_rows  # every surplus row counts
+    if duplicates.num_rows:  # there is no way to tell which of them to compare with the source's row
         right = right.join(duplicates.select(order), order, join_type="left anti")
     matched = left.select([*order, _ROW]).join(
         right.select([*order, _ROW]), order, join_type="inner", right_suffix="_of_sink"
@@ -107,7 +107,7 @@ def diff_by_key(
 def _diff_common_keys(
     diff: RowDiff, table: TableSchema, source_rows: pa.Table, sink_rows: pa.Table, max_keys: int
 ) -> None:
-    """Compare rows of the same keys, in the same order."""
+    """Compare rows whose keys are the same, in the same order."""
     names = [c.name for c in table.copied_columns]
     left, right = row_images(source_rows, names), row_images(sink_rows, names)
     masks = {name: _difference_mask(left[str(i)], right[str(i)]) for i, name in enumerate(names)}
@@ -121,20 +121,20 @@ def _diff_common_keys(
 
 
 def _difference_mask(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Any:
-    """Mask of the places at which two columns of :func:`~airflow_provider_cdc.model.multiset.row_images` differ."""
+    """Return a mask of the rows in which two columns of row images differ."""
     unequal = pc.fill_null(pc.not_equal(left, right), False)
     return pc.or_(unequal, pc.not_equal(pc.is_null(left), pc.is_null(right))).to_numpy()
 
 
 def _take_in_order(keys: pa.Table, rows: pa.ChunkedArray) -> pa.Table:
-    """Keys of some rows, in their order."""
+    """Return the keys of some rows, in row order."""
     return keys.take(pa.array(np.sort(rows.to_numpy()).astype(np.int64)))
 
 
 def diff_by_count(table: TableSchema, sides: Sequence[tuple[pa.Table, pa.Table, Any]]) -> RowDiff:
-    """Compare how often each row is there.
+    """Compare how often each row occurs.
 
-    :param sides: of source and sink, the rows, the changes that they lack, and how often each of those counts.
+    :param sides: source and sink, each as (rows, changes that these lack, weight of each change).
     """
     names = [c.name for c in table.copied_columns]
     all_rows = pa.concat_tables([row_images(rows, names) for side in sides for rows in side[:2]])

@@ -1,11 +1,12 @@
-"""Compare source and sink, table by table, at one position, while writers go on: see :mod:`.comparing`.
+"""Compare source and sink, table by table, each at one position, while writers continue.
 
-The sink is fixed at one version of known position E. Every chunk of the source is read like a snapshot chunk, so it is
-exact as of its HW. Both sides are then brought to one common position F at or behind all of them: the sink with the
-binlog's changes in (E, F], each source chunk with those in (HW, F].
+The sink is read at one version of known position E. Every chunk of the source is read like a snapshot chunk, so it is
+exact as of its high watermark HW. Both sides are then brought to a common position F that is not before any of them:
+the sink with the binlog's changes in (E, F], each source chunk with those in (HW, F]. See :mod:`.compare`.
 
-Each table gets a verdict. What stands in the way of one table is its verdict, and the others are compared. That says
-nothing about how old E is: the copy may stand there since the stream has stopped. So its age is looked up first.
+Each table gets a verdict. If a table cannot be compared, the reason is its verdict, and the others are still compared.
+A verdict does not say how old E is: the stream may have stopped there long ago. So the age of the copy is checked
+first.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ def verify_tables(
     selection: TableSelection = ALL_TABLES,
     runner: ScanRunner = run_scans_in_threads,
 ) -> list[TableComparison]:
-    """Compare captured tables. Tables that were removed from the pipeline, or dropped in the source, are passed over.
+    """Compare captured tables. Tables removed from the pipeline or dropped in the source are skipped.
 
-    :param show_values: give examples of what differs: they are values of the source, which are nobody's by default.
+    :param show_values: include examples of differences. They contain values of the source, so this is off by default.
     :param selection: which tables, how fast they are read, and how old the copy may be.
     :param runner: runs the scans of the sink.
-    :returns: a verdict for each table: what stands in the way of a comparison is one as well.
+    :returns: a verdict for each table; the reason why a table cannot be compared is a verdict as well.
     :raises NotReadyError: if the patterns of the selection name no table, there is no complete snapshot, or the sink
         cannot be read back.
     :raises TransientError: if the source or the sink cannot be reached.
@@ -69,7 +70,7 @@ def _check_ready(context: RunContext, plan: Plan, selection: TableSelection) -> 
     if plan.start != SNAPSHOT:
         raise NotReadyError(
             f"pipeline {plan.pipeline} began without a snapshot (stream.start: {format_start(plan.start)}): its tables "
-            "hold only rows that were changed since, so they need not equal the source",
+            "contain only rows changed since then, so they need not equal the source",
             "For a complete copy, use stream.start: snapshot with a fresh sink.path",
         )
     if not _is_complete(context, plan):
@@ -80,19 +81,19 @@ def _check_ready(context: RunContext, plan: Plan, selection: TableSelection) -> 
     if not any(selection.matches_patterns(*table.id) for table in plan.tables):
         raise NotReadyError(
             f"no table of {plan.pipeline} matches {', '.join(selection.tables)}",
-            "Look at its tables: airflow-cdc status",
+            "List its tables: airflow-cdc status",
         )
     first = next((context.sink.table(plan.tables[index]) for index in plan.active_tables), None)
     if first is not None and not isinstance(first, Readable):
         raise NotReadyError(
-            f"the {first.name} cannot be read back: a sink of kind {context.pipeline.sink.kind} is for writing",
+            f"the {first.name} cannot be read back: a sink of kind {context.pipeline.sink.kind} is write-only",
             "Compare by other means, or use a sink.kind that can be read",
         )
 
 
 def _is_complete(context: RunContext, plan: Plan) -> bool:
-    """Whether the snapshot was complete once. A copy that is gone or damaged since is that table's own trouble."""
-    if context.sink.resume_point().read_with_timeline() is not None:  # without a complete snapshot no stream begins
+    """Return whether the snapshot was ever complete. A copy lost or damaged since then is reported by its verdict."""
+    if context.sink.resume_point().read_with_timeline() is not None:  # a stream begins only after a complete snapshot
         return True
     try:
         return published_attempts(plan, open_sink_tables(context, plan)) is not None
@@ -104,7 +105,7 @@ def _is_complete(context: RunContext, plan: Plan) -> bool:
 class _Verification:
     """The comparison of the tables of a plan.
 
-    :param plan: the plan, which is read again for each table: the stream goes on.
+    :param plan: the plan; it is reloaded for each table, because the stream continues.
     """
 
     context: RunContext
@@ -113,7 +114,7 @@ class _Verification:
     runner: ScanRunner
 
     def verdicts(self) -> Iterator[TableComparison]:
-        """The verdict of each table that is chosen, in the plan's order."""
+        """Yield the verdict of each selected table, in the order of the plan."""
         context, plan = self.context, self.plan
         copy_position, refusal = self._read_copy_position()
         self.limits = self.selection.apply_to_limits(context.pipeline.snapshot.load_limits)
@@ -133,14 +134,14 @@ class _Verification:
                 continue
             except CdcError as error:
                 error_refusal = _refusal_from_error(error)
-            except Exception as error:  # whatever it is: it must not take the other tables along
+            except Exception as error:  # no error of one table may keep the others from being compared
                 error_refusal = ComparisonRefusal(f"unexpected {type(error).__name__}: {error}", REPORT_REMEDY)
             yield TableComparison.from_refusal(table.label, error_refusal, copy_position)
             if error_refusal.retry:
                 refusal = self._why_unreachable()
 
     def _read_copy_position(self) -> tuple[CopyPosition | None, ComparisonRefusal | None]:
-        """How far the copy stands, and why nothing can be compared there, if it cannot.
+        """Return the position of the copy, and why no table can be compared there (``None`` if they can).
 
         :raises TransientError: if the source or the sink cannot be reached.
         """
@@ -154,7 +155,7 @@ class _Verification:
             return copy_position, None
         return copy_position, ComparisonRefusal(
             f"{copy_position}, and the limit is {format_duration(max_lag)}",
-            "Let the stream catch up; if it has stopped, airflow-cdc status says why. To compare all the same, raise "
+            "Let the stream catch up. If it has stopped, airflow-cdc status shows why. To compare anyway, raise "
             "--max-lag-seconds (max_lag_seconds of the operator)",
             retry=True,
         )
@@ -162,9 +163,9 @@ class _Verification:
     def _suspended_verdict(self, index: int, suspension: Suspension) -> TableComparison:
         at = self.context.resume_state(self.plan)[1].position(suspension.seq)
         refusal = ComparisonRefusal(
-            f"it is suspended since {suspension.since}, at {at}: {suspension.message}",
+            f"it has been suspended since {suspension.since}, at {at}: {suspension.message}",
             suspension_remedy(self.plan, suspension),
-            retry=suspension.kind in (ADDED, REMOVED),  # the stream is at it
+            retry=suspension.kind in (ADDED, REMOVED),  # the stream will handle these
         )
         place = None if suspension.kind == ADDED else CopyPosition(at, suspension.since)
         return TableComparison.from_refusal(self.plan.tables[index].label, refusal, place)
@@ -177,21 +178,21 @@ class _Verification:
             return self._suspended_verdict(index, suspension)
         if copies_with_old_definition(context, plan, [index]):
             raise TransientError(
-                "the stream has begun to follow a DDL, and the copy does not have its columns yet",
-                "Let the stream go on, then run again",
+                "the stream has begun to follow a DDL, and the copy does not have the new columns yet",
+                "Let the stream continue, then run again",
             )
         target = context.sink.table(table)
         assert isinstance(target, Readable)
         if published_attempts_in(plan, index, target) is None:
             raise TerminalError(
                 f"the {target.name} is missing, or is not the one that was written before",
-                f"Put it back, or read it again: airflow-cdc resnapshot --table {table.label}",
+                f"Restore it, or re-snapshot it: airflow-cdc resnapshot --table {table.label}",
             )
         with tolerate_concurrent_ddl(context, plan):
             return TableComparer(context, plan, index, target, self.runner, self.limits).compare()
 
     def _why_unreachable(self) -> ComparisonRefusal | None:
-        """Why no other table can be compared, if the source or the sink cannot be reached any more."""
+        """Return why no further table can be compared, if the source or the sink can no longer be reached."""
         try:
             with closing(connect(self.context.connect_args)):
                 self.context.resume_state(self.plan)

@@ -1,6 +1,6 @@
-"""All rows of a source table, chunk by chunk, each exact as of its high watermark, by several readers at a time.
+"""Scan a source table chunk by chunk, with several readers; each chunk is exact as of its high watermark.
 
-They go into sums, or some of them are picked out: no more than a chunk is held by a reader.
+The rows are summed, or those of some buckets are kept. A reader holds at most one chunk in memory.
 """
 
 from __future__ import annotations
@@ -41,13 +41,11 @@ class _StoppedError(Exception):
 
 @dataclass
 class TableSource:
-    """A table of the source, as it is read for a comparison.
+    """Reads a source table for a comparison.
 
-    :param context: the pipeline.
-    :param table: the table.
-    :param definition_history: its definitions.
-    :param timeline: numbers the transactions of its server.
-    :param limits: what all readers together may ask of the server.
+    :param definition_history: definitions of the table.
+    :param timeline: numbers the transactions of the server.
+    :param limits: limits of the load on the server, for all readers together.
     """
 
     context: RunContext
@@ -72,20 +70,20 @@ class TableSource:
         )
 
     def definitions(self, *, before_images: bool = False) -> DefinitionHistory:
-        """By which the binlog is read.
+        """Return the definitions with which the binlog is read.
 
-        :param before_images: whether the old rows of updates are wanted, too, and whole.
+        :param before_images: whether the complete old rows of updates are needed as well.
         """
         return self.definition_history.with_full_before_images() if before_images else self.definition_history
 
     def open_window_reader(
         self, connection: Connection[Any], slot: int, *, before_images: bool = False
     ) -> WindowReader:
-        """Reads the table's changes.
+        """Return a reader of the table's changes.
 
-        :param connection: says how text is decoded; used while changes are read.
+        :param connection: used to look up text decoders while changes are read.
         :param slot: the reader's slot.
-        :param before_images: whether updates give their old image, too.
+        :param before_images: whether updates include their old image.
         """
         definitions = self.definitions(before_images=before_images)
         lookback = partial(
@@ -106,8 +104,8 @@ class TableSource:
     ) -> tuple[RowCollector, list[Position]]:
         """Read all chunks.
 
-        :param make_collector: makes what a reader puts its rows into.
-        :returns: what all have gathered, and the high watermark of each chunk.
+        :param make_collector: creates the collector of a reader's rows.
+        :returns: the merged collectors, and the high watermark of each chunk.
         """
         scan = _SharedScan(self, chunks, make_collector)
         count = max(1, min(self.context.pipeline.snapshot.parallelism, len(slots.VERIFY_READERS), len(chunks)))
@@ -139,7 +137,7 @@ class _SharedScan:
         self._began = time.monotonic()
 
     def run(self, slot: int, limits: LoadLimits) -> RowCollector:
-        """Read chunks until there are none, over a connection of one's own."""
+        """Read chunks until none is left, over a connection of its own."""
         collected, source = self.make_collector(), self.source
         with self._stop_others_on_error(), closing(connect(source.context.connect_args)) as connection:
             throttle = Throttle(connection, limits, self._report_pause)
@@ -154,7 +152,7 @@ class _SharedScan:
                             throttle.record_chunk(began, part.rows.num_rows, part.rows.nbytes)
                             collected.add(part.rows)
                             self._record_progress(number, part.high, part.rows.num_rows, part.corrected)
-                            del part  # not held while the next one is read
+                            del part  # frees its memory before the next one is read
                             if not source.table.key:
                                 throttle.wait_for_rates(self._check_stopped)
                             began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Scans of a sink as Spark tasks: rows are read and hashed in the workers, and what comes back are sums."""
+"""Scans of a sink as Spark tasks: the workers read and hash the rows, and return sums."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def spark_scan_runner(spark: SparkSession, log_line: Callable[[str], None]) -> ScanRunner:
-    """Runner that makes one Spark job of some scans, a task each.
+    """Return a runner that runs scans as one Spark job, with a task for each.
 
-    :param log_line: gets a line if Spark waits for executors.
+    :param log_line: receives a line if Spark waits for executors.
     """
 
     def run(work: Sequence[SinkScan]) -> Sequence[RowCollector]:

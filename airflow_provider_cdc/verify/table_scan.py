@@ -1,4 +1,4 @@
-"""Rows of one side of a comparison on their way into sums, or picked out by their buckets. Tasks do it for a sink."""
+"""Scan one side of a comparison: sum its rows, or keep those of some buckets. For a sink, tasks do this."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
 from airflow_provider_cdc.sinks.scan_tasks import ScanTask
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 
-#: Threads of this process that read at a time: each holds a row group.
+#: Threads of this process that read at the same time; each holds a row group in memory.
 _THREADS = 8
 
 
 @dataclass(frozen=True)
 class RowHasher:
-    """How rows are told apart, and what of them is compared.
+    """Hashes rows, and assigns them to buckets.
 
     :param columns: the columns that are compared.
-    :param key: those that tell rows apart; none: all of them do.
-    :param secret: two words of the hashes.
+    :param key: the columns that identify a row; empty if all of them do.
+    :param secret: the key of the hash function: two 64-bit words.
     """
 
     columns: tuple[str, ...]
@@ -33,19 +33,19 @@ class RowHasher:
     secret: tuple[int, int]
 
     def hashes(self, rows: pa.Table) -> tuple[Any, Any]:
-        """Hashes of rows: two arrays of uint64."""
+        """Return the hashes of rows, as two arrays of uint64."""
         return self._hash_columns(rows, self.columns)
 
     def key_hashes(self, rows: pa.Table) -> Any:
-        """What tells rows apart, as one word each: an array of uint64."""
+        """Return the hashes of the rows' keys, as an array of uint64."""
         return self._hash_columns(rows, self.key or self.columns)[0]
 
     def buckets(self, rows: pa.Table) -> Any:
-        """Buckets of rows: an array of uint16."""
+        """Return the buckets of rows, as an array of uint16."""
         return _hash_buckets(self.key_hashes(rows))
 
     def add_to_sums(self, rows: pa.Table, sums: BucketSums, weights: Any = None) -> None:
-        """Take rows into sums.
+        """Add rows to sums.
 
         :param weights: as for :meth:`BucketSums.add`.
         """
@@ -53,7 +53,7 @@ class RowHasher:
         sums.add(self.buckets(rows) if self.key else _hash_buckets(first), first, second, weights)
 
     def _hash_columns(self, rows: pa.Table, columns: Sequence[str]) -> tuple[Any, Any]:
-        from airflow_provider_cdc.sinks.row_hashes import hash_rows  # compiled: not for drivers that need none of it
+        from airflow_provider_cdc.sinks.row_hashes import hash_rows  # compiled: loaded only when needed
 
         return hash_rows(rows, columns, np.array(self.secret, np.uint64))
 
@@ -64,9 +64,9 @@ def _hash_buckets(hashes: Any) -> Any:
 
 @dataclass
 class RowCollector:
-    """What becomes of rows: they are summed, or those of some buckets are kept.
+    """Collects rows: sums all of them, or keeps those of some buckets.
 
-    :param row_hasher: how they are told apart.
+    :param row_hasher: hashes the rows.
     :param bucket_mask: a bit for each bucket whose rows are kept; ``None`` to sum all of them.
     """
 
@@ -76,7 +76,7 @@ class RowCollector:
     rows: list[pa.Table] = field(default_factory=list)
 
     def add(self, rows: pa.Table) -> None:
-        """Take in rows, with at least the columns that are compared."""
+        """Add rows, which must have at least the columns that are compared."""
         if not rows.num_rows:
             return
         if self.bucket_mask is not None:
@@ -87,20 +87,20 @@ class RowCollector:
         self.row_hasher.add_to_sums(rows, self.sums)
 
     def filter_rows(self, rows: pa.Table) -> pa.Table:
-        """Rows of the wanted buckets."""
+        """Return the rows of the selected buckets; all rows if every bucket is summed."""
         if self.bucket_mask is None or not rows.num_rows:
             return rows
         selected = np.unpackbits(np.frombuffer(self.bucket_mask, np.uint8), bitorder="little")
         return rows.filter(pa.array(selected[self.row_hasher.buckets(rows)].astype(bool)))
 
     def merge(self, other: RowCollector) -> None:
-        """Take in what another one has gathered."""
+        """Add what another collector has collected."""
         self.sums.merge(other.sums)
         self.rows += other.rows
 
 
 def make_bucket_mask(buckets: Iterable[int]) -> bytes:
-    """A bit for each of some buckets."""
+    """Return a mask with the bits of these buckets set."""
     mask = np.zeros(BUCKET_COUNT, np.uint8)
     mask[np.fromiter(buckets, np.int64)] = 1
     return np.packbits(mask, bitorder="little").tobytes()
@@ -110,8 +110,8 @@ def make_bucket_mask(buckets: Iterable[int]) -> bytes:
 class SinkScan:
     """A task's share of a table.
 
-    :param portions: what it reads.
-    :param row_hasher: how rows are told apart.
+    :param portions: the portions that it reads.
+    :param row_hasher: hashes the rows.
     :param bucket_mask: as for :class:`RowCollector`.
     """
 
@@ -120,7 +120,7 @@ class SinkScan:
     bucket_mask: bytes | None = None
 
     def run(self) -> RowCollector:
-        """Read it."""
+        """Read the share and return what was collected."""
         collector = RowCollector(self.row_hasher, self.bucket_mask)
         for portion in self.portions:
             for rows in portion.read_rows(self.row_hasher.columns):
@@ -128,14 +128,14 @@ class SinkScan:
         return collector
 
 
-#: Runs scans wherever there is room; the results are in their order.
+#: Runs scans in threads or Spark tasks; returns the results in the order of the scans.
 ScanRunner = Callable[[Sequence[SinkScan]], Sequence[RowCollector]]
 
 
 def split_evenly(portions: Iterable[ScanTask], count: int) -> list[tuple[ScanTask, ...]]:
-    """Portions in shares of about the same size; none is empty.
+    """Split portions into non-empty shares of about the same size.
 
-    :param count: how many shares at most.
+    :param count: maximum number of shares.
     """
     bins: list[tuple[int, list[ScanTask]]] = [(0, []) for _ in range(count)]
     for portion in sorted(portions, key=lambda p: p.size_bytes, reverse=True):
@@ -146,7 +146,7 @@ def split_evenly(portions: Iterable[ScanTask], count: int) -> list[tuple[ScanTas
 
 
 def run_scans_in_threads(scans: Sequence[SinkScan]) -> Sequence[RowCollector]:
-    """Runner for this process: reading and hashing is machine code, which runs without Python's lock."""
+    """Run scans in threads of this process; reading and hashing is machine code that releases the GIL."""
 
     def run(scan: SinkScan) -> RowCollector:
         return scan.run()

@@ -104,7 +104,7 @@ def test_its_end_is_waited_for_in_the_triggerer(cli: Cli) -> None:
         store.end_epoch(name, epoch, "failed", "an error")
         ended = stop(cli).resume(CONTEXT, {"epoch": epoch, "verdict": "failed"}, until)
         assert ended["state"] == "failed"
-        with pytest.raises(TransientError, match=f"epoch {epoch} of {name} was asked to stop, and has not ended"):
+        with pytest.raises(TransientError, match=f"epoch {epoch} of {name} was asked to stop, but has not ended"):
             stop(cli).resume(CONTEXT, {"epoch": epoch, "verdict": None}, until)
         unseen = embed_error(NotReadyError("the triggerer on far has looked in vain", "Name a database"))
         with pytest.raises(AirflowFailException, match="looked in vain"):
@@ -121,7 +121,7 @@ def test_what_does_not_end_or_begins_again(cli: Cli) -> None:
             stop(cli, deferrable=False, timeout=timedelta(seconds=1)).execute(CONTEXT)
         with (
             streaming(store, name, lambda epoch: successor(store, name)) as epoch,
-            pytest.raises(TransientError, match=rf"epoch {epoch} .* epoch {epoch + 1} was begun meanwhile"),
+            pytest.raises(TransientError, match=rf"epoch {epoch} .* epoch {epoch + 1} has begun since"),
         ):
             stop(cli, deferrable=False).execute(CONTEXT)
 
@@ -135,9 +135,9 @@ def test_what_a_status_fails_for(cli: Cli) -> None:
     found = ask()
     assert found["phase"] == "snapshot" and found["stream"] is None and "definitions" not in found["tables"][0]
     assert ask("suspended", "stopped", "lag", "purge_risk", lag_seconds=60, hours_to_purge=1) == found
-    with pytest.raises(AirflowFailException, match="fail_on has lag, and alerts.lag_seconds of .* is not set"):
+    with pytest.raises(AirflowFailException, match="fail_on has lag, but alerts.lag_seconds of .* is not set"):
         ask("lag")
-    with pytest.raises(AirflowFailException, match="the source may purge what is needed in .* h, less than 1e"):
+    with pytest.raises(AirflowFailException, match="the source may purge needed binlogs in .* h, less than 1e"):
         ask("purge_risk", hours_to_purge=1e6)
     assert TI.pushed["return_value"]["phase"] == "snapshot"
     for wrong in (["lags"], "lag"):

@@ -383,7 +383,7 @@ def test_connections_of_a_secrets_backend(in_airflow: Callable[..., Any], tmp_pa
     assert found["bare"]["conn_type"] == "mysql" and found["bare"]["host"] is None
     assert (found["spark"]["host"], found["spark"]["port"]) == ("spark://h", 7077)
     for conn_id in ("no_json", "no_object", "no_type"):
-        assert found[conn_id].startswith(f"NotReadyError: connection {conn_id} cannot be understood")
+        assert found[conn_id].startswith(f"NotReadyError: connection {conn_id} is invalid")
         assert found[conn_id].endswith("None True")
     assert found["none"].startswith("NotReadyError: connection none is not defined. Create it in Admin > Connections")
     assert "hunter2" not in in_airflow.said  # type: ignore[attr-defined]

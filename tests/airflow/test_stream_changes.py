@@ -84,7 +84,7 @@ def test_a_running_stream_gets_what_has_changed(cli: Cli) -> None:
         cli.value["source"]["tables"] = [r"d\.(keyed|plain)"]
         cli.write()
         asked, said = applied(cli, current())
-        assert not asked and said[0].endswith("began: source.tables. It takes these over while it runs")
+        assert not asked and said[0].endswith("began: source.tables. The stream adopts these while it runs")
         assert said[1] == "added: d.plain; removed: d.quiet"
         assert applied(cli, current()) == (False, []) and epoch.plan.tables[-1].label == "d.plain"
 
@@ -92,10 +92,10 @@ def test_a_running_stream_gets_what_has_changed(cli: Cli) -> None:
         cli.value["stream"]["max_batch_rows"] = 2000
         cli.write()
         asked, (line,) = applied(cli, current(), log=None)
-        assert not asked and "stream.max_batch_rows" in line and "keeps its settings" in line
+        assert not asked and "stream.max_batch_rows" in line and "keeps its old settings" in line
         assert current().desired_state == "run"
         asked, (line,) = applied(cli, current())
-        assert asked and line.endswith("It is asked to stop, and the next epoch begins with the new settings")
+        assert asked and line.endswith("Asking the stream to stop; the next epoch begins with the new settings")
         assert (current().desired_state, current().stop_by) == ("stop", "a task")
 
 

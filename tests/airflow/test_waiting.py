@@ -147,7 +147,7 @@ def test_a_trigger_that_never_sees_the_bookkeeping(tmp_path: Path, monkeypatch: 
     ):
         for event, why in zip(asyncio.run(main(path)), whys, strict=True):
             assert why in event["unseen"] and "state.conn_id" in event["unseen"]
-            assert "has looked for" in event["unseen"]
+            assert "has not found" in event["unseen"]
 
 
 def test_a_trigger_whose_bookkeeping_is_lost_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

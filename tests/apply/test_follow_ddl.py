@@ -323,7 +323,7 @@ def test_a_group_that_is_read_again_behind_it(
         assert read() == "staged"
         run(server, "UPDATE keyed SET v = 'last' WHERE id < 3", "ALTER TABLE quiet ADD w INT FIRST")
         cli.catch_up()
-    assert any(re.search("was read again.*: published at", line) for line in said)
+    assert any(re.search("was re-snapshotted.*: published at", line) for line in said)
     is_copy(server, cli)
 
 

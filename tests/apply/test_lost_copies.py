@@ -176,4 +176,4 @@ def test_an_exchange_that_is_refused(
 
 
 def refused() -> AbstractContextManager[object]:
-    return pytest.raises(TableSuspendedError, match="is not there any more")
+    return pytest.raises(TableSuspendedError, match="is missing or incomplete")

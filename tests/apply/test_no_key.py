@@ -234,7 +234,7 @@ def test_writers_that_never_stop(world: World, written: Any, monkeypatch: pytest
     seen = written("after", lambda n: world.sql(f"INSERT INTO narrow VALUES ({n}, 'again')"))
     with pytest.raises(TransientError) as caught:
         world.cli.snapshot()
-    said = r"table d\.narrow, .* in each of the 4 moments .* \([\d.]+ ms long, 1\.0 changes each; \d+ s in all\)"
+    said = r"d\.narrow, .* during each of 4 attempts .* \(on average [\d.]+ ms and 1\.0 changes each; \d+ s in total\)"
     assert re.search(said, caught.value.message) and len(seen) == 4
     assert "writers pause" in caught.value.remedy and "primary key" in caught.value.remedy
     monkeypatch.undo()
@@ -324,7 +324,7 @@ def test_a_delete_that_finds_nothing(world: World) -> None:
             world.stream()
         said = f"table d.narrow, which has no usable key: .* up to {at[0][0]}:{at[0][1]}, 1 with the same values"
         assert re.search(said, caught.value.message)
-        assert "then read the table again: airflow-cdc resnapshot" in caught.value.remedy
+        assert "then re-snapshot the table: airflow-cdc resnapshot" in caught.value.remedy
     now = world.version(), world.counts()
     assert now[1] == before[1] and now[0] == before[0] + 1, (
         "nothing but the fence of the second epoch: the first one failed"

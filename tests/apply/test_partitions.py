@@ -147,7 +147,7 @@ def test_check_refuses(mysql_server: MySQLServer, database: str, tmp_path: Path)
     mysql_server.session(database, "CREATE TABLE t (id INT PRIMARY KEY, f FLOAT)")
     by: dict[str, list[Any]] = {f"{database}[.]t": ["nothing"]}
     cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database, sink={"partition_by": by})
-    for column, said in (("nothing", "has no column nothing"), ("f", "values of type float make no partitions")):
+    for column, said in (("nothing", "has no column nothing"), ("f", "values of type float cannot form partitions")):
         by[f"{database}[.]t"] = [column]
         cli.write()
         result = cli.call("check")

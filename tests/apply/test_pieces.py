@@ -132,7 +132,7 @@ def test_a_piece_that_is_missing(cli: Cli, mysql_server: MySQLServer, database: 
     with reader(cli) as (_, source):
         start = source.initialOffset()
         first, _, last = source.partitions(start, source.latestOffset(start, None))
-        with pytest.raises(TerminalError, match="a piece of a batch begins at .* and the one before it ends at"):
+        with pytest.raises(TerminalError, match="a batch range begins at .* but the one before it ends at"):
             merge_manifests([read(source, first), read(source, last)])
 
 

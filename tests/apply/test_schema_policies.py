@@ -83,7 +83,7 @@ def test_a_column_that_is_gone_stays(
     assert (kept[4], kept[5], kept[901], 6 in kept) == ("before", "keyed 5", None, False)
     assert kept[3] is None, "written since"
     (line,) = [text for text in said if "d.keyed" in text and "followed" in text]
-    assert "no more in the source, and NULL from here on: v" in line and ("left out: w" in line) == (how == "ignore")
+    assert "no longer in the source, and NULL from now on: v" in line and ("left out: w" in line) == (how == "ignore")
     if new:
         assert column(cli, "w")[3] == 77
     # And so it goes on: with other changes, in another run, and when it is read again.
@@ -251,7 +251,7 @@ def test_other_lists_of_columns_before_the_stream_has_begun(server: MySQLServer,
     cli.snapshot()
     cli.value["source"]["exclude_columns"] = [r"d\.keyed\.v"]
     cli.write()
-    with pytest.raises(NotReadyError, match=r"leave out v of d\.keyed, which has it in its copy"):
+    with pytest.raises(NotReadyError, match=r"leave out v of d\.keyed, but its copy has it"):
         cli.catch_up()
 
 

@@ -38,7 +38,7 @@ def test_where_no_stream_runs(shared: Cli) -> None:
     assert done(shared, "stop") == done(shared, "pause") == "no stream is running"
     assert done(shared, "resume") == "no stream is running, and none is paused"
     said = done(shared, "suspend", "--table", "d.plain", "--by", "ann")
-    assert said.startswith("no stream is running: the next one sees to it (request ")
+    assert said.startswith("no stream is running: the next one will handle it (request ")
     with shared.opened() as (_, store):
         (row,) = store.last_requests("p")
         assert (row.kind, row.table, row.by, row.state) == ("suspend", "d.plain", "ann", "open")
@@ -56,13 +56,13 @@ def test_where_one_runs(shared: Cli) -> None:
 
         assert done(shared, "pause", "--by", "ann") == f"epoch {epoch.number} was asked to pause"
         wait_for("the pause", lambda: epoch.inbox.paused)
-        assert "    paused: ann asked for it. To let it go on: airflow-cdc resume" in done(shared, "status")
+        assert "    paused: ann asked for it. To resume it: airflow-cdc resume" in done(shared, "status")
         said = done(shared, "resume", "--table", "d.plain")
-        assert said.startswith("the stream is paused (ann asked for it): it reads when it is resumed")
-        assert done(shared, "resume") == f"epoch {epoch.number} goes on"
+        assert said.startswith("the stream is paused (ann asked for it): it re-snapshots the table when it is resumed")
+        assert done(shared, "resume") == f"epoch {epoch.number} resumes"
         assert "paused" not in done(shared, "status")
         said = done(shared, "resume", "--table", "d.plain")  # the same request, if it still waits
-        assert said.startswith("d.plain was read again, and is part of the stream from ")
+        assert said.startswith("d.plain was re-snapshotted and is part of the stream from ")
         assert done(shared, "stop", "--by", "bob") == f"epoch {epoch.number} was asked to stop"
         wait_for("its end", epoch.stop.is_set)
     with shared.opened() as (_, store):
@@ -86,7 +86,7 @@ def test_a_stream_that_hears_nothing(shared: Cli, monkeypatch: pytest.MonkeyPatc
         result = shared.call("suspend", "--table", "d.plain")
         impatient.join()
     said = result.out + result.err
-    assert result.code == 2 and said.count(f"epoch {epoch.number} of the stream has not taken it up yet") == 1, said
+    assert result.code == 2 and said.count(f"epoch {epoch.number} of the stream has not picked it up yet") == 1, said
 
 
 def test_what_is_refused(shared: Cli, mysql_server: MySQLServer) -> None:

@@ -115,7 +115,7 @@ def test_into_a_file(cli: Cli, tmp_path: Path) -> None:
         for wrong in ("9108", "127.0.0.1:", "127.0.0.1:99999"):
             assert "is not host:port" in cli.call("metrics", "--listen", wrong).problem
         both = cli.call("metrics", "--listen", "127.0.0.1:0", "--output", "x")
-        assert both.code == 2 and "exclude each other" in both.problem
+        assert both.code == 2 and "mutually exclusive" in both.problem
 
 
 def test_by_http(cli: Cli, tmp_path: Path) -> None:

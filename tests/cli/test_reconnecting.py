@@ -37,7 +37,7 @@ def test_its_connections_are_killed(server: MySQLServer, tmp_path: Path) -> None
             wait_for("the change after the kill", lambda: _copied(server, cli, "second"), 60)
             os.kill(stream.pid, signal.SIGTERM)
             assert stream.wait() == 0, log.read_text()
-            assert "The stream starts again in 1 s" in log.read_text()
+            assert "The stream restarts in 1 s" in log.read_text()
         finally:
             server.execute("DROP USER reconnecting")
 

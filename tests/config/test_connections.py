@@ -250,7 +250,7 @@ def test_what_is_demanded_of_a_server(extra: dict[str, Any], here: str, away: st
         ({"ssl_mode": "DISABLED", "ssl_cert": "/x"}, "ssl_cert has no effect with ssl_mode DISABLED"),
         (
             {"ssl_mode": "VERIFY_CA"},
-            "without a check of the name, any certificate of the system's",
+            "without a check of the name, any certificate from the system's",
         ),
         ({"ssl_verify_identity": False}, "without a check of the name"),
         ({"ssl_verify_cert": "ture"}, "ssl_verify_cert is neither true nor false"),
@@ -404,7 +404,7 @@ def test_database_urls(define: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (url.drivername, url.password, url.port, url.query["ssl_ca"]) == ("mysql+pymysql", PASSWORD, 3306, "/x")
     with pytest.raises(NotReadyError, match="names no database"):
         database_url(ResolvedConnection("c", "mysql", "h"))
-    with pytest.raises(NotReadyError, match="Bookkeeping is kept in sqlite, postgres or mysql"):
+    with pytest.raises(NotReadyError, match="Use sqlite, postgres or mysql"):
         database_url(ResolvedConnection("c", "oracle", "h"))
     with pytest.raises(NotReadyError, match="'sslmode' is not known"):
         database_url(ResolvedConnection("c", "mysql", "h", schema="d", extra={"sslmode": True}))

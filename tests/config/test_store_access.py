@@ -64,7 +64,7 @@ def test_folders(path: str, folder: str) -> None:
         ("abfss://box@hunter2.example/x", "host is not like"),
         ("hdfs://hunter2/x", "hdfs:// is not supported"),
         ("https://hunter2/x", "https:// is not supported"),
-        ("file://hunter2/x", "has no host"),
+        ("file://hunter2/x", "must not name a host"),
     ],
 )
 def test_addresses_that_are_none(path: str, problem: str) -> None:
@@ -128,7 +128,7 @@ def test_what_aws_must_not_say(extra: dict[str, Any], problem: str) -> None:
 
 def test_half_of_the_keys() -> None:
     for fields in ({"login": "a"}, {"password": "hunter2"}, {"extra": {"aws_session_token": "hunter2"}}):
-        with pytest.raises(NotReadyError, match="has not both of login"):
+        with pytest.raises(NotReadyError, match="needs both a login"):
             said("aws", **fields)
 
 

@@ -224,7 +224,7 @@ def test_a_table_that_is_altered_ends_the_stream(source: Source) -> None:
         before = source.run("INSERT INTO t VALUES (2, 'b')")
         behind = source.run("ALTER TABLE t ADD COLUMN w INT")
         source.run("INSERT INTO t VALUES (3, 'c', 3)")
-        said = rf"table {source.database}.t is altered at {before}.* with {behind} as `start`, and a new checkpoint"
+        said = rf"table {source.database}.t was altered at {before}.* use {behind} as `start`, and a new checkpoint"
         with pytest.raises(Exception, match=said):
             query.awaitTermination(400)
     finally:
@@ -236,15 +236,15 @@ def test_a_table_that_is_altered_ends_the_stream(source: Source) -> None:
 
 
 BAD = {
-    "option tabel is not known. Known options: conn_id": {"tabel": "d.t"},
-    "option password is not known. A login is never an option": {"password": "hunter2"},
+    "unknown option tabel. Known options: conn_id": {"tabel": "d.t"},
+    "unknown option password. A login is never an option": {"password": "hunter2"},
     "option table is 't'. Give database.table": {"table": "t"},
     "give exactly one of conn_id and conn_file": {"conn_file": "/x"},
     "connection nobody is not defined. Set the environment variable AIRFLOW_CONN_NOBODY": {"conn_id": "nobody"},
     "option max_bytes_per_batch is '1 MB'. Give a whole number": {"max_bytes_per_batch": "1 MB"},
     "option before_images is 'yes'. Give true or false": {"before_images": "yes"},
     "there is no table d.none": {"table": "d.none"},
-    "'yesterday' is not a place in the binlog": {"start": "yesterday"},
+    "'yesterday' is not a position in the binlog": {"start": "yesterday"},
     "there is no position binlog.000001:99999999999 in": {"end": "binlog.000001:99999999999"},
 }
 
@@ -259,7 +259,7 @@ def test_bad_options(source: Source, said: str) -> None:
 
 
 def test_another_schema_and_a_stream_with_an_end(source: Source) -> None:
-    with pytest.raises(Exception, match="the schema is that of the table"):
+    with pytest.raises(Exception, match="the schema is defined by the table"):
         source.spark.read.format("mysql_cdc").options(**source.options).schema("id int").load().collect()
     with pytest.raises(Exception, match="a stream has no end"):
         source.follow(end=source.end())

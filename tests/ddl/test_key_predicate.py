@@ -66,7 +66,7 @@ def test_ranges(text: str, found: list[KeyRange]) -> None:
         ("tenant = 1 AND tenant = 1", "not one range"),
         ("tenant >= 1 AND tenant > 2", "not one range"),
         ("tenant < 1 AND tenant IN (1, 2)", "not one range"),
-        ("tenant = x'abc'", "parse|half a byte"),
+        ("tenant = x'abc'", "parse|whole bytes"),
     ],
 )
 def test_what_is_no_range(text: str, said: str) -> None:

@@ -167,8 +167,8 @@ def test_what_is_told() -> None:
     assert describe_change(TABLE, TABLE) == ""
     assert describe_change(TABLE, EVOLVE.decide_definition(TABLE, of(A, C))) == "; new columns: c; dropped: b"
     assert describe_change(TABLE, LENIENT.decide_definition(TABLE, of(A, C))) == (
-        "; new columns: c; no more in the source, and NULL from here on: b"
+        "; new columns: c; no longer in the source, and NULL from now on: b"
     )
     assert describe_change(TABLE, IGNORE.decide_definition(TABLE, of(A, C))) == (
-        "; left out: c; no more in the source, and NULL from here on: b"
+        "; left out: c; no longer in the source, and NULL from now on: b"
     )

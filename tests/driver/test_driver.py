@@ -70,7 +70,7 @@ def test_a_driver_that_crashes_says_where(tmp_path: Path) -> None:
     process.send_signal(signal.SIGSEGV)
     said = process.communicate()[1]
     assert "Segmentation fault" in said and "Current thread" in said and "driver/main.py" in said
-    with pytest.raises(UnexpectedError, match=r"ended by signal 11 \(Segmentation fault\).*its last lines say where"):
+    with pytest.raises(UnexpectedError, match=r"ended by signal 11 \(Segmentation fault\).*its last lines show where"):
         read_outcome(tmp_path / "result.json", process.returncode)
     with pytest.raises(UnexpectedError, match=r"ended by signal 9 \(Killed\).*memory of the host"):
         read_outcome(tmp_path / "result.json", -signal.SIGKILL)
@@ -217,4 +217,4 @@ def test_a_link_that_airflow_does_not_take_ends_nothing() -> None:
     told: list[str] = []
     context: Any = {"ti": Ti()}
     push_spark_ui_link(context, "http://h:1", Log())
-    assert told == ["there is no link to Spark's page, http://h:1, because Airflow rejected it: spark_ui was not taken"]
+    assert told == ["there is no link to the Spark UI, http://h:1, because Airflow rejected it: spark_ui was not taken"]

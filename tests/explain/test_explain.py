@@ -237,7 +237,7 @@ def test_a_group_that_was_read_again(server: MySQLServer, cli: Cli) -> None:
             run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked_by(f"t#{number}"))
     cli.catch_up()
     (read,) = why(cli, "number", "150").reads
-    assert (read.attempt, read.attempts) == (2, 2) and "read to its end 2 times" in str(read)
+    assert (read.attempt, read.attempts) == (2, 2) and "read completely 2 times" in str(read)
 
 
 def test_before_the_snapshot_is_published(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_budget(server: MySQLServer, cli: Cli) -> None:
     server.session("why", "FLUSH BINARY LOGS", "UPDATE number SET v = 'late' WHERE id = 20")
     with patch.object(last_changes, "MAX_SEARCHED_BYTES", 1):
         found = why(cli, "number", "150")
-    assert found.last_change is None and "GiB are searched" in found.search_end_reason
+    assert found.last_change is None and "GiB is searched" in found.search_end_reason
 
 
 def test_a_suspended_table(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_suspended_table(server: MySQLServer, database: str, tmp_path: Path) -
         cli.catch_up()
     found = why(cli, "number", "150")
     assert "ORDER is not followed" in found.suspended and found.equal is None
-    assert found.not_compared_reason == "the stream goes on without the table"
+    assert found.not_compared_reason == "the table is suspended"
     assert (found.copy.rows[0]["v"], found.source.rows[0]["v"]) == ("last", "behind")
     assert (
         found.last_change is not None and found.last_change.row is not None and found.last_change.row["v"] == "behind"

@@ -84,11 +84,11 @@ def test_a_source_that_is_away(outages: Site) -> None:
     with outages.written("customer"):
         run = ride_out(outages, 30)
         last = outages.stream(NAME).epoch
-        before = client.log(dag, run, TASK).count("started again in 16 s")
+        before = client.log(dag, run, TASK).count("stream restarts in 16 s")
         outages.flaky.down()
         try:
             # A wait that is spent in the triggerer.
-            outages.wait("a wait", lambda: client.log(dag, run, TASK).count("started again in 16 s") > before)
+            outages.wait("a wait", lambda: client.log(dag, run, TASK).count("stream restarts in 16 s") > before)
             client.wait_state(dag, run, TASK, "deferred")
             client.mark(dag, run, TASK, "failed")
         finally:

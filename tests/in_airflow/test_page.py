@@ -41,7 +41,7 @@ def ask_the_stream(site: Site, page: Page, name: str) -> None:
     table, tables = "shop.orders", page.get_by_role("region", name="Tables")
     confirm(page, "Pause the stream", "reads nothing more until it is resumed")
     expect(page.get_by_text("paused by")).to_be_visible()
-    confirm(page, "Resume the stream", "goes on")
+    confirm(page, "Resume the stream", "The stream continues")
     site.wait_batch(name, site.stream(name).epoch)
     for act, state in (("Suspend", "suspended"), ("Resume", "streaming")):
         page.get_by_role("button", name=f"Actions: {table}").click()
@@ -49,7 +49,7 @@ def ask_the_stream(site: Site, page: Page, name: str) -> None:
         dialog = page.get_by_role("dialog", name=f"{act}: {table}")
         dialog.get_by_role("button", name=act, exact=True).click()
         expect(tables.locator(f"[data-state={state}]")).to_be_visible()
-    expect(page.get_by_role("region", name="Wanted of the stream").get_by_text("done")).to_have_count(2)
+    expect(page.get_by_role("region", name="Control requests").get_by_text("done")).to_have_count(2)
 
 
 def compare(site: Site, page: Page, label: str, dag: str, state: str, attempt: int) -> str:
@@ -70,7 +70,7 @@ def put_right(site: Site, browser: Browser, page: Page, name: str) -> None:
     compare(site, page, "Verify now", "watched_compared", "success", 1)
     expect(tables).to_contain_text("equal")
     keys = site.server.execute("SELECT customer, line FROM shop.orders ORDER BY customer, line LIMIT 2")
-    for key, act, attempt in zip(keys, ("Read some keys again", "Repair"), (2, 4), strict=True):
+    for key, act, attempt in zip(keys, ("Re-snapshot some keys", "Repair"), (2, 4), strict=True):
         with closing(site.server.connect()) as connection, connection.cursor() as cursor:
             cursor.execute("SET sql_log_bin = 0")
             cursor.execute("DELETE FROM shop.orders WHERE customer = %s AND line = %s", key)
@@ -92,7 +92,7 @@ def put_right(site: Site, browser: Browser, page: Page, name: str) -> None:
             dialog = page.get_by_role("dialog", name=f"{act}: shop.orders")
             dialog.get_by_label("A condition on customer, line").fill(f"customer = {key[0]} AND line = {key[1]}")
             dialog.get_by_role("button", name=act, exact=True).click()
-            expect(page.get_by_role("region", name="Wanted of the stream").get_by_text("done")).to_have_count(3)
+            expect(page.get_by_role("region", name="Control requests").get_by_text("done")).to_have_count(3)
             compare(site, page, "Verify now", "watched_compared", "success", attempt + 1)
         expect(tables).to_contain_text("equal")
 
@@ -171,7 +171,7 @@ def test_from_the_plan_to_the_stream(site: Site) -> None:
         written.close()
         put_right(site, browser, page, name)
 
-        confirm(page, "Stop the stream", "after the transaction that it is at")
+        confirm(page, "Stop the stream", "at the next transaction boundary")
         client.wait_run(dag, run)
         expect(page.get_by_role("status").first).to_have_text("stopped")
         ended = site.stream(name).epoch
@@ -180,7 +180,7 @@ def test_from_the_plan_to_the_stream(site: Site) -> None:
         assert site.wait_epoch(name, ended).state == "running"
         assert [url for url in loads if "#/" not in url] == []
         assert wrong == []
-        confirm(page, "Stop the stream", "after the transaction that it is at")
+        confirm(page, "Stop the stream", "at the next transaction boundary")
     client.wait_run(dag, run)
     site.equal("orders", lake=Path(f"{site.lake}-{name}"))
     with closing(site.store(name)) as store:

@@ -138,7 +138,7 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     changed(site, 13, "two", "three")
     site.wait("the changes", lambda: equal(site, "two"))
     assert not equal(site, "three") and "ann asked for it" in airflow_cdc(site, "status", file)
-    assert f"{NAME}.three was read again" in airflow_cdc(site, "resume", file, *table)
+    assert f"{NAME}.three was re-snapshotted" in airflow_cdc(site, "resume", file, *table)
     site.wait("the changes", lambda: equal(site, "two", "three"))
     others = [client.trigger("pausing", {"pause": True})]
     site.wait("the pause", lambda: site.stream(NAME).paused_by)
@@ -162,7 +162,7 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     now = site.wait_epoch(NAME, first.epoch)
     client.wait_state("changed", newer, "stream", "deferred")
     client.wait_state(dag, run, "tables.stream", "deferred")
-    assert f"changed since epoch {first.epoch} began: stream.trigger_seconds. It is asked to stop" in client.log(
+    assert f"changed since epoch {first.epoch} began: stream.trigger_seconds. Asking the stream to stop" in client.log(
         "changed", newer, "stream"
     )
     changed(site, 13, "one", "two", "three")
@@ -184,6 +184,6 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     assert client.xcom(dag, run, "tables.stream")["end"] == stopped["end"]
     # What a task worries about fails it, without a retry; it says so all the same.
     assert client.task_instance("asked", asked, "worried").try_number == 1
-    assert "no stream runs (stopped)" in client.log("asked", asked, "worried")
+    assert "no stream is running (stopped)" in client.log("asked", asked, "worried")
     assert client.xcom("asked", asked, "worried")["phase"] == "stopped"
     assert "is suspended" not in airflow_cdc(site, "status", file)

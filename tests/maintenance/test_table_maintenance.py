@@ -133,7 +133,7 @@ def test_what_fails_is_told_and_the_stream_goes_on(cli: Cli, monkeypatch: pytest
             while not told and time.monotonic() < until:
                 time.sleep(0.01)
             [line] = told
-            assert line.startswith("upkeep of the Delta table ") and line.endswith(
+            assert line.startswith("maintenance of the Delta table ") and line.endswith(
                 "ZeroDivisionError: division by zero"
             )
             told.clear()

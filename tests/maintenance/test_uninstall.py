@@ -54,10 +54,10 @@ def equal(server: MySQLServer, sink: Path) -> bool:
 def test_what_would_be_deleted_is_said_first(mysql_server: MySQLServer, cli: Cli) -> None:
     before = tree(cli.sink)
     said = cli.call("forget")
-    assert said.code == 2 and said.err == "error: nothing was deleted. Run this again with --yes to delete it\n"
-    assert said.out.startswith("of p would be deleted:\n") and f"{cli.sink}/_cdc/p: " in said.out
+    assert said.code == 2 and said.err == "error: nothing was deleted. Run this again with --yes to delete\n"
+    assert said.out.startswith("data of p that would be deleted:\n") and f"{cli.sink}/_cdc/p: " in said.out
     assert f"{cli.sink}/_cdc_progress/p: " in said.out and "1 of pipelines" in said.out and "1 of streams" in said.out
-    assert "these stay as they are" in said.out and f"table d.keyed, {cli.sink}/d/keyed" in said.out
+    assert "these tables are kept" in said.out and f"table d.keyed, {cli.sink}/d/keyed" in said.out
     assert tree(cli.sink) == before
     with_tables = cli.call("forget", "--tables").out
     assert "stay as they are" not in with_tables and f"table d.keyed, {cli.sink}/d/keyed: " in with_tables

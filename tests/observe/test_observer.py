@@ -76,7 +76,7 @@ def test_how_tables_stand(server: MySQLServer, database: str, tmp_path: Path) ->
     keyed = found["keyed"]
     assert (keyed.state, keyed.kind) == ("suspended", "NotFollowedError")
     assert keyed.reason and "ORDER is not followed" in keyed.reason
-    assert keyed.remedy == "Read it again: airflow-cdc resnapshot --table d.keyed"
+    assert keyed.remedy == "Re-snapshot it: airflow-cdc resnapshot --table d.keyed"
     assert (found["quiet"].state, found["quiet"].inserts) == ("stopped", 1)
     with cli.opened() as (_, store):
         (event,) = store.last_events("p", 1, ["table_suspended"])
@@ -150,5 +150,5 @@ def test_verified(server: MySQLServer, database: str, tmp_path: Path) -> None:
         file.unlink()
     again = cli.call("verify")
     assert again.code == 1 and "1 different" in again.err
-    assert "the result is not in the bookkeeping: there is no bookkeeping file" in again.out + again.err
+    assert "the result was not recorded in the state database: there is no bookkeeping file" in again.out + again.err
     assert not books.exists()

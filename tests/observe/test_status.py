@@ -289,4 +289,4 @@ def test_how_each_table_stands(tmp_path: Path, mysql_server: MySQLServer, databa
     cli.catch_up()
     assert states() == ["removed", "stopped"]
     said = cli.call("status").out
-    assert f"    {database}.a: removed at {found()[0]['at']}, 1/1 chunks" in said and "read again once" in said
+    assert f"    {database}.a: removed at {found()[0]['at']}, 1/1 chunks" in said and "re-snapshotted once" in said

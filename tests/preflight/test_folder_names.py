@@ -21,6 +21,6 @@ def test_check_warns_of_folders(server: MySQLServer, tmp_path: Path) -> None:
         warned = {f.message: f.remedy for f in run_preflight(cli.context, spark=False) if f.level == "warning"}
     assert "Polars and Daft" in warned[f"sink.path {cli.sink} has ' ' in it"]
     assert "Polars and Daft" in warned["table d.q#: its folder has '#' in its name"]
-    (twins,) = (text for text in warned if "differ in case only" in text)
+    (twins,) = (text for text in warned if "differ only in case" in text)
     assert {"d.Keyed", "d.keyed"} < {*twins.replace(":", "").split()} and "sink.table_path" in warned[twins]
     assert not [text for text in warned if text.startswith(("table d.keyed: its folder", "table d.quiet: its folder"))]

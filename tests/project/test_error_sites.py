@@ -76,7 +76,7 @@ OF_ALL: dict[tuple[str, str, str], str] = {
     ): "damage that came twice: no byte of it can be believed",
     (_WALK + "walker.py", "_resolve", "the transaction at "): _LOST,
     (_WALK + "walker.py", "_leave", "a compressed transaction without its end, before "): _LOST,
-    (_WALK + "walker.py", "_ended", "an XA PREPARE of what did not begin as XA, at "): _LOST,
+    (_WALK + "walker.py", "_ended", "XA PREPARE of a transaction that did not begin as XA, at "): _LOST,
     ("apply/batch_planner.py", "advance", "the binlog of the server ends at "): _PLACE,
     ("apply/batch_planner.py", "_walk", " is in the binlog of the server before "): _PLACE,
     (
@@ -84,7 +84,7 @@ OF_ALL: dict[tuple[str, str, str], str] = {
         "rows",
         "XA transaction ",
     ): "the rows are gone, and so are the names of their tables",
-    ("apply/stream_job.py", "together", "a piece of a batch begins at "): _INSIDE,
+    ("apply/stream_job.py", "together", "a batch range begins at "): _INSIDE,
     (
         "apply/applier.py",
         "check_passed",

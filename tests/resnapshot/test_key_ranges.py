@@ -300,7 +300,7 @@ def test_what_is_refused(server: MySQLServer, cli: Cli) -> None:
         (
             "number",
             "v = 1",
-            r"condition on the key of part\.number: v is not a column of the key \(id\)\. Say it as a range",
+            r"condition on the key of part\.number: v is not a column of the key \(id\)\. Write it as a range",
         ),
         ("number", "id = 'x'", "not a value"),
         ("number", "id = 1; DROP TABLE word", "not a condition"),
@@ -372,9 +372,9 @@ def test_a_repair(server: MySQLServer, cli: Cli) -> None:
         "part", "SET SESSION sql_log_bin = 0", "UPDATE two SET v = 79 LIMIT 3", "UPDATE heap SET v = 3 LIMIT 1"
     )
     found = cli.call("verify", "--repair")
-    assert found.code == 1 and "See above what was not repaired" in found.err
-    assert "part.two: compare it once more when a stream has run" in found.err
-    assert "part.heap is not repaired: it has no usable key. Read it as a whole" in found.err
+    assert found.code == 1 and "See above for what was not repaired" in found.err
+    assert "part.two: compare it again after a stream has run" in found.err
+    assert "part.heap is not repaired: it has no usable key. Re-snapshot the whole table" in found.err
     cli.catch_up()
     assert is_equal(server, cli, *TABLES)
 
@@ -385,4 +385,4 @@ def test_a_repair_of_too_much(server: MySQLServer, cli: Cli, monkeypatch: pytest
     with cli.streaming():
         found = cli.call("verify", "--repair")
     assert found.code == 1
-    assert "part.number is not repaired: more than 2 of its keys differ. Read it as a whole" in found.err
+    assert "part.number is not repaired: more than 2 of its keys differ. Re-snapshot the whole table" in found.err

@@ -178,7 +178,7 @@ def test_a_reading_that_is_staged_when_a_later_one_is_in(server: MySQLServer, cl
         if said:
             assert read() == said
         else:
-            with pytest.raises(TransientError, match="cannot be published: .*by a reading that began later"):
+            with pytest.raises(TransientError, match="cannot be published: .*by a read that began later"):
                 read()
     assert not differences(server, cli, *TABLES)
 
@@ -259,7 +259,7 @@ def test_the_last_revision_of_a_table() -> None:
     last = replace(plan, amendments=(Rejoin(0, 999_999, 7, schema),))
     following = replace(plan, generation=2)
     assert generation_fence(plan, 0).value < generation_fence(last, 0).value < generation_fence(following, 0).value
-    with pytest.raises(TerminalError, match=r"d\.t was read again 1,000,000 times.*fresh sink\.path") as stopped:
+    with pytest.raises(TerminalError, match=r"d\.t was re-snapshotted 1,000,000 times.*fresh sink\.path") as stopped:
         generation_fence(last, 0, 1_000_000)
     assert stopped.value.table == "d.t"
 
@@ -288,7 +288,7 @@ def exclude(cli: Cli) -> None:
 
 def test_a_table_that_was_removed_stays_out(server: MySQLServer, cli: Cli) -> None:
     frozen(server, cli, lambda: exclude(cli))
-    assert "does not copy it any more" in events(cli, "reread_dropped")[0]
+    assert "no longer copies it" in events(cli, "reread_dropped")[0]
     cli.value["source"]["exclude"] = []
     cli.write()
     cli.catch_up()

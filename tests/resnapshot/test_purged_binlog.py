@@ -105,7 +105,7 @@ def world(server: MySQLServer, tmp_path: Path) -> Iterator[World]:
 
 def test_the_stream_stops_with_what_to_do(world: World) -> None:
     world.change()
-    with pytest.raises(PurgedError, match=r"is no longer on the server.*read all tables again, use `airflow-cdc run`"):
+    with pytest.raises(PurgedError, match=r"is no longer on the server.*re-snapshot all tables, use `airflow-cdc run`"):
         world.cli.catch_up()
     value = yaml.safe_load(world.cli.file.read_text())
     world.cli.file.write_text(yaml.safe_dump({**value, "stream": {}}))
@@ -249,7 +249,7 @@ def test_beside_a_stream_that_runs_nothing_is_planned(world: World) -> None:
 def test_what_it_does_not_go_with() -> None:
     value = {"name": "p", "source": {"conn_id": "c", "tables": ["d.t"]}, "sink": {"path": "/lake"}}
     for stream, said in (
-        ({"on_purged": "reread", "start": "latest"}, "nothing to read again"),
+        ({"on_purged": "reread", "start": "latest"}, "nothing to re-snapshot"),
         ({"on_purged": "again"}, "stream.on_purged is 'again'"),
     ):
         with pytest.raises(NotReadyError, match=said):

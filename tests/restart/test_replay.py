@@ -187,7 +187,7 @@ def test_a_batch_that_begins_behind_the_resume_point(world: World) -> None:
     world.write("INSERT INTO a VALUES (101, 1)")
     gap = epoch.job.stage_range(middle, world.end(epoch, middle), "0")
     before = world.versions()
-    with pytest.raises(TerminalError, match="a batch begins at .*, but the sink stands at"):
+    with pytest.raises(TerminalError, match="a batch begins at .*, but the sink is at"):
         epoch.apply_batch(gap)
     assert world.versions() == before
 

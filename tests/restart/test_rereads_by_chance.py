@@ -73,8 +73,8 @@ _TRIES = 3
 _TRANSIENT, _NOT_READY, _TERMINAL = TransientError.exit_code, NotReadyError.exit_code, TableSuspendedError.exit_code
 #: What a reading may be refused with: all of it is told, and names the table.
 _REFUSED = (
-    *("copies no table", "is suspended, and has no place in the stream", "the stream has refused it"),
-    *("Read it as a whole", "was altered", "had a column", "no longer exists", "has no usable key"),
+    *("copies no table", "is suspended and is not part of the stream", "the stream has refused it"),
+    *("Re-snapshot the whole table", "was altered", "had a column", "no longer exists", "has no usable key"),
 )
 
 
@@ -273,7 +273,9 @@ class World(Commands):
         assert code in (0, KILLED, _TRANSIENT, _NOT_READY, _TERMINAL), self.said()
         if code in (_NOT_READY, _TERMINAL):
             last = self.last_line()
-            assert any(text in last for text in ("the stream went on without table", "copies no table any more")), last
+            assert any(text in last for text in ("the stream continued without table", "copies no table any more")), (
+                last
+            )
         if code in (0, _TERMINAL):
             self.captured()
 
@@ -539,7 +541,9 @@ class World(Commands):
             end = time.monotonic() + DEADLINE_SECONDS
             while self.is_running() and self.cli.context.require_plan().revision_of(index) == before:
                 step = self.cli.context.require_plan().suspension_of(index)
-                if (step is not None and step.kind == "asked") or "is not read again by" in self.stream_log.read_text():
+                if (
+                    step is not None and step.kind == "asked"
+                ) or "is not re-snapshotted by" in self.stream_log.read_text():
                     return
                 assert time.monotonic() < end, f"{copy.label} is not read again, and nobody says so: {self.said()}"
                 time.sleep(0.2)

@@ -107,7 +107,7 @@ def test_what_a_sink_does_not_support(cli: Cli, database: str) -> None:
     cli.write()
     said = [finding.message for finding in run_preflight(cli.context, spark=False) if finding.level == "error"]
     assert said == [
-        "stream.on_purged is reread: a sink of kind narrow does not support reading rows again",
+        "stream.on_purged is reread: a sink of kind narrow does not support re-snapshots",
         f"table {database}.log has no usable key: a sink of kind narrow does not support tables without a usable key",
     ]
     with pytest.raises(NotReadyError, match="does not support tables without a usable key"):
@@ -124,7 +124,9 @@ def test_a_group_that_cannot_be_read_again(cli: Cli, database: str) -> None:
         plan = context.require_plan()
         for request in ("task#1", "task#1"):
             run_group(context, store, plan, 0, run_in_threads, holder="a test", requested_by=asked_by(request))
-        with pytest.raises(NotReadyError, match="group 0 is to be read again: a sink of kind narrow does not support"):
+        with pytest.raises(
+            NotReadyError, match="group 0 is to be re-snapshotted: a sink of kind narrow does not support"
+        ):
             run_group(context, store, plan, 0, run_in_threads, holder="a test", requested_by=asked_by("task#2"))
     cli.catch_up()
 
@@ -134,7 +136,7 @@ def test_a_sink_that_cannot_be_read_back(cli: Cli, database: str) -> None:
     cli.value["source"]["tables"] = [rf"{database}\.b"]
     cli.write()
     cli.snapshot()
-    with pytest.raises(NotReadyError, match="cannot be read back: a sink of kind narrow is for writing"):
+    with pytest.raises(NotReadyError, match="cannot be read back: a sink of kind narrow is write-only"):
         verify_tables(cli.context)
 
 

@@ -33,7 +33,7 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path) -> Iterator[Cl
 
 def test_the_copy_equals_the_source(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     found = cli.call("check")
-    assert not found.found and found.out.count("was made by something else, and is adopted") == 2
+    assert not found.found and found.out.count("was created by something else, and is adopted") == 2
     cli.snapshot()
     assert [c.rows for c in verify_tables(cli.context) if c.is_equal] == [2, 0, 0]
     mysql_server.session(database, "UPDATE a SET v = 5 WHERE id = 2", "INSERT INTO bare VALUES (7)")

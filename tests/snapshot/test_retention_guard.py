@@ -177,7 +177,7 @@ def test_files_that_go_before_their_time(tmp_path: Path) -> None:
         watch._oldest_file = "binlog.000000"  # and again: a file that went between two looks
         again = watch.seconds_to_purge(cli.context)
         assert again is not None and again < 86_400
-        assert "as was seen" in watch.retention_text()
+        assert "as observed" in watch.retention_text()
 
 
 def test_what_check_and_plan_say_before(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ spark.stop()
         with start_one() as second:
             assert second.stdout and second.stdin
             said = next(line for line in second.stdout if "begins" not in line)
-            assert said.startswith(f"Spark at {cluster.uri} has begun no task for ")
+            assert said.startswith(f"Spark at {cluster.uri} has started no task for ")
             assert "waits for an executor" in said
             first.stdin.close()
             assert [line.strip() for line in (second.stdout.readline(), second.stdout.readline())] == ["45", "works"]

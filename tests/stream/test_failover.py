@@ -191,7 +191,7 @@ def test_why_a_row_is_as_it_is(pair: Pair) -> None:
         between = why(key)
         assert between.equal is None and "the connection reaches server" in between.not_compared_reason
         assert [row["v"] for row in between.copy.rows] == [value] and between.source.rows
-        assert "whose binlog is not at hand" in between.corrections.unknown_reason
+        assert "whose binlog is not available" in between.corrections.unknown_reason
         assert between.last_change is not None and between.last_change.operation == "update", (
             "the new server has that as well"
         )
@@ -545,7 +545,7 @@ def test_a_replica_that_was_promoted(pair: Pair, name: str) -> None:
         pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = pair.new.uri(**user)
         grant = "GRANT SELECT ON performance_schema.replication_applier_global_filters TO"
         result = pair.cli.call("check")
-        assert "a stream cannot go on at another server" in result.out and grant in result.out
+        assert "a stream cannot continue on another server" in result.out and grant in result.out
         with pair.cli.opened() as (context, store), pytest.raises(NotReadyError, match="may not see") as denied:
             begin_epoch(context, store, catch_up=True)
         assert grant in denied.value.remedy

@@ -275,7 +275,7 @@ def test_a_request_of_an_earlier_segment(pair: Pair) -> None:
         assert not list_pending_reads(context, context.require_plan())
     assert set(group(pair).published_by_table().values()) == {1}
     (told,) = events(pair, "reread_dropped")
-    assert told.startswith("group 0 was read again (attempt 2), and cannot be published: it was read at server ")
+    assert told.startswith("group 0 was re-snapshotted (attempt 2), but cannot be published: it was read from server ")
     break_copy(pair)
     assert read_again(pair, pair.old).outcome == "staged"
     exact(pair, pair.old)
@@ -312,14 +312,14 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
 
     with pytest.raises(TransientError, match="the stream moved to another server while group 0 was read"):
         read_again(pair, pair.old, run)
-    with pytest.raises(TransientError, match="the connection reaches server .* Run again when the stream"):
+    with pytest.raises(TransientError, match="the connection reaches server .* Run again after the stream"):
         read_again(pair, pair.old)
     assert read_again(pair, pair.new).outcome == "staged"
     with pair.cli.opened() as (context, store):
         (staged,) = list_pending_reads(context, context.require_plan())
         assert not publish_or_wait(group(pair), store, staged)
         remove_request(context, context.require_plan(), staged.group, staged.attempt)
-        with pytest.raises(TransientError, match="and cannot be published"):
+        with pytest.raises(TransientError, match="but cannot be published"):
             publish_or_wait(group(pair), store, staged)
     break_copy(pair)
     assert read_again(pair, pair.new).outcome == "staged"
@@ -383,7 +383,7 @@ def test_a_request_whose_binlog_is_gone(pair: Pair) -> None:
     _purged_before_it_is_published(pair)
     exact(pair, pair.old)
     (told,) = events(pair, "reread_dropped")
-    assert "(attempt 2), and cannot be published: the binlog position" in told and "is no longer on the server" in told
+    assert "(attempt 2), but cannot be published: the binlog position" in told and "is no longer on the server" in told
     assert set(group(pair).published_by_table().values()) == {1}
     break_copy(pair)
     assert read_again(pair, pair.old).outcome == "staged"

@@ -165,7 +165,7 @@ def test_rows_that_were_read_at_the_old_server(pair: Pair) -> None:
     assert pair.cli.resnapshot("d.other") == "staged"  # what is not
     change(pair)
     assert stream(pair, pair.new) and suspended(pair) == ["keyed"]
-    assert len([text for text in events(pair, "reread_dropped") if "before the stream went on at another" in text]) == 2
+    assert len([text for text in events(pair, "reread_dropped") if "before the stream moved to another" in text]) == 2
     context = pair.cli.context
     assert list_pending_reads(context, context.require_plan()) == []
     assert pair.cli.resnapshot("d.keyed") == "staged"

@@ -132,7 +132,7 @@ def test_a_store_that_begins_to_let_several_be_the_first(world: World) -> None:
     world.proxy.ask = lambda method, path, headers, body: original(  # type: ignore[method-assign]
         method, path, [(k, v) for k, v in headers if k.lower() != "if-none-match"], body
     )
-    with pytest.raises(NotReadyError, match="does not let one writer be the first"):
+    with pytest.raises(NotReadyError, match="does not let only one writer create a file"):
         world.begin()
     assert world.version(TABLES[0]) == version
 

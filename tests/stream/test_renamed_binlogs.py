@@ -81,7 +81,7 @@ def test_what_was_not_read_is_purged(server: MySQLServer, tmp_path: Path) -> Non
     cli.catch_up()
     server.session("d", "INSERT INTO t VALUES (11, 'unread')")
     renamed(server, "other")
-    with pytest.raises(PurgedError, match="whose files have another name, and GTIDs do not tell") as purged:
+    with pytest.raises(PurgedError, match="whose files have another name, and GTIDs do not determine") as purged:
         cli.catch_up()
     assert "on_purged" in purged.value.remedy
     cli.value["stream"] = {"on_purged": "reread"}

@@ -124,7 +124,7 @@ def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: 
     assert request(books, asked).state == "open"
     cli.catch_up()
     state, said = ended(books, asked)
-    assert state == "done" and "d.keyed was read again, and is part of the stream from " in said
+    assert state == "done" and "d.keyed was re-snapshotted and is part of the stream from " in said
     assert suspended(cli) == {} and is_equal(server, cli, *TABLES)
     assert told(books, "table_suspended", "table_rejoined") == [
         ("table_suspended", "d.keyed", "ann"),
@@ -144,7 +144,7 @@ def test_a_table_is_read_again(
         whole = books.add_request("p", "reread", "d.plain", "bob")
         run(server, "UPDATE keyed SET v = 'new' WHERE id IN (1, 24)", "INSERT INTO plain VALUES (31, 'more')")
         state, said = ended(books, part)
-        assert state == "done" and "d.keyed was read again in part" in said
+        assert state == "done" and "d.keyed was re-snapshotted in part" in said
         assert ended(books, whole)[0] == "done"
         wait_for("all of plain", lambda: is_equal(server, cli, "plain"))
         held = {row["id"]: row["v"] for row in cli.rows("d", "keyed").to_pylist()}
@@ -181,10 +181,10 @@ def test_what_is_refused(server: MySQLServer, cli: Cli, books: StateDatabase) ->
         [
             ("copies no table d.other", "It copies d.keyed, d.plain"),
             ("copies no table d.other", "It copies"),
-            ("d.plain is suspended already", "Read it again: airflow-cdc resnapshot --table d.plain"),
-            ("the condition on the key of d.keyed", "Say it as a range of the key (id)"),
-            ("the condition on the key of d.keyed", "Say it as a range of the key (id)"),
-            ("d.plain is suspended", "Read it as a whole"),
+            ("d.plain is suspended already", "Re-snapshot it: airflow-cdc resnapshot --table d.plain"),
+            ("the condition on the key of d.keyed", "Write it as a range of the key (id)"),
+            ("the condition on the key of d.keyed", "Write it as a range of the key (id)"),
+            ("d.plain is suspended", "Re-snapshot the whole table"),
         ],
         said,
         strict=True,

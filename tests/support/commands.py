@@ -15,7 +15,7 @@ from tests.support.harness import Child, Nursery
 
 #: What a command may end with when tables are altered and killed by chance: nothing that a person would have to mend.
 EXCUSES = (
-    *("the stream went on without table", "copies no table", "would copy no table", "no longer exists"),
+    *("the stream continued without table", "copies no table", "would copy no table", "no longer exists"),
     *("no captured table", "was altered", "could not take its place", "does not exist"),
 )
 #: Seconds after which a command hangs that nothing holds up.

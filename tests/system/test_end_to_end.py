@@ -119,7 +119,7 @@ def test_a_live_database_is_copied_exactly(cli: Cli, mysql_server: MySQLServer, 
     verdict = cli.call("verify")
     assert verdict.code == 1
     last = verdict.err.splitlines()[-1]
-    assert last.startswith("error: 2 of 5 tables differ") and "--repair reads what differs again" in last
+    assert last.startswith("error: 2 of 5 tables differ") and "--repair re-snapshots the rows that differ" in last
     assert re.search(rf"{foreign}.trio: \d+ rows, [1-9]\d* missing, 0 extra, 0 different; ", last)
     assert re.search(rf"{foreign}.words: \d+ rows, 0 missing, 0 extra, [1-9]\d* different\)", last)
     told = {v["table"]: v for v in json.loads(cli.call("verify", "--json", "--show-values").out)}

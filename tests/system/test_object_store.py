@@ -50,7 +50,7 @@ def test_snapshot_and_stream(
     cli = in_store(tmp_path / "one", mysql_server, s3, f"{database}[.].*")
     checked = cli.call("check")
     assert checked.code == 0, checked
-    assert f"sink {s3.uri('lake')} can be written" in checked.out and not s3.keys()
+    assert f"sink {s3.uri('lake')} is writable" in checked.out and not s3.keys()
     run = cli.run("run", "--catch-up", timeout=500)
     assert run.code == 0, run
     for statement in (

@@ -73,7 +73,7 @@ def test_the_stream(site: Site, browser: Browser, epoch: int) -> None:
     with opened(site, browser, of(site, NAME), user="editor") as (page, _):
         press(page, "Pause the stream", "reads nothing more until it is resumed")
         expect(page.get_by_text("paused by editor")).to_be_visible()
-        press(page, "Resume the stream", "goes on")
+        press(page, "Resume the stream", "The stream continues")
         expect(page.get_by_role("button", name="Pause the stream")).to_be_visible()
         page.get_by_role("button", name="Stop the stream").focus()
         page.keyboard.press("Enter")
@@ -81,7 +81,7 @@ def test_the_stream(site: Site, browser: Browser, epoch: int) -> None:
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
         assert store.newest_epoch(NAME).desired_state == "run"  # type: ignore[union-attr]
-        press(page, "Stop the stream", "after the transaction that it is at")
+        press(page, "Stop the stream", "at the next transaction boundary")
         run = store.newest_epoch(NAME)
         assert run is not None
         assert run.desired_state == "stop"
@@ -103,7 +103,7 @@ def test_the_stream(site: Site, browser: Browser, epoch: int) -> None:
         assert logged(site, "start") == [("editor", "acted", "acted.stream", new)]
         assert said(site, "stream_start") == ["editor"]
         assert site.act(NAME, "start").status_code == 409
-        assert f"run {new}, is waiting for its turn" in why_not(site, "start")
+        assert f"run {new}, is waiting to be scheduled" in why_not(site, "start")
 
 
 def test_comparisons(site: Site, browser: Browser, epoch: int) -> None:
@@ -142,9 +142,9 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
             accessible(page)
             choices.get_by_role("button", name=act, exact=True).click()
 
-        choose("Read some keys again")
-        dialog = page.get_by_role("dialog", name="Read some keys again: shop.orders")
-        confirm = dialog.get_by_role("button", name="Read some keys again")
+        choose("Re-snapshot some keys")
+        dialog = page.get_by_role("dialog", name="Re-snapshot some keys: shop.orders")
+        confirm = dialog.get_by_role("button", name="Re-snapshot some keys")
         confirm.click()
         expect(dialog.get_by_role("alert")).to_contain_text("A condition on id is missing")
         dialog.get_by_label("A condition on id").fill("note = 'x'")
@@ -155,8 +155,8 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         dialog.get_by_label("A condition on id").fill("id >= 100 AND id < 200")
         accessible(page)
         page.keyboard.press("Enter")
-        wanted = page.get_by_role("region", name="Wanted of the stream")
-        expect(wanted).to_contain_text("read some keys again shop.orders")
+        wanted = page.get_by_role("region", name="Control requests")
+        expect(wanted).to_contain_text("re-snapshot some keys of shop.orders")
         expect(wanted).to_contain_text("id >= 100 AND id < 200")
         [request] = store.last_requests(NAME)
         assert (request.kind, request.table, request.by) == ("reread", "shop.orders", "root")
@@ -167,10 +167,15 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
 
         choose("Suspend")
         dialog = page.get_by_role("dialog", name="Suspend: shop.orders")
-        expect(dialog).to_contain_text("goes on without shop.orders")
+        expect(dialog).to_contain_text("continues without shop.orders")
         dialog.get_by_role("button", name="Suspend").click()
         expect(wanted).to_contain_text("suspend shop.orders")
-        press(page, "Withdraw", "What root wants of shop.orders is not done", button="Withdraw: suspend shop.orders")
+        press(
+            page,
+            "Withdraw",
+            "The request of root for shop.orders will not be carried out",
+            button="Withdraw: suspend shop.orders",
+        )
         expect(wanted).to_contain_text("root has withdrawn it")
         assert [request.state for request in store.last_requests(NAME)] == ["withdrawn", "refused"]
 
@@ -179,12 +184,12 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         expect(page.get_by_role("button", name="Actions: shop.orders")).to_have_attribute("data-state", "suspended")
         choose("Resume")
         dialog = page.get_by_role("dialog", name="Resume: shop.orders")
-        expect(dialog).to_contain_text("The table rejoins the stream")
+        expect(dialog).to_contain_text("The table then rejoins the stream")
         dialog.get_by_role("button", name="Resume").click()
-        expect(wanted).to_contain_text("read again shop.orders")
+        expect(wanted).to_contain_text("re-snapshot shop.orders")
         assert [logged(site, act)[0][0] for act in ("reread_keys", "suspend", "withdraw", "reread")] == ["root"] * 4
         assert said(site, "request") == ["root"] * 3
-        assert why_not(site, "suspend", table="shop.orders") == "shop.orders is suspended already"
+        assert why_not(site, "suspend", table="shop.orders") == "shop.orders is already suspended"
         assert "has no table no.such" in why_not(site, "reread", table="no.such")
 
         page.get_by_label("Table", exact=True).select_option("shop.orders")
@@ -195,10 +200,10 @@ def test_who_may_do_what(site: Site, browser: Browser, epoch: int) -> None:
     """Viewers are offered nothing; who may edit one DAG of a pipeline may do what concerns that one."""
     with opened(site, browser, of(site, NAME), user="viewer") as (page, _):
         expect(page.get_by_role("heading", name=NAME, exact=True)).to_be_visible()
-        expect(page.get_by_role("region", name="Wanted of the stream")).to_be_visible()
+        expect(page.get_by_role("region", name="Control requests")).to_be_visible()
         expect(page.locator("[data-act], [data-table]")).to_have_count(0)
         assert "id >= 100" not in page.content()
-    client, missing = site.airflow.client, "It takes the right to edit task instances of "
+    client, missing = site.airflow.client, "You need the right to edit task instances of "
     answer = site.act(NAME, "reread", "stranger", table="shop.orders")
     assert (answer.status_code, answer.json()["detail"]) == (403, f"{missing}acted")
     [mended], [compared] = client.runs("mended"), client.runs("compared")

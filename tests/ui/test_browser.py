@@ -64,7 +64,7 @@ def test_overview(site: Site, browser: Browser) -> None:
     for name in names:
         books.plan(site.store, name, tables={"t": 1}, per_group=1)
     with opened(site, browser) as (page, _):
-        rows = page.get_by_role("table", name="Pipelines, the worst first").locator("tbody tr")
+        rows = page.get_by_role("table", name="Pipelines, most severe first").locator("tbody tr")
         expect(rows.first).to_be_visible()
         expect(page.get_by_role("link", name="many_199")).to_be_visible()
         page.get_by_label("Filter").fill("many_19")
@@ -191,12 +191,12 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         store.record_batch(name, epoch, 120, changes=5, bytes=10, seconds=0.1, **where, **lags)
         expect(page.get_by_role("region", name="Newest batches")).to_contain_text("77,777")
         page.get_by_role("button", name="Acknowledge: shop.orders: column note added").click()
-        expect(page.get_by_role("dialog")).to_contain_text("Your name is put beside this event")
+        expect(page.get_by_role("dialog")).to_contain_text("Your name is recorded with this event")
         accessible(page)
         page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
-        expect(page.get_by_text("root takes care of it")).to_be_visible()
+        expect(page.get_by_text("acknowledged by root")).to_be_visible()
         store.end_epoch(name, epoch, "failed", "the server has purged binlogs. Plan a new snapshot", "PurgedError")
-        expect(page.get_by_role("heading", name="Why it has stopped")).to_be_visible()
+        expect(page.get_by_role("heading", name="Why it stopped")).to_be_visible()
         expect(page.get_by_text("the server has purged binlogs. Plan a new snapshot").first).to_be_visible()
 
 
@@ -211,7 +211,7 @@ def test_hostile_names(site: Site, browser: Browser) -> None:
     epoch = books.stream(store, name, batches=1)
     store.end_epoch(name, epoch, "failed", books.HOSTILE[0])
     with opened(site, browser, of(site, name)) as (page, _):
-        expect(page.get_by_role("region", name="What happened").get_by_text(books.HOSTILE[0]).first).to_be_visible()
+        expect(page.get_by_role("region", name="Events").get_by_text(books.HOSTILE[0]).first).to_be_visible()
         expect(page.get_by_role("heading", name="Chunks of all tables: 6")).to_be_visible()
         page.get_by_role("slider", name="Chunk").focus()
         page.keyboard.press("Home")
@@ -257,10 +257,10 @@ def test_when_something_is_away(site: Site, browser: Browser) -> None:
         accessible(page)
         wrong.clear()  # the answer 404
     with opened(site, browser) as (page, wrong):
-        expect(page.get_by_role("heading", name="Bookkeeping that cannot be read")).to_be_visible()
+        expect(page.get_by_role("heading", name="State databases that cannot be read")).to_be_visible()
         expect(page.get_by_role("row").filter(has_text="cdc_away")).to_contain_text("Connection refused")
         page.context.clear_cookies()
-        expect(page.get_by_role("alert")).to_contain_text("You are not logged in to Airflow any more")
+        expect(page.get_by_role("alert")).to_contain_text("You are no longer logged in to Airflow")
         wrong.clear()  # the answer 401
 
 

@@ -135,7 +135,7 @@ def test_what_is_wanted_of_a_stream(site: Site) -> None:
     number = site.store.add_request("acted", "reread", "shop.orders", "root", "id >= 4711")
     seen = {user: "4711" in site.get(f"/api/pipelines/{site.book}/acted", user).text for user in ("viewer", "editor")}
     assert seen == {"viewer": False, "editor": True}
-    missing = "It takes the right to edit task instances of acted"
+    missing = "You need the right to edit task instances of acted"
     answer = site.act("acted", "withdraw", "stranger", id=number)
     assert (answer.status_code, answer.json()["detail"]) == (403, missing)
     assert site.act("acted", "withdraw", "stranger", id=number, dry_run=True).json()["why_not"] == missing

@@ -1,1 +1,1 @@
-"""Airflow's connections, for this project and for people."""
+"""Airflow hooks: the MySQL hook, and the connections that Airflow resolves."""

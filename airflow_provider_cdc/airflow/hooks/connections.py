@@ -1,4 +1,4 @@
-"""Connections as Airflow gives them to a task or a trigger: from its database, a secrets backend or the environment."""
+"""Connections that Airflow resolves for tasks and triggers: from its database, a secrets backend or the environment."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 
 
 def resolve_connection(conn_id: str) -> ResolvedConnection:
-    """Ask Airflow for a connection. It blocks: a trigger calls it in a thread.
+    """Get a connection from Airflow. This blocks, so a trigger calls it in a thread.
 
     :param conn_id: id of the connection.
-    :raises NotReadyError: if Airflow has none of that id, or it cannot be understood.
-    :raises TransientError: if Airflow could not be asked.
+    :raises NotReadyError: if Airflow has no connection with that id, or it is invalid.
+    :raises TransientError: if Airflow could not be reached.
     """
     name = env_variable_name(conn_id)
     if os.environ.get(name, "").strip():
-        of_environment(conn_id)  # refuses an address that Airflow would cut in the wrong place
+        of_environment(conn_id)  # refuses a URI that Airflow would split in the wrong place
     try:
         airflow_connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
@@ -32,7 +32,7 @@ def resolve_connection(conn_id: str) -> ResolvedConnection:
     except AirflowRuntimeError as error:
         raise TransientError(
             f"Airflow did not give connection {conn_id} ({error.error.error.value})",
-            "Look at the log of Airflow's API server, then run the task again",
+            "Check the log of Airflow's API server, then run the task again",
         ) from None
     except Exception as error:  # its text may quote the connection
         raise NotReadyError(
@@ -44,6 +44,4 @@ def resolve_connection(conn_id: str) -> ResolvedConnection:
         return ResolvedConnection.from_json({name: getattr(airflow_connection, name) for name in names})
     except (ValueError, TypeError, LookupError):
         # Not chained and not quoted: it may hold the password.
-        raise NotReadyError(
-            f"connection {conn_id} cannot be understood", "Give it a type, and a JSON object as extra"
-        ) from None
+        raise NotReadyError(f"connection {conn_id} is invalid", "Give it a type, and a JSON object as extra") from None

@@ -1,4 +1,4 @@
-"""Hook for the source server."""
+"""The hook for the source server."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class CdcMySqlHook(BaseHook):
         self.cdc_mysql_conn_id = cdc_mysql_conn_id
 
     def get_conn(self) -> Connection[Any]:
-        """An open connection: autocommit, session in UTC, results as raw bytes.
+        """Open a connection with autocommit, the session in UTC, and results as raw bytes.
 
-        :raises NotReadyError: if the connection is missing or not usable, or the server refuses the login.
+        :raises NotReadyError: if the connection is missing or unusable, or the server refuses the login.
         :raises TransientError: if the server cannot be reached.
         """
         from airflow_provider_cdc.mysql.client.session import connect
@@ -41,9 +41,9 @@ class CdcMySqlHook(BaseHook):
         return connect(mysql_connect_args(resolve_connection(self.cdc_mysql_conn_id)))
 
     def test_connection(self) -> tuple[bool, str]:
-        """Log in.
+        """Log in to the server.
 
-        :returns: whether it worked, and one line: the server's version, or what is wrong.
+        :returns: whether it worked, and one line with the server's version or the error.
         """
         secrets: tuple[str, ...] = ()
         try:
@@ -60,6 +60,6 @@ class CdcMySqlHook(BaseHook):
             return True, f"Connected to {product} {version} at {describe_address(args)} as {user}{risk}"
         except CdcError as error:
             text = str(error)
-        except Exception as error:  # such as a certificate file that is not one
+        except Exception as error:  # such as an invalid certificate file
             text = f"{type(error).__name__}: {error}"
         return False, " ".join(scrub_secrets(text, secrets).split())

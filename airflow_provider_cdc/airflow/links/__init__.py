@@ -1,1 +1,1 @@
-"""Airflow's links; :mod:`airflow_provider_cdc.airflow.links.cdc` holds them all."""
+"""Airflow links. All of them are in :mod:`airflow_provider_cdc.airflow.links.cdc`."""

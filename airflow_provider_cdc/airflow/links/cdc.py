@@ -1,4 +1,4 @@
-"""Links that the UI shows beside a task."""
+"""Links that the Airflow UI shows for a task."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 
 def push_spark_ui_link(context: Context, address: str, log: Any) -> None:
-    """Make the link lead to an address from now on. Where that fails there is no link, and the work goes on."""
+    """Set the address of the link. If that fails there is no link, and the task continues."""
     try:
         context["ti"].xcom_push(SparkUiLink().xcom_key, address)
     except Exception as error:
-        log.warning("there is no link to Spark's page, %s, because Airflow rejected it: %s", address, error)
+        log.warning("there is no link to the Spark UI, %s, because Airflow rejected it: %s", address, error)
 
 
 class SparkUiLink(BaseOperatorLink):
-    """Spark's own page of the driver that works for the task, while that runs."""
+    """Link to the Spark UI of the task's driver, while the driver runs."""
 
     name = "Spark UI"
 
     @property
     def xcom_key(self) -> str:
-        """XCom that holds the address."""
+        """Key of the XCom that has the address."""
         return "spark_ui"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address that the task has pushed, empty before."""
+        """Return the address that the task has pushed, or an empty string before that."""
         value = XCom.get_value(ti_key=ti_key, key=self.xcom_key)
         return str(value) if value else ""

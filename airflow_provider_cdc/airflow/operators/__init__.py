@@ -1,1 +1,1 @@
-"""Operators of Airflow; :mod:`airflow_provider_cdc.airflow.operators.cdc` holds them all."""
+"""Airflow operators."""

@@ -1,4 +1,4 @@
-"""The hooks of a stream's task: notifiers, or any callables, that hear of a trouble once, and once that it is over."""
+"""Alert hooks of the stream's task: notifiers or callables, called once for a problem and once when it is over."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.runtime.run_context import RunContext as Work
     from airflow_provider_cdc.state import StateDatabase
 
-#: A notifier, or a callable that takes the context; or several of them.
+#: A notifier, a callable that accepts the context, or a sequence of these.
 AlertHook = Callable[..., None] | Sequence[Callable[..., None]] | None
 RECOVERED = "recovered"
-#: The name under which a hook finds the alert in its context.
+#: Key of the alert in a hook's context.
 CONTEXT_KEY = "cdc_alert"
 
 
 class AlertHooks:
-    """Who hears of what.
+    """The hooks, by the kind of alert.
 
-    :param hooks: by kind, as the operator's arguments ``on_<kind>``; ``recovered`` among them.
-    :raises TypeError: if one cannot be called.
+    :param hooks: by kind, as in the operator's arguments ``on_<kind>``, including ``recovered``.
+    :raises TypeError: if a hook is not callable.
     """
 
     def __init__(self, **hooks: AlertHook) -> None:
@@ -38,15 +38,15 @@ class AlertHooks:
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of trouble that somebody wants to hear of."""
+        """Kinds of alerts that have a hook."""
         return [kind for kind in ALERT_KINDS if self._hooks.get(kind)]
 
     def trigger_request(self, pipeline: Pipeline) -> dict[str, Any] | None:
-        """What the trigger has to look for, as plain values; ``None`` for nothing."""
+        """Return the alerts that the trigger has to look for, as plain values, or ``None`` if there are none."""
         return {"kinds": self.kinds, "limits": asdict(alert_limits(pipeline))} if self.kinds else None
 
     def notify(self, context: Context, store: StateDatabase, pipeline: Pipeline, log: Any) -> None:
-        """Tell all there is to tell. What fails there is of no concern to the stream."""
+        """Call the hooks for all new alerts. Errors are logged and do not affect the stream."""
         from sqlalchemy.exc import SQLAlchemyError
 
         if not self.kinds:
@@ -57,7 +57,7 @@ class AlertHooks:
                 self._call_hooks(alert, context, log)
                 record_notified(store, alert)
         except (CdcError, SQLAlchemyError) as error:
-            log.warning("the bookkeeping could not be asked what is to be told: %s", error)
+            log.warning("alerts could not be read from the state database: %s", error)
 
     @contextmanager
     def notify_on_error(
@@ -67,10 +67,10 @@ class AlertHooks:
         is_killed: Callable[[], bool],
         log: Any,
     ) -> Iterator[None]:
-        """Tell of an error that leaves the block, and of all else.
+        """Call the hooks for an error that leaves the block, and for all other new alerts.
 
-        :param open_state: opens the bookkeeping.
-        :param is_killed: whether somebody has ended the task: that is no failure of the stream.
+        :param open_state: opens the state database.
+        :param is_killed: returns whether the task was killed, which is not a failure of the stream.
         """
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -85,17 +85,17 @@ class AlertHooks:
             raise
 
     def _call_hooks(self, alert: Alert, context: Context, log: Any) -> None:
-        log.info("%s%s", "over: " if alert.over else "", alert.detail)
+        log.info("%s%s", "resolved: " if alert.over else "", alert.detail)
         for hook in self._hooks[RECOVERED if alert.over else alert.kind]:
             try:
-                # A notifier renders its fields in place, once: the next alert has other texts.
+                # A notifier renders its fields in place, once. The copy leaves them unrendered for the next alert.
                 copy.copy(hook)({**context, CONTEXT_KEY: alert.to_json()})
             except Exception:
-                log.exception("a hook for %s has failed", alert.kind)
+                log.exception("a hook for %s failed", alert.kind)
 
 
 def alert_limits(pipeline: Pipeline) -> AlertLimits:
-    """The limits of a pipeline."""
+    """Return the alert limits of a pipeline."""
     return AlertLimits(**asdict(pipeline.alerts))
 
 
@@ -103,5 +103,5 @@ def _as_list(name: str, hook: AlertHook) -> list[Callable[..., None]]:
     hooks = [] if hook is None else list(hook) if isinstance(hook, Sequence) else [hook]
     for listed_hook in hooks:
         if not callable(listed_hook):
-            raise TypeError(f"{name} is {listed_hook!r}: give a notifier, or a callable that takes the context")
+            raise TypeError(f"{name} is {listed_hook!r}: give a notifier, or a callable that accepts the context")
     return hooks

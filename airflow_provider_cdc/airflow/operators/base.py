@@ -1,4 +1,4 @@
-"""What the operators and the sensor share: the pipeline, its connections, and how errors become task states."""
+"""Code shared by the operators and the sensor: the pipeline, its connections, and how errors map to task states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.model.progress import ChunkProgress
     from airflow_provider_cdc.runtime.run_context import RunContext
 
-#: What an operator takes: the object, its plain values, or YAML (the name of a file, or the text itself).
+#: A pipeline as an operator accepts it: the object, its plain values, or YAML (a file name, or the text itself).
 PipelineLike = Pipeline | Mapping[str, Any] | str
 
 _YAML_SUFFIXES = (".yaml", ".yml")
@@ -31,25 +31,25 @@ _TAIL_LINES = 40
 
 
 class _CheckedPipeline(dict[str, Any]):
-    """Values of a :class:`Pipeline`, which was checked when the DAG was parsed: no text in them is a template."""
+    """Values of a :class:`Pipeline` that was validated when the DAG was parsed, so none of its texts is a template."""
 
 
 def to_plain(pipeline: PipelineLike) -> dict[str, Any] | str:
-    """The pipeline as Airflow can template, serialise and show it."""
+    """Return the pipeline in a form that Airflow can template, serialize and show."""
     if isinstance(pipeline, Pipeline):
         return _CheckedPipeline(pipeline.to_dict())
     return pipeline if isinstance(pipeline, str | _CheckedPipeline) else dict(pipeline)
 
 
 def is_file_name(value: object) -> TypeGuard[str]:
-    """Whether a pipeline is given by the name of its file."""
+    """Return whether a pipeline is given as a file name."""
     return isinstance(value, str) and "\n" not in value and value.endswith(_YAML_SUFFIXES)
 
 
 def load_pipeline(value: Mapping[str, Any] | str) -> Pipeline:
-    """The pipeline, after templates were rendered.
+    """Return the pipeline, after its templates have been rendered.
 
-    :raises NotReadyError: if it is not usable.
+    :raises NotReadyError: if it is invalid.
     """
     if isinstance(value, Mapping):
         return Pipeline.from_dict(value)
@@ -57,9 +57,9 @@ def load_pipeline(value: Mapping[str, Any] | str) -> Pipeline:
 
 
 class PipelineTemplateMixin(BaseOperator if TYPE_CHECKING else object):  # type: ignore[misc]
-    """How operators and sensor render ``pipeline``.
+    """Renders ``pipeline`` for operators and the sensor.
 
-    Airflow's own ``template_ext`` would take any text in a mapping that ends in ``.yaml`` for the name of a template.
+    Airflow's own ``template_ext`` would treat any text in a mapping that ends in ``.yaml`` as the name of a template.
     """
 
     template_fields: Collection[str] = ("pipeline",)
@@ -69,9 +69,9 @@ class PipelineTemplateMixin(BaseOperator if TYPE_CHECKING else object):  # type:
     def render_template(
         self, content: Any, context: Any, jinja_env: Environment | None = None, seen_oids: set[int] | None = None
     ) -> Any:
-        """Render a field, or a text within one. Of a file's name, the text of the file is rendered.
+        """Render a field, or a text within one. For a file name, render the content of the file.
 
-        :raises NotReadyError: if there is no such file.
+        :raises NotReadyError: if the file does not exist.
         """
         if isinstance(content, _CheckedPipeline):
             return content
@@ -82,21 +82,21 @@ class PipelineTemplateMixin(BaseOperator if TYPE_CHECKING else object):  # type:
 
 def _read_pipeline_file(name: str, jinja_env: Environment) -> str:
     folders = getattr(jinja_env.loader, "searchpath", ["."])
-    # An absolute path stands for itself.
+    # For an absolute name, Path(folder, name) is the name itself.
     path = next((candidate for folder in folders if (candidate := Path(folder, name)).is_file()), None)
     if path is None:
         raise NotReadyError(
             f"there is no pipeline file {name}" + ("" if Path(name).is_absolute() else f" in {', '.join(folders)}"),
-            "Put it into the folder of the DAG file or of template_searchpath, or give its absolute path",
+            "Put it into the DAG file's folder or into template_searchpath, or give its absolute path",
         )
     return path.read_text(encoding="utf-8-sig")
 
 
 class PipelineOperator(PipelineTemplateMixin, BaseOperator):
-    """Base of the operators: each works for one pipeline, which may hold templates.
+    """Base class of the operators. Each works on one pipeline, which may contain templates.
 
-    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file of the
-        DAG folder (``.yaml``, ``.yml``), its absolute path, or the text itself. (templated)
+    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file in the DAG
+        folder (``.yaml``, ``.yml``), its absolute path, or the text itself. (templated)
     """
 
     def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
@@ -115,17 +115,17 @@ class LogReporter:
         self._throttle = ProgressThrottle()
 
     def line(self, text: str) -> None:
-        """One finished thing."""
+        """Log a finished step."""
         self._log.info("%s", text)
 
     def progress(self, progress: ChunkProgress) -> None:
-        """A line now and then."""
+        """Log the progress at intervals."""
         if self._throttle.should_show(progress):
             self._log.info("%s: %s", progress.label, progress)
 
 
 def make_run_context(value: Mapping[str, Any] | str, log: Any) -> RunContext:
-    """The pipeline with its connections, which Airflow resolves."""
+    """Return the run context of a pipeline, with connections resolved by Airflow."""
     from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
     from airflow_provider_cdc.runtime.run_context import RunContext
 
@@ -133,7 +133,7 @@ def make_run_context(value: Mapping[str, Any] | str, log: Any) -> RunContext:
 
 
 def make_driver_request(pipeline: Pipeline, **what: Any) -> DriverRequest:
-    """Request for a driver, with the connections of the pipeline in it."""
+    """Return a driver request that includes the pipeline's connections."""
     from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
     from airflow_provider_cdc.driver.main import DriverRequest
 
@@ -144,7 +144,7 @@ def make_driver_request(pipeline: Pipeline, **what: Any) -> DriverRequest:
 
 
 def log_driver_tail(log: Any, path: str | None) -> None:
-    """Show the last lines of a driver's log in that of the task."""
+    """Copy the last lines of a driver's log to the task's log."""
     lines = tail_log(path, _TAIL_LINES)
     if lines:
         log.info("the end of the driver's log %s:\n%s", path, "\n".join(lines))
@@ -152,7 +152,7 @@ def log_driver_tail(log: Any, path: str | None) -> None:
 
 @contextmanager
 def map_task_errors(log: Any) -> Iterator[None]:
-    """Errors that a retry may cure pass unchanged; those that need a decision or a fix fail the task at once."""
+    """Map errors to task states: pass transient errors unchanged, and fail the task without a retry for all others."""
     try:
         yield
     except TransientError as error:
@@ -164,22 +164,22 @@ def map_task_errors(log: Any) -> Iterator[None]:
 
 
 def task_identity(context: AirflowContext) -> str:
-    """Identity of a task instance, the same for all its tries."""
+    """Return the identity of a task instance, which is the same for all its tries."""
     ti = context["ti"]
     return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"
 
 
 def task_request_number(context: AirflowContext) -> int:
-    """Number of what a task instance is asked for: its retries have that of the first try, and a clear makes a new one.
+    """Return a number that retries of a task instance share, and that changes when it is cleared.
 
-    A clear gives a task instance all its retries again on top of the tries that it has had, so it raises ``max_tries``;
-    nothing else does.
+    Clearing gives a task instance all its retries again in addition to the tries it has had, so it raises
+    ``max_tries``. Nothing else does.
     """
     return int(context["ti"].max_tries)
 
 
 def task_label(context: AirflowContext) -> str:
-    """A try of a task instance, for people."""
+    """Return a human-readable name for a try of a task instance."""
     ti = context["ti"]
     index = f"[{ti.map_index}]" if ti.map_index is not None and ti.map_index >= 0 else ""
     return f"{ti.dag_id}.{ti.task_id}{index}, run {ti.run_id}, try {ti.try_number}"

@@ -1,7 +1,8 @@
-"""The operators of a pipeline: preflight, plan, snapshot, verify. The stream's stands in :mod:`.stream`.
+"""The operators for preflight, plan, snapshot, maintenance, re-snapshot and verify. The stream operator is in
+:mod:`.stream`.
 
-They are thin: each resolves the pipeline's connections, calls the phase of the same name, and returns a summary that a
-person can read in the XCom tab.
+They are thin: each resolves the pipeline's connections, runs its phase, and returns a summary that is readable in the
+XCom tab.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ __all__ = [
 
 
 class CdcPreflightOperator(PipelineOperator):
-    """Check server, grants, tables, sink and runtime before anything is written, and set up the bookkeeping.
+    """Check the server, grants, tables, sink and runtime before anything is written, and set up the state database.
 
-    Fails, without a retry, at the first finding that is an error; warnings are logged.
+    The first check result that is an error fails the task without a retry. Warnings are logged.
 
-    XCom: list of findings, each with ``level``, ``what`` and ``remedy``.
+    XCom: list of check results, each with ``level``, ``what`` and ``remedy``.
 
-    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file of the
-        DAG folder (``.yaml``, ``.yml``), its absolute path, or the text itself. (templated)
+    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file in the DAG
+        folder (``.yaml``, ``.yml``), its absolute path, or the text itself. (templated)
     """
 
     ui_color = "#e8f0fe"
 
     def execute(self, context: Context) -> list[dict[str, str]]:
-        """Look at everything."""
+        """Run all checks."""
         from airflow_provider_cdc.preflight.run import run_preflight
 
         with map_task_errors(self.log):
@@ -77,17 +78,18 @@ class CdcPreflightOperator(PipelineOperator):
 
 
 class CdcPlanChunksOperator(PipelineOperator):
-    """Plan the snapshot: which key ranges are read, in which groups. The first plan of a pipeline stays.
+    """Plan the snapshot: divide the tables into key ranges and groups. The first plan of a pipeline is kept.
 
-    Planning again (a retry, a clear, another DAG run) returns the same groups and reads nothing; unless the server has
-    purged binlogs that the stream still needs, and ``stream.on_purged`` is ``reread``: then it plans a new snapshot.
+    Planning again (a retry, a clear, another DAG run) returns the same groups and reads nothing. The exception: if the
+    server has purged binlogs that the stream still needs, and ``stream.on_purged`` is ``reread``, a new snapshot is
+    planned.
 
     XCom: list of groups to map :class:`CdcSnapshotOperator` over, each with ``group`` (its number), ``label``,
-    ``tables``, ``chunks`` and ``rows`` (about). It is empty in a run that begins when all groups are published, so that
-    its mapped tasks are skipped: a process for each of them would only find that there is nothing to read.
+    ``tables``, ``chunks`` and ``rows`` (approximate). The list is empty in a run that begins when all groups are
+    published. The mapped tasks are then skipped, instead of starting processes that find nothing to read.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
-    :param map_published: list the groups also in a run that begins when all of them are published.
+    :param map_published: list the groups even in a run that begins when all of them are published.
     """
 
     ui_color = "#e6f4ea"
@@ -97,7 +99,7 @@ class CdcPlanChunksOperator(PipelineOperator):
         self.map_published = map_published
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Plan, or look up the plan that stands."""
+        """Create the plan, or return the existing one."""
         from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, published_attempts
         from airflow_provider_cdc.preflight.run import require_preflight
         from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
@@ -109,9 +111,9 @@ class CdcPlanChunksOperator(PipelineOperator):
             with closing(run_context.open_state_database()) as store:
                 plan = replan_if_purged(run_context, store)
                 adopt_published_groups(run_context, store, plan)
-        self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
+        self.log.info("P0 (the lowest low watermark, where the stream begins) is %s", plan.p0.at)
         rows = run_context.pipeline.snapshot.chunk_rows
-        if self._has_mapped_tasks(context):  # a group of which nothing is left to read keeps its place
+        if self._has_mapped_tasks(context):  # a superseded group keeps its map index
             return plan.group_summaries(rows, include_superseded=True)
         groups = plan.group_summaries(rows)
         if (
@@ -120,7 +122,7 @@ class CdcPlanChunksOperator(PipelineOperator):
             and published_attempts(plan, open_sink_tables(run_context, plan)) is not None
         ):
             self.log.info(
-                "all %s groups are published: none is mapped, so the snapshot tasks of this run are skipped "
+                "all %s groups are published, so the snapshot tasks of this run are skipped "
                 "(map_published=True maps them)",
                 len(groups),
             )
@@ -128,7 +130,7 @@ class CdcPlanChunksOperator(PipelineOperator):
         return groups
 
     def _has_mapped_tasks(self, context: Context) -> bool:
-        """Whether this run has mapped tasks: those must stay what they are when the planner is cleared."""
+        """Return whether this run has mapped tasks, whose groups must not change when the planner is cleared."""
         ti = context["ti"]
         downstream_ids = sorted(self.get_flat_relative_ids(upstream=False))
         return (
@@ -138,14 +140,14 @@ class CdcPlanChunksOperator(PipelineOperator):
 
 
 class CdcSnapshotOperator(OpenLineageMixin, PipelineOperator):
-    """Read one chunk group with one Spark job and publish it. Map it over what :class:`CdcPlanChunksOperator` returns.
+    """Read one chunk group with one Spark job and publish it. Map it over the result of :class:`CdcPlanChunksOperator`.
 
-    A retry reads only what no earlier try has finished. A group that is published already is adopted: nothing is read.
-    Clearing a task that has succeeded reads its group again, and no other: before the stream begins it replaces the
-    rows itself, afterwards it hands them to the stream, which replaces them between two batches.
+    A retry reads only what no earlier try has finished. A group that is already published is adopted without reading
+    anything. Clearing a task that succeeded re-snapshots its group and no other. Before the stream begins, the task
+    replaces the rows itself. Afterwards it hands them to the stream, which replaces them between two batches.
 
-    Nothing is left to read of a group whose tables were all read again as a whole since, or are suspended: its task
-    succeeds.
+    If all tables of a group are suspended, or have been re-snapshotted as a whole since, nothing is left to read and
+    the task succeeds.
 
     XCom: ``group``, ``outcome`` (``published``, ``adopted``, ``replaced``, ``staged``, ``taken_over``), ``attempt``,
     ``tables``, ``rows``, ``chunks``, ``corrected``, ``seconds``, ``rows_per_second``, ``min_lw``, ``max_hw``.
@@ -164,7 +166,7 @@ class CdcSnapshotOperator(OpenLineageMixin, PipelineOperator):
         self._driver: DriverProcess | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run the group's driver and relay what it says."""
+        """Run the driver for the group and relay its output."""
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
             request = make_driver_request(
@@ -178,12 +180,12 @@ class CdcSnapshotOperator(OpenLineageMixin, PipelineOperator):
             return self.task_result
 
     def table_indexes(self, plan: Plan) -> set[int]:
-        """Those with a chunk in the group."""
+        """Return the indexes of the tables that have a chunk in the group."""
         groups = plan.groups() | plan.superseded_groups()
         return {chunk.table for chunk in groups.get(self._group_number(), ())}
 
     def on_kill(self) -> None:
-        """End the driver: what it has finished is used again by the next try."""
+        """Terminate the driver. The next try reuses what it has finished."""
         if self._driver is not None:
             self._driver.terminate()
 
@@ -193,20 +195,21 @@ class CdcSnapshotOperator(OpenLineageMixin, PipelineOperator):
             return int(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise NotReadyError(
-                f"group is {value!r}", "Give the number of a chunk group, or what CdcPlanChunksOperator returns of it"
+                f"group is {value!r}",
+                "Give the number of a chunk group, or an element of the result of CdcPlanChunksOperator",
             ) from None
 
 
 class CdcMaintainOperator(PipelineOperator):
-    """Compact the sink's tables and delete files that nobody needs; a stream may run.
+    """Compact the sink tables and delete unneeded files. A stream may run at the same time.
 
-    The stream does that itself, unless ``sink.compaction`` is ``false``: for those who want it at night. The source is
-    not asked.
+    The stream does this itself unless ``sink.compaction`` is ``false``, so this operator is for pipelines that compact
+    on a schedule, for example at night. The source is not accessed.
 
-    XCom: ``tables``, each with ``table`` and ``compactions``, how many there were.
+    XCom: ``tables``, each with ``table`` and ``compactions`` (the number of compactions).
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
-    :param purge: whether to write all files anew that have dead rows, and to join all small ones.
+    :param purge: rewrite every file that has deleted rows, and merge all small files.
     """
 
     operator_extra_links = (SparkUiLink(),)
@@ -218,7 +221,7 @@ class CdcMaintainOperator(PipelineOperator):
         self._driver: DriverProcess | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run a driver and relay what it says."""
+        """Run the maintenance driver and relay its output."""
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
             return _run_driver(
@@ -226,22 +229,24 @@ class CdcMaintainOperator(PipelineOperator):
             )
 
     def on_kill(self) -> None:
-        """End the driver: nothing is lost but its work."""
+        """Terminate the driver. Only its unfinished work is lost."""
         if self._driver is not None:
             self._driver.terminate()
 
 
 class CdcResnapshotOperator(OpenLineageMixin, PipelineOperator):
-    """Read a table again; a stream may run, and goes on with it then. A suspended table rejoins.
+    """Re-snapshot a table, with or without a running stream. A suspended table then rejoins the stream.
 
-    While a stream runs, the task waits until it has exchanged the rows. Without one, the next stream does it.
+    While a stream runs, the task waits until the stream has published the rows. Otherwise the next stream publishes
+    them.
 
-    XCom: ``table`` and ``outcome``: ``rejoined`` (``replaced`` with ``where_key``), or ``staged``: the next stream
-    exchanges the rows.
+    XCom: ``table`` and ``outcome``: ``rejoined`` (``replaced`` with ``where_key``), or ``staged`` if the next stream
+    publishes the rows.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
     :param table: the table, as ``database.table``. (templated)
-    :param where_key: only rows whose keys are as this condition says, such as ``id >= 100 AND id < 200``. (templated)
+    :param where_key: re-snapshot only rows whose key meets this condition, such as ``id >= 100 AND id < 200``.
+        (templated)
     """
 
     template_fields = (*PipelineOperator.template_fields, "table", "where_key")
@@ -255,7 +260,7 @@ class CdcResnapshotOperator(OpenLineageMixin, PipelineOperator):
         self._driver: DriverProcess | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run a driver and relay what it says."""
+        """Run the re-snapshot driver and relay its output."""
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
             request = make_driver_request(run_context.pipeline, reread=self.table, where_key=self.where_key)
@@ -263,37 +268,38 @@ class CdcResnapshotOperator(OpenLineageMixin, PipelineOperator):
             return self.task_result
 
     def table_indexes(self, plan: Plan) -> list[int]:
-        """The one."""
+        """Return the index of the table, as a list."""
         return [index for index, table in enumerate(plan.tables) if table.label == self.table]
 
     def on_kill(self) -> None:
-        """End the driver: nobody has seen what it has read."""
+        """Terminate the driver. Nothing that it has read is visible yet."""
         if self._driver is not None:
             self._driver.terminate()
 
 
 class CdcVerifyOperator(OpenLineageMixin, PipelineOperator):
-    """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
+    """Compare source and sink, table by table, at one position while writes continue. A difference fails the task.
 
-    So does a table that cannot be compared now, where no table differs: with a retry, if another try may do.
+    If no table differs but some cannot be compared now, the task fails as well. It is retried if another try may
+    succeed.
 
-    XCom: list of tables, each with ``table``, ``verdict`` (``equal``, else the task fails), ``rows`` and how many of
-    them are missing, extra or different.
+    XCom: list of tables, each with ``table``, ``verdict`` (``equal``, else the task fails), ``rows``, and the number of
+    missing, extra and different rows.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
-    :param show_values: also log, and give in ``examples``, keys of a few rows that differ; of a table without a key the
-        whole rows. Whoever may read the task's log and XComs reads those values.
-    :param tables: patterns ``database.table`` of the tables to compare; all by default. (templated)
-    :param sample: a share of the tables such as ``1/7``. (templated)
-    :param seed: which share that is; by default that of the day of the DAG run: so a run a day compares each table once
-        in as many days.
-    :param max_rows_per_second: rows that are read from the source in a second; the limits of the pipeline's snapshot
-        are kept in any case.
-    :param max_lag_seconds: age of the oldest commit that the copy lacks from which on nothing is compared: the stream
-        has stopped, or is too slow. A day by default.
-    :param repair: read the rows again that differ, have the stream exchange them, and compare once more: the task fails
-        only if there is a difference then.
-    :param assets: whether the tables' assets hear of a comparison that went well, and of a repair.
+    :param show_values: also log the keys of a few differing rows, and return them in ``examples``. For a table without
+        a key these are whole rows. The values are visible to everyone who can read the task's log and XComs.
+    :param tables: patterns ``database.table`` of the tables to compare. Default: all. (templated)
+    :param sample: a share of the tables, such as ``1/7``. (templated)
+    :param seed: number that selects the share. Default: the day of the DAG run, so that a daily run with ``1/7``
+        compares each table once in seven days.
+    :param max_rows_per_second: rows read from the source per second. The limits of the pipeline's snapshot apply as
+        well.
+    :param max_lag_seconds: refuse to compare if the oldest commit missing from the copy is older than this, because the
+        stream has stopped or is too slow. Default: one day.
+    :param repair: re-snapshot the differing rows, have the stream publish them, and compare again. The task fails only
+        if differences remain.
+    :param assets: whether to emit asset events for a comparison without differences and for a repair.
     """
 
     template_fields = (*PipelineOperator.template_fields, "tables", "sample")
@@ -328,11 +334,11 @@ class CdcVerifyOperator(OpenLineageMixin, PipelineOperator):
 
     @classmethod
     def get_serialized_fields(cls) -> frozenset[str]:
-        """What Airflow keeps of the task: the page tells those that repair from the others."""
+        """Return the fields that Airflow stores. The page uses ``repair`` to recognize tasks that repair."""
         return frozenset(super().get_serialized_fields() | {"repair"})  # type: ignore[no-untyped-call]
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Run a driver and relay what it says."""
+        """Run the comparison driver and relay its output."""
         from airflow_provider_cdc.config.selection import TableSelection
 
         with map_task_errors(self.log):
@@ -358,13 +364,13 @@ class CdcVerifyOperator(OpenLineageMixin, PipelineOperator):
             return tables
 
     def on_kill(self) -> None:
-        """End the driver: it has written nothing."""
+        """Terminate the driver. It has written nothing."""
         if self._driver is not None:
             self._driver.terminate()
 
 
 def _asset_event(table_verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """What the asset of a table hears of a comparison that has found no difference, or none any more."""
+    """Return the asset event of a table that has no difference, or none after the repair."""
     common = {
         "rows": table_verdict["rows"],
         "end": table_verdict["at"],
@@ -383,7 +389,7 @@ def _run_driver(
     request: DriverRequest,
     context: Context,
 ) -> dict[str, Any]:
-    """Run a driver, relay what it says, and return how it ended."""
+    """Run a driver, relay its output, and return its outcome."""
     from airflow_provider_cdc.driver.launch import start_attached
     from airflow_provider_cdc.driver.main import UI_LINE_PREFIX
 

@@ -1,4 +1,4 @@
-"""Operators that ask: a stream to stop, and a pipeline how it is."""
+"""Operators that stop a stream or report the status of a pipeline."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.runtime.run_context import RunContext as Work
     from airflow_provider_cdc.state import StateDatabase
 
-#: What a status may be failed for.
+#: Conditions on which a status can fail the task.
 SUSPENDED, STOPPED, LAG, PURGE_RISK = "suspended", "stopped", "lag", "purge_risk"
 FAIL_ON = (SUSPENDED, STOPPED, LAG, PURGE_RISK)
 
 
 class CdcStopOperator(PipelineOperator):
-    """Ask the running stream to stop, and wait until it has ended, at a transaction boundary.
+    """Ask the running stream to stop at a transaction boundary, and wait until it has ended.
 
-    It is as if a person had asked with ``airflow-cdc stop``: the task that supervises the stream succeeds.
+    This is the same as ``airflow-cdc stop``: the task that supervises the stream succeeds.
 
-    XCom: ``epoch`` and ``state`` of the stream that has ended, and ``end``, its resume point; ``epoch`` is ``None`` if
-    none was running.
+    XCom: ``epoch`` and ``state`` of the stream that ended, and ``end``, its resume point. ``epoch`` is ``None`` if no
+    stream was running.
 
     :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
-    :param timeout: how long its end is waited for. The stream ends after the batch that is being applied.
-    :param deferrable: wait in the triggerer; by default as ``[cdc] default_deferrable`` says.
-    :param poll_seconds: seconds between two looks; by default ``[cdc] poll_seconds``.
+    :param timeout: how long to wait. The stream ends after the batch that is being applied.
+    :param deferrable: wait in the triggerer. Default: ``[cdc] default_deferrable``.
+    :param poll_seconds: seconds between two checks. Default: ``[cdc] poll_seconds``.
     """
 
     ui_color = "#f3e8fd"
@@ -62,7 +62,7 @@ class CdcStopOperator(PipelineOperator):
         self.poll_seconds = defaults.poll_seconds() if poll_seconds is None else poll_seconds
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Ask, and wait."""
+        """Request the stop and wait for it."""
         until = time.time() + self.timeout.total_seconds()
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
@@ -73,7 +73,7 @@ class CdcStopOperator(PipelineOperator):
                     last_run_text = f"; epoch {run.epoch} is {run.state}" if run else ""
                     self.log.info("no stream of %s is running%s", name, last_run_text)
                     return {"epoch": None, "state": None, "end": None}
-                # As a person: of a stop that a task has asked for, the stream's task begins the next epoch.
+                # stop_stream(), not request_stop(): after the latter the stream's task starts the next epoch.
                 store.stop_stream(name, by=task_label(context))
                 self.log.info("epoch %s on %s was asked to stop", run.epoch, run.host)
                 if self.deferrable:
@@ -81,9 +81,9 @@ class CdcStopOperator(PipelineOperator):
                 return self._end_result(store, name, run.epoch, self._watch_until_end(store, name, run.epoch, until))
 
     def resume(self, context: Context, event: Mapping[str, Any], until: float) -> dict[str, Any]:
-        """Go on after the trigger has seen the end, or has given up.
+        """Continue after the trigger has seen the end or has given up.
 
-        :param event: ``epoch`` and ``verdict``; ``unseen``: why the triggerer has never seen it.
+        :param event: ``epoch`` and ``verdict``. If the triggerer never saw the epoch, ``unseen`` has the reason.
         :param until: when to give up, in seconds since 1970.
         """
         with map_task_errors(self.log):
@@ -116,7 +116,7 @@ class CdcStopOperator(PipelineOperator):
             try:
                 row = store.probe_newest_epoch(name)
             except TransientError as error:
-                self.log.warning("%s; looking again", error)
+                self.log.warning("%s; checking again", error)
                 row = None
             verdict = watch.observe(row, time.monotonic())
             if verdict is not None:
@@ -127,15 +127,15 @@ class CdcStopOperator(PipelineOperator):
     def _end_result(self, store: StateDatabase, name: str, epoch: int, verdict: str | None) -> dict[str, Any]:
         if verdict is None:
             raise TransientError(
-                f"epoch {epoch} of {name} was asked to stop, and has not ended within {self.timeout}",
-                "It ends after the batch that is being applied: look at the log of its driver, and clear this task "
-                "to wait on",
+                f"epoch {epoch} of {name} was asked to stop, but has not ended within {self.timeout}",
+                "It ends after the batch that is being applied: check its driver's log, and clear this task to keep "
+                "waiting",
             )
         run = store.newest_epoch(name)
         if verdict == WatchOutcome.SUPERSEDED or (run is not None and run.epoch > epoch):
             raise TransientError(
-                f"epoch {epoch} of {name} has ended, and epoch {run.epoch if run else '?'} was begun meanwhile",
-                "Mark the task that looks after the stream as success, or clear this one to ask again",
+                f"epoch {epoch} of {name} has ended, but epoch {run.epoch if run else '?'} has begun since",
+                "Mark the task that supervises the stream as success, or clear this one to ask again",
             )
         end = store.epoch_totals(name, epoch).end
         self.log.info("epoch %s has ended (%s)", epoch, verdict)
@@ -143,14 +143,14 @@ class CdcStopOperator(PipelineOperator):
 
 
 class CdcStatusOperator(PipelineOperator):
-    """Say how a pipeline is: what ``airflow-cdc status --json`` says, as XCom and in lines of the log.
+    """Report the status of a pipeline: the output of ``airflow-cdc status --json`` as XCom, and as text in the log.
 
-    Lines of the driver's log and the definitions of tables, which may be long, are not in the XCom.
+    The XCom omits the driver's log lines and the table definitions, which may be long.
 
     :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
-    :param fail_on: what fails the task, without a retry: ``suspended`` (a table is), ``stopped`` (the snapshot is
-        complete, and no stream runs), ``lag`` and ``purge_risk`` (a limit of ``alerts`` in the pipeline is passed, or
-        nobody knows). By default nothing does.
+    :param fail_on: conditions that fail the task without a retry: ``suspended`` (a table is suspended), ``stopped``
+        (the snapshot is complete and no stream runs), ``lag`` and ``purge_risk`` (a limit in the pipeline's ``alerts``
+        is exceeded, or the value is unknown). Default: none.
     """
 
     ui_color = "#e0f7fa"
@@ -163,7 +163,7 @@ class CdcStatusOperator(PipelineOperator):
         self.fail_on = list(fail_on)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look."""
+        """Read the status, log it, and check it against ``fail_on``."""
         from airflow_provider_cdc.observe.status import read_status
         from airflow_provider_cdc.observe.status_text import status_lines
 
@@ -189,22 +189,22 @@ def _check_limits(pipeline: Pipeline, fail_on: Sequence[str]) -> None:
     for word, key in ((LAG, "lag_seconds"), (PURGE_RISK, "hours_to_purge")):
         if word in fail_on and getattr(pipeline.alerts, key) is None:
             raise NotReadyError(
-                f"fail_on has {word}, and alerts.{key} of {pipeline.name} is not set", f"Set alerts.{key}"
+                f"fail_on has {word}, but alerts.{key} of {pipeline.name} is not set", f"Set alerts.{key}"
             )
 
 
 def _failure_reasons(report: Mapping[str, Any], pipeline: Pipeline, fail_on: Sequence[str]) -> Iterator[str]:
-    """Why a status is one to fail for."""
+    """Yield the reasons for which a status fails the task."""
     alerts = pipeline.alerts
     if SUSPENDED in fail_on and report["suspended"]:
         yield "suspended: " + ", ".join(suspended_table["table"] for suspended_table in report["suspended"])
     if STOPPED in fail_on and report["phase"] in ("snapshot_complete", "stopped"):
-        yield f"no stream runs ({report['phase']})"
+        yield f"no stream is running ({report['phase']})"
     if report["lag_unknown"] and {LAG, PURGE_RISK} & {*fail_on}:
-        yield f"how far it is behind is not known: {report['lag_unknown']}"
+        yield f"the lag is unknown: {report['lag_unknown']}"
         return
     if LAG in fail_on and alerts.lag_seconds is not None and report["lag_seconds"] > alerts.lag_seconds:
-        yield f"{report['lag_seconds']:g} s behind, more than alerts.lag_seconds={alerts.lag_seconds:g}"
+        yield f"a lag of {report['lag_seconds']:g} s exceeds alerts.lag_seconds={alerts.lag_seconds:g}"
     hours_left = report["purge_in_hours"] if PURGE_RISK in fail_on else None  # None for never
     if hours_left is not None and alerts.hours_to_purge is not None and hours_left < alerts.hours_to_purge:
-        yield f"the source may purge what is needed in {hours_left:g} h, less than {alerts.hours_to_purge:g}"
+        yield f"the source may purge needed binlogs in {hours_left:g} h, less than {alerts.hours_to_purge:g}"

@@ -1,6 +1,6 @@
-"""What operators and sensor take where their arguments say nothing: the section ``[cdc]`` of Airflow's configuration.
+"""Defaults of the operators and the sensor, from the section ``[cdc]`` in Airflow's configuration.
 
-It is read when an operator is made, so a value that cannot be used is an import error of the DAG that names it.
+They are read when an operator is created, so an invalid value becomes an import error of the DAG.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0"
 
 
 def deferrable() -> bool:
-    """``default_deferrable``.
+    """Return ``default_deferrable``.
 
     :raises NotReadyError: if it is neither true nor false.
     """
@@ -29,30 +29,39 @@ def deferrable() -> bool:
 
 
 def poll_seconds() -> float:
-    """``poll_seconds``.
+    """Return ``poll_seconds``.
 
-    :raises NotReadyError: if it is no number above 0; so are the others.
+    :raises NotReadyError: if it is not a number above 0.
     """
     return _option_seconds("poll_seconds", exclusive_minimum=0)
 
 
 def report_seconds() -> float:
-    """``report_seconds``."""
+    """Return ``report_seconds``.
+
+    :raises NotReadyError: if it is not a number above 0.
+    """
     return _option_seconds("report_seconds", exclusive_minimum=0)
 
 
 def restart_timeout() -> timedelta:
-    """``restart_timeout``."""
+    """Return ``restart_timeout``.
+
+    :raises NotReadyError: if it is not a number of seconds, 0 or more.
+    """
     return timedelta(seconds=_option_seconds("restart_timeout"))
 
 
 def lease_seconds() -> float:
-    """``lease_seconds``; 0 for no lease."""
+    """Return ``lease_seconds``, where 0 means no lease.
+
+    :raises NotReadyError: if it is not a number of seconds, 0 or more.
+    """
     return _option_seconds("lease_seconds")
 
 
 def _option_text(option: str) -> str:
-    # Before Airflow 3.3 not every process that reads DAG files knows the defaults of providers.
+    # Before Airflow 3.3, some processes that read DAG files do not know the defaults of providers.
     default = str(get_provider_info()["config"][CONFIG_SECTION]["options"][option]["default"])
     return str(conf.get(CONFIG_SECTION, option, fallback=default)).strip() or default
 

@@ -1,7 +1,7 @@
-"""The stream's operator: it makes sure that exactly one stream runs, and supervises it until it ends.
+"""The stream operator: makes sure that exactly one stream runs, and supervises it until it ends.
 
-The Spark driver is a process of its own session. It belongs to no task: a task that is retried, cleared or run a
-second time finds it through the bookkeeping database and supervises it from then on.
+The Spark driver is a process in its own session and belongs to no task. A task that is retried, cleared or run again
+finds the driver through the state database and supervises it from then on.
 """
 
 from __future__ import annotations
@@ -54,43 +54,46 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.state import EpochRow, StateDatabase
 
 _POLL_SECONDS = 1.0
-#: A wait that is shorter than this (seconds) stays in the worker: a deferral takes as long.
+#: Waits shorter than this (seconds) stay in the worker: a deferral takes about as long.
 _SHORT_WAIT_SECONDS = 10.0
-#: Set by KubernetesExecutor in the pod of each task.
+#: Set by KubernetesExecutor in each task's pod.
 _POD_VARIABLE = "AIRFLOW_IS_K8S_EXECUTOR_POD"
 
 
 class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
-    """Follow the binlog from the smallest low watermark of the snapshot, or from where the last stream stopped.
+    """Follow the binlog from the lowest low watermark of the snapshot, or from where the last stream stopped.
 
-    The Spark driver is started in a session of its own and outlives the task's process; the task defers and watches it
-    through the bookkeeping database. A stream that ends for a passing reason (the source is unavailable, the driver was
-    lost) is started again without using up a retry: first after a second, then after twice as long each time, up to a
-    minute. These waits start over once the stream has made progress. A retry, a clear or a second DAG run never starts
-    a second stream: it supervises the one that runs. Marking the task failed or successful stops its stream at a
-    transaction boundary; clearing it starts the next one after that.
-    The task succeeds when the stream has caught up or was stopped with ``airflow-cdc stop``.
+    The Spark driver runs in its own session and outlives the task's process. The task defers and watches the driver
+    through the state database. If a stream ends for a transient reason (the source is unavailable, the driver was
+    lost), it is restarted without using up a retry: first after one second, then after twice the previous delay, up to
+    one minute. The delay is reset once the stream has made progress. A retry, a clear or a second DAG run never starts
+    a second stream: it supervises the running one. Marking the task failed or successful stops its stream at a
+    transaction boundary. Clearing the task starts the next stream after that. The task succeeds when the stream has
+    caught up or was stopped with ``airflow-cdc stop``.
 
-    XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``, ``suspended``
-    (tables that it goes on without).
+    XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``, ``suspended`` (suspended
+    tables).
 
     :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
-    :param catch_up: end at the position that the source has now; by default as ``stream.mode`` of the pipeline says.
-    :param deferrable: wait in the triggerer; otherwise the task keeps its worker slot. By default it defers wherever
-        the driver outlives that: not in a pod of KubernetesExecutor, where ``True`` is refused. The section ``[cdc]``
-        of Airflow's configuration has other defaults for this and the next three.
+    :param catch_up: whether to end at the source's current position. Default: according to ``stream.mode`` in the
+        pipeline.
+    :param deferrable: wait in the triggerer instead of keeping the worker slot. Default: defer wherever the driver
+        survives it, which is not the case in a KubernetesExecutor pod, where ``True`` is refused. The section ``[cdc]``
+        in Airflow's configuration can change the default of this parameter and the next three.
     :param poll_seconds: seconds between two checks of the stream.
-    :param restart_timeout: for how long a stream without progress is started again after passing failures
-        before the try fails. Zero: not at all.
-    :param lease_seconds: a stream that no task has supervised for so long ends itself at a transaction boundary; one
-        that is merely lost to a triggerer's outage is started again afterwards. Zero: it continues.
-    :param paused: pause the stream when the task has found or started it (``True``), resume it (``False``), or leave it
-        as it is. (templated: also text, such as ``"{{ params.pause }}"``)
-    :param assets: whether the tables' assets hear of what a catch-up has applied. Of a stream that never ends they hear
-        by the watcher of :func:`~airflow_provider_cdc.airflow.assets.cdc_asset`.
-    :param on_suspended: a notifier, a callable that takes the context, or several, called once when a table is
-        suspended; ``on_lag`` and ``on_purge_risk`` when a limit of ``alerts`` in the pipeline is passed, ``on_failed``
-        when a try fails, and ``on_recovered`` when such a trouble is over. ``cdc_alert`` in the context says which.
+    :param restart_timeout: how long a stream that makes no progress is restarted after transient failures before the
+        task attempt fails. Zero disables restarts.
+    :param lease_seconds: a stream that no task has supervised for this long ends at a transaction boundary. If
+        supervision was lost only because the triggerer was down, the stream is restarted afterwards. Zero disables the
+        lease.
+    :param paused: pause the stream (``True``) or resume it (``False``) once the task has found or started it. ``None``
+        leaves it as it is. (templated: also text, such as ``"{{ params.pause }}"``)
+    :param assets: whether to emit asset events for the tables that a catch-up has changed. For a continuous stream, the
+        watcher of :func:`~airflow_provider_cdc.airflow.assets.cdc_asset` emits them.
+    :param on_suspended: a notifier, a callable that accepts the context, or a list of these. Called once when a table
+        is suspended. Likewise, ``on_lag`` and ``on_purge_risk`` are called when a limit in the pipeline's ``alerts`` is
+        exceeded, ``on_failed`` when a task attempt fails, and ``on_recovered`` when such a problem is over.
+        ``cdc_alert`` in the context has the alert.
     """
 
     template_fields = (*PipelineOperator.template_fields, "paused")
@@ -131,13 +134,13 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             suspended=on_suspended, lag=on_lag, purge_risk=on_purge_risk, failed=on_failed, recovered=on_recovered
         )
         self._killed = self._pause_pending = False
-        #: Whether this try has not found a stream yet: only then it looks whether the pipeline has changed since.
+        #: Whether this try has not found a stream yet. Only then does it check for changed pipeline settings.
         self._is_first_look = False
-        #: What this process supervises, for :meth:`on_kill`.
+        #: The run that this process supervises, for :meth:`on_kill`.
         self._supervised_run: tuple[Work, EpochRow, str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Find the stream, or start it, and supervise it."""
+        """Find or start the stream, and supervise it."""
         with map_task_errors(self.log):
             self._pause_pending = parse_paused(self.paused) is not None
         self._is_first_look = True
@@ -153,14 +156,14 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         pending: Mapping[str, Any] | None = None,
         fresh: bool = False,
     ) -> dict[str, Any]:
-        """Go on after the trigger has seen the stream end, or a wait is over.
+        """Continue after the trigger has fired or a wait is over.
 
-        :param event: ``epoch``, ``verdict``, and whether it was ``found`` running; ``unseen`` in the place of the
-            verdict says why the triggerer has never seen it; empty after a wait.
-        :param losses: as in :class:`~airflow_provider_cdc.model.supervision.RestartHistory`; ``failures``, ``seconds``
-            alike.
-        :param pending: an event that could not be dealt with before the wait.
-        :param fresh: whether the task has not had a stream yet, and is to pause or to resume it.
+        :param event: ``epoch``, ``verdict``, and whether the epoch was ``found`` running. If the triggerer never saw
+            the epoch, ``unseen`` replaces ``verdict`` and has the reason. Empty after a wait.
+        :param losses: as in :class:`~airflow_provider_cdc.model.supervision.RestartHistory`, like ``failures`` and
+            ``seconds``.
+        :param pending: an event that could not be handled before the wait.
+        :param fresh: whether the task still has to apply ``paused``, because it has not supervised a stream yet.
         """
         self._pause_pending = fresh
         restarts = RestartHistory(failures, seconds, tuple(losses))
@@ -172,16 +175,16 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         return self._supervise(context, restarts, event or None)
 
     def on_kill(self) -> None:
-        """Stop waiting. A driver that is starting ends with this process; a stream is asked to stop.
+        """Stop waiting. A driver that is still starting ends with this process. A running stream is asked to stop.
 
-        Airflow calls it in a signal handler, seconds before SIGKILL, and after ``execution_timeout``.
+        Airflow calls this in a signal handler, seconds before SIGKILL, and after ``execution_timeout``.
         """
         self._killed = True
         if self._supervised_run is not None:
             request_stop(*self._supervised_run, self.log)
 
     def _notify_and_defer(self, context: Context, event: Mapping[str, Any], restarts: RestartHistory) -> NoReturn:
-        """Tell people what the trigger has seen, and let it watch on."""
+        """Call the hooks for the alerts that the trigger found, and defer again."""
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
             with suppress(TransientError), closing(run_context.open_state_database()) as store:
@@ -236,29 +239,27 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         pod = bool(os.environ.get(_POD_VARIABLE))
         if pod and self.deferrable:
             raise NotReadyError(
-                "deferrable=True in a pod of KubernetesExecutor: the pod ends when the task defers, and with it the "
-                "Spark driver of the stream",
-                "Leave deferrable out, or set it to False: the task then keeps its pod",
+                "deferrable=True does not work with KubernetesExecutor: the pod ends when the task defers, and the "
+                "stream's Spark driver ends with it",
+                "Omit deferrable, or set it to False, so that the task keeps its pod",
             )
         if pod and self.deferrable is None:
-            self.log.info(
-                "a pod of KubernetesExecutor ends when its task defers: this one supervises the stream itself"
-            )
+            self.log.info("not deferring, because a KubernetesExecutor pod ends when its task defers")
         return not pod if self.deferrable is None else self.deferrable
 
     def _count_failure(
         self, restarts: RestartHistory, error: TransientError, ran_seconds: float, made_progress: bool
     ) -> RestartHistory:
-        """Count one more failure.
+        """Record one more failure.
 
-        :raises TransientError: if there were too many: the try fails.
+        :raises TransientError: if there were too many, which fails the task attempt.
         """
         driver_lost = isinstance(error, UnexpectedError)
         restarts = restarts.with_failure(ran_seconds, made_progress=made_progress, lost=driver_lost)
         if restarts.is_crash_looping:
             raise TransientError(
                 f"the Spark driver was lost {MAX_LOSSES} times within {LOSS_WINDOW_SECONDS / 60:g} minutes of "
-                "running; at last: "
+                "running; last error: "
                 f"{error.message}",
                 error.remedy,
             )
@@ -271,10 +272,10 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
     def _wait_before_restart(
         self, restarts: RestartHistory, error: TransientError, event: Mapping[str, Any] | None, defers: bool
     ) -> None:
-        """Wait before the next start, in the triggerer if that is worth it."""
+        """Wait before the next start. Long waits take place in the triggerer."""
         until = datetime.now(UTC) + timedelta(seconds=restarts.delay)
         self.log.warning(
-            "%s. The stream is started again in %g s, at %s (failure %s in a row; restart_timeout is %s)",
+            "%s. The stream restarts in %g s, at %s (consecutive failures: %s; restart_timeout: %s)",
             error,
             restarts.delay,
             f"{until:%H:%M:%S} UTC",
@@ -293,17 +294,17 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         )
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep until that time is over, or the task is killed."""
+        """Sleep for the given time, or until the task is killed."""
         end = time.monotonic() + seconds
         while not self._killed and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _POLL_SECONDS))
 
     def _resolve_unseen(self, context: Context, event: Mapping[str, Any], restarts: RestartHistory) -> dict[str, Any]:
-        """Find out why the triggerer could not see an epoch that this task has seen before it deferred.
+        """Find out why the triggerer could not see an epoch that this task saw before it deferred.
 
-        :returns: what the triggerer would have said, if the epoch is over.
-        :raises CdcError: the triggerer's own reason, if the bookkeeping is all right. The stream is asked to stop: a
-            task that fails leaves no unsupervised stream behind.
+        :returns: the event that the triggerer would have sent, if the epoch is over.
+        :raises CdcError: the triggerer's own error, if the state database works. The stream is asked to stop, so that a
+            failed task leaves no unsupervised stream.
         """
         with map_task_errors(self.log):
             run_context, epoch = make_run_context(self.pipeline, self.log), int(event["epoch"])
@@ -315,7 +316,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                         store.request_stop(run_context.pipeline.name, epoch, by=label)
             except TransientError as error:
                 self.log.warning("%s; the stream continues", error)
-            if run is None or run.epoch < epoch:  # away for all, or just being made anew: so the triggerer waits on
+            if run is None or run.epoch < epoch:  # unreachable for everyone, or being recreated: keep waiting
                 self._defer(context, run_context, epoch, bool(event["found"]), restarts)
             if run.epoch == epoch and run.state == "running":
                 raise extract_error(event["unseen"]) or TerminalError(event["unseen"])
@@ -332,7 +333,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         return run_context.pipeline.stream.mode == "catch_up" if self.catch_up is None else self.catch_up
 
     def _find_or_start(self, context: Context, run_context: Work, store: StateDatabase) -> tuple[int, bool]:
-        """See to it that a stream runs.
+        """Make sure that a stream runs.
 
         :returns: its epoch, and whether it was found running.
         """
@@ -345,14 +346,14 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                     return new_run.epoch, False
             elif run.desired_state != "stop" and is_alive:
                 if self._was_cleared(context, run):
-                    self.log.info("the task was cleared: epoch %s of its earlier try is asked to stop", run.epoch)
+                    self.log.info("the task was cleared: asking epoch %s of its earlier try to stop", run.epoch)
                     store.request_stop(run.pipeline, run.epoch, by=task_label(context))
                     continue
                 if self._is_catch_up(run_context) and run.mode == "continuous":
                     raise NotReadyError(
                         f"a continuous stream of {run.pipeline} is running (epoch {run.epoch}, supervised by "
-                        f"{run.supervisor or 'nobody'}), so there is nothing to catch up with",
-                        "Stop it with `airflow-cdc stop`, or leave the catch-up out",
+                        f"{run.supervisor or 'no task'}), so a catch-up is not possible",
+                        "Stop it with `airflow-cdc stop`, or do not use catch_up",
                     )
                 if self._is_first_look and apply_changed_settings(
                     run_context, store, run, task_label(context), self.log
@@ -363,36 +364,35 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                 self._take_supervision(context, store, run_context, run)
                 return run.epoch, True
             elif run.desired_state == "stop" and not logged_waiting:
-                self.log.info("epoch %s was asked to stop: waiting for its end before the next begins", run.epoch)
+                self.log.info("epoch %s was asked to stop: waiting for it to end before starting the next", run.epoch)
                 logged_waiting = True
             time.sleep(_POLL_SECONDS)
         raise TransientError("the task was stopped", "Clear it to run it again")
 
     def _was_cleared(self, context: Context, run: EpochRow) -> bool:
-        """Whether a person has cleared the task while an earlier try of it supervised a run.
+        """Return whether the task was cleared while one of its earlier tries supervised the run.
 
-        The trigger of that try asks the run to stop, too, if it lives: Airflow tells nobody else.
+        The trigger of that try also asks the run to stop, but only if the trigger is still alive.
         """
         ti = context["ti"]
-        after_clear = (
-            ti.try_number == ti.max_tries - (self.retries or 0) + 1
-        )  # as the SDK finds the first of several tries
+        after_clear = ti.try_number == ti.max_tries - (self.retries or 0) + 1  # the SDK's own way to find the first try
         return after_clear and is_superseded_by(run.supervisor or "", task_label(context))
 
     def _take_supervision(self, context: Context, store: StateDatabase, run_context: Work, run: EpochRow) -> None:
-        """Record that this task supervises a run, unless it was marked or cleared: its process learns that later."""
+        """Record that this task supervises a run, unless the task was marked or cleared in the meantime.
+
+        The task's process learns of that only later.
+        """
         from airflow_provider_cdc.airflow.triggers.cdc import read_task_state
 
         if run.ui:
             push_spark_ui_link(context, run.ui, self.log)
         state = None
-        with suppress(Exception):  # an Airflow that does not answer has not changed its mind
+        with suppress(Exception):  # no answer from Airflow is not a new state
             state = read_task_state(context["ti"])
         if state not in (None, "running"):
             self._killed = True
-            raise TransientError(
-                f"the task is {state} meanwhile, so it supervises no stream", "Clear it to run it again"
-            )
+            raise TransientError(f"the task is now {state}, so it supervises no stream", "Clear it to run it again")
         store.record_supervision(run_context.pipeline.name, run.epoch, task_label(context))
         if self._pause_pending:
             pause_or_resume(store, run_context.pipeline.name, self.paused, task_label(context), self.log)
@@ -400,7 +400,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         self._supervised_run = run_context, run, task_label(context)
 
     def _start_stream(self, context: Context, run_context: Work, store: StateDatabase) -> EpochRow | None:
-        """Start a stream and supervise it; ``None`` if another one was faster."""
+        """Start a stream and supervise it. Return ``None`` if another one started first."""
         lease, catch_up = self.lease_seconds, self._is_catch_up(run_context)
         with start_stream(run_context, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
             if run is not None:
@@ -442,5 +442,5 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
 
 
 def _resume_kwargs(restarts: RestartHistory) -> dict[str, Any]:
-    """What :meth:`CdcStreamOperator.resume` takes."""
+    """Return keyword arguments for :meth:`CdcStreamOperator.resume`."""
     return {**asdict(restarts), "losses": list(restarts.losses)}

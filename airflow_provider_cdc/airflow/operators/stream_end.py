@@ -1,5 +1,5 @@
-"""Judging the end of a stream's epoch: whether the task is done, has failed, or goes on with the next epoch; and who
-hears of what it has applied.
+"""Evaluates the end of a stream's epoch: whether the task is done, has failed, or continues with the next epoch. Also
+emits the asset events of a catch-up.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class RestartNeeded(Exception):
-    """An epoch has ended as nobody wanted, and the next one may do better.
+    """An epoch has ended unexpectedly, and the stream is to be restarted.
 
-    :param error: why.
-    :param ran_seconds: how many seconds it ran.
+    :param error: the reason.
+    :param ran_seconds: how long the epoch ran, in seconds.
     :param made_progress: whether it has applied a batch.
     """
 
@@ -34,18 +34,18 @@ class RestartNeeded(Exception):
 
 
 def judge_epoch_end(pipeline: str, store: StateDatabase, event: Mapping[str, Any], log: Any) -> dict[str, Any] | None:
-    """What the end of an epoch means for the task.
+    """Decide what the end of an epoch means for the task.
 
     :param pipeline: name of the pipeline.
-    :param event: ``epoch``, ``verdict``, and whether it was ``found`` running.
+    :param event: ``epoch``, ``verdict``, and whether the epoch was ``found`` running.
     :param log: the task's logger.
-    :returns: the task's result; ``None`` if a stream must run on.
-    :raises CdcError: what the stream failed with, if that needs a decision or a fix.
-    :raises Setback: if it is to be started again.
+    :returns: the task's result, or ``None`` if a stream must continue to run.
+    :raises CdcError: the stream's error, if it needs a decision or a fix.
+    :raises RestartNeeded: if the stream is to be restarted.
     """
     epoch, verdict = int(event["epoch"]), WatchOutcome(event["verdict"])
     started_run = None if event["found"] else store.epoch_row(pipeline, epoch)
-    if started_run is not None and started_run.state == WatchOutcome.CAUGHT_UP:  # whoever has begun another one since
+    if started_run is not None and started_run.state == WatchOutcome.CAUGHT_UP:  # even if another epoch has begun since
         log_driver_tail(log, started_run.log)
         return _summary(store, started_run)
     if verdict is WatchOutcome.SUPERSEDED:
@@ -55,15 +55,15 @@ def judge_epoch_end(pipeline: str, store: StateDatabase, event: Mapping[str, Any
     if run is None or run.epoch != epoch:
         return None
     log_driver_tail(log, run.log)
-    # By the driver's own clock from first to last: each try of this task may be on a host with another one.
+    # Both times come from the driver's clock: tries of this task may run on hosts whose clocks differ.
     ran_seconds = (run.heartbeat_at - run.started_at).total_seconds()
     if verdict is WatchOutcome.FAILED:
         error = make_error(run.error_kind, run.error or f"epoch {epoch} failed")
     elif verdict is WatchOutcome.LOST or (verdict is WatchOutcome.STOPPED and run.desired_state != "stop"):
         error = UnexpectedError(
             f"the Spark driver of epoch {epoch} on {run.host} was lost",
-            f"Look at the end of its log {run.log}, at the memory of {run.host}, and whether that host or pod was "
-            "shut down",
+            f"Check the end of its log {run.log} and the memory of {run.host}, and whether that host or pod was shut "
+            "down",
         )
     else:
         error = None
@@ -73,10 +73,10 @@ def judge_epoch_end(pipeline: str, store: StateDatabase, event: Mapping[str, Any
     if error is not None:
         raise error
     if verdict is WatchOutcome.STOPPED and run.stop_by is not None:
-        log.info("epoch %s was stopped by %s; the next begins", epoch, run.stop_by)
+        log.info("epoch %s was stopped by %s; starting the next", epoch, run.stop_by)
         return None
     if verdict is WatchOutcome.CAUGHT_UP and event["found"]:
-        log.info("epoch %s, which was running before, has caught up; this task's own catch-up begins", epoch)
+        log.info("epoch %s, which was already running, has caught up; starting this task's own catch-up", epoch)
         return None
     return _summary(store, run)
 
@@ -84,9 +84,9 @@ def judge_epoch_end(pipeline: str, store: StateDatabase, event: Mapping[str, Any
 def emit_catch_up_events(
     operator: PipelineOperator, context: Context, pipeline: Pipeline, store: StateDatabase, result: Mapping[str, Any]
 ) -> None:
-    """Let the assets of the tables hear of what was applied since the last catch-up, if this was one.
+    """Emit asset events for everything that was applied since the last catch-up, if this run was one.
 
-    A run with a partition key completes that partition for all tables, also for those in which nothing has happened.
+    A run with a partition key completes that partition for all tables, including those without changes.
 
     :param result: the task's result.
     """

@@ -1,4 +1,4 @@
-"""A task of the stream pauses it, or resumes it, as its parameter says."""
+"""Pausing and resuming the stream according to the parameter ``paused`` of its task."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PAUSE_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False
 
 
 def parse_paused(value: object) -> bool | None:
-    """What ``paused`` says, after templates were rendered; ``None`` leaves the stream as it is.
+    """Parse ``paused``, after its templates have been rendered. ``None`` leaves the stream as it is.
 
-    :raises NotReadyError: if it says nothing of the kind.
+    :raises NotReadyError: if the value is not recognized.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -26,10 +26,10 @@ def parse_paused(value: object) -> bool | None:
 
 
 def pause_or_resume(store: StateDatabase, pipeline: str, paused: object, by: str, log: Any) -> None:
-    """Pause the stream, or let it go on.
+    """Pause or resume the stream.
 
-    :param paused: as of :func:`wants_pause`.
-    :param by: the task.
+    :param paused: as in :func:`parse_paused`.
+    :param by: the task that asks for it.
     """
     pause = parse_paused(paused)
     if pause is None:
@@ -37,5 +37,6 @@ def pause_or_resume(store: StateDatabase, pipeline: str, paused: object, by: str
     accepted = store.pause_stream(pipeline, by) if pause else store.resume_stream(pipeline, by)
     what = "paused" if pause else "resumed"
     log.info(
-        "the stream is %s, as the task's parameter says" if accepted else "the stream is about to end: not %s", what
+        "the stream is %s, according to the task's parameter" if accepted else "the stream is about to end: not %s",
+        what,
     )

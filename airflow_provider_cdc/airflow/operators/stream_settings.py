@@ -1,4 +1,4 @@
-"""A pipeline that was changed since its stream began: which settings, and how the stream gets them."""
+"""Applies pipeline settings that were changed since the running stream began."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def apply_changed_settings(run_context: RunContext, store: StateDatabase, run: EpochRow, by: str, log: Any) -> bool:
-    """Let a stream that was found running have the settings of the pipeline as they are now.
+    """Apply the current pipeline settings to a stream that was found running.
 
-    Other tables it takes over while it runs. For all else it is asked to stop, at a transaction boundary: the next
-    epoch begins with them.
+    The stream adopts a changed list of tables while it runs. For all other changes it is asked to stop at a transaction
+    boundary, and the next epoch begins with the new settings.
 
-    :param run: the run, which lives.
-    :param by: the task that has found it.
+    :param run: the live run.
+    :param by: the task that found it.
     :param log: the task's logger.
-    :returns: whether it was asked to stop.
+    :returns: whether the stream was asked to stop.
     """
     from airflow_provider_cdc.resnapshot.reload_tables import reload_tables
 
@@ -28,19 +28,21 @@ def apply_changed_settings(run_context: RunContext, store: StateDatabase, run: E
     if not changed:
         return False
     description = f"the pipeline has changed since epoch {run.epoch} began: {', '.join(changed)}"
-    if run.log is None:  # somebody has it in a terminal
+    if run.log is None:  # it runs in a terminal
         log.warning(
-            "%s. It was started by the command line on %s, and keeps its settings until it is", description, run.host
+            "%s. The stream was started from the command line on %s, and keeps its old settings until it is restarted",
+            description,
+            run.host,
         )
         return False
     if RELOADABLE_SETTINGS.issuperset(changed):
         if run.desired_state != "run":
-            log.warning("%s. It is paused, and copies other tables when it is started anew", description)
+            log.warning("%s. The stream is paused, and adopts the new list of tables when it is restarted", description)
             return False
-        log.info("%s. It takes these over while it runs", description)
+        log.info("%s. The stream adopts these while it runs", description)
         added, removed = reload_tables(run_context, store) or ([], [])
         log.info("added: %s; removed: %s", ", ".join(added) or "none", ", ".join(removed) or "none")
         return False
-    log.info("%s. It is asked to stop, and the next epoch begins with the new settings", description)
+    log.info("%s. Asking the stream to stop; the next epoch begins with the new settings", description)
     store.request_stop(run.pipeline, run.epoch, by=by)
     return True

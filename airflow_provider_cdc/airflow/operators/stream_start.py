@@ -1,4 +1,4 @@
-"""Starting the driver of a stream: from its process to its epoch in the bookkeeping."""
+"""Starts the driver of a stream and waits until its epoch is in the state database."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def start_stream(
     catch_up: bool,
     lease: float | None,
 ) -> Iterator[EpochRow | None]:
-    """Start a driver and wait for its epoch; ``None`` if another stream was faster.
+    """Start a driver and wait for its epoch. Yield ``None`` if another stream started first.
 
-    The driver is let go where the block ends. Until then it ends with this process, or with an error in the block.
+    The driver is released at the end of the block. Until then it ends together with this process, or on an error in the
+    block.
 
-    :param logger: the task's.
-    :param is_killed: whether the task is to end.
-    :param catch_up: whether the stream ends at the position that the source has now.
+    :param logger: the task's logger.
+    :param is_killed: returns whether the task is being killed.
+    :param catch_up: whether the stream ends at the source's current position.
     :param lease: seconds after which a stream that no task supervises ends itself.
-    :raises CdcError: what made it end before it had an epoch.
-    :raises TransientError: if the task is killed before.
+    :raises CdcError: the error that ended the driver before it had an epoch.
+    :raises TransientError: if the task is killed first.
     """
     from airflow_provider_cdc.driver.launch import new_log_file, release_driver, result_file, start_detached
 
@@ -61,7 +62,7 @@ def start_stream(
         if run is not None:
             release_driver(process)
     finally:
-        with suppress(OSError):  # one that was not let go ends with its standard input
+        with suppress(OSError):  # a driver that was not released ends when its standard input closes
             process.stdin.close()
 
 
@@ -74,12 +75,12 @@ def _wait_for_epoch(
     is_killed: Callable[[], bool],
 ) -> EpochRow | None:
     while not is_killed():
-        code = process.poll()  # before the look, so that an epoch that ended at once is not missed
+        code = process.poll()  # polled first, so that an epoch that ended at once is not missed
         run = None
-        with suppress(TransientError):  # the driver lives: an outage of the bookkeeping is no reason to give up
+        with suppress(TransientError):  # the driver is alive: an outage of the state database is no reason to give up
             run = store.newest_epoch(run_context.pipeline.name)
         if run is not None and run.log == str(log):
-            logger.info("stream epoch %s has begun; its page: %s", run.epoch, run.ui or "none")
+            logger.info("stream epoch %s has begun; Spark UI: %s", run.epoch, run.ui or "none")
             return run
         if code is not None:
             if run is None or run_context.liveness.is_alive(run) is False:
@@ -91,7 +92,10 @@ def _wait_for_epoch(
 
 
 def _raise_driver_error(log: Path, code: int) -> None:
-    """Raise what a driver without an epoch ended with, unless it saw another stream, which has ended since."""
+    """Raise the error of a driver that ended without an epoch.
+
+    Return instead if the driver gave way to another stream, which has ended since.
+    """
     from airflow_provider_cdc.driver.launch import read_outcome, result_file
 
     try:
@@ -100,7 +104,7 @@ def _raise_driver_error(log: Path, code: int) -> None:
         return
     except UnexpectedError:
         raise
-    except TransientError:  # the task's log has it; in a long outage it would push out older ones
+    except TransientError:  # it is in the task's log; during a long outage these logs would displace older ones
         for path in (log, result_file(log)):
             path.unlink(missing_ok=True)
         raise

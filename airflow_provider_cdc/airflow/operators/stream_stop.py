@@ -1,4 +1,4 @@
-"""Asking a stream to end when the task that supervises it is about to be killed."""
+"""Asks a stream to stop when the task that supervises it is about to be killed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow
 
-#: Seconds that the bookkeeping has to take the request: Airflow sends SIGKILL 5 s after it has told a task to end.
+#: Seconds to wait for the state database: Airflow sends SIGKILL 5 s after it has told a task to end.
 _REQUEST_SECONDS = 3.0
 
 
 def request_stop(run_context: RunContext, run: EpochRow, by: str, log: Any) -> None:
-    """Ask a run of the stream to end, whatever the caller is in the middle of; it may be a signal handler.
+    """Ask a run of the stream to stop. The caller may be a signal handler that interrupted any code.
 
-    So all is done in threads, over a connection of their own. A driver on this host that cannot be asked through the
-    bookkeeping gets SIGTERM, which ends it at a transaction boundary as well.
+    All work is therefore done in threads over a separate connection. If the state database cannot be reached and the
+    driver is on this host, the driver gets SIGTERM, which also ends it at a transaction boundary.
 
     :param by: the task that asks.
     """
@@ -43,12 +43,12 @@ def _request_stop_in_thread(run_context: RunContext, run: EpochRow, by: str, log
     if requested.wait(_REQUEST_SECONDS):
         log.info("epoch %s was asked to stop", run.epoch)
     elif is_on_this_machine(run.host, run.machine) and process_start_time(run.pid) == run.pid_started:
-        log.warning("the bookkeeping does not answer; the driver of epoch %s gets SIGTERM", run.epoch)
+        log.warning("the state database does not answer; sending SIGTERM to the driver of epoch %s", run.epoch)
         os.kill(run.pid, signal.SIGTERM)
     else:
         log.error(
-            "the bookkeeping does not answer, so epoch %s could not be asked to stop: it runs on, on %s. Run "
-            "`airflow-cdc stop` when the bookkeeping is back; with lease_seconds it ends by itself",
+            "the state database does not answer, so epoch %s could not be stopped and is still running on %s. Run "
+            "`airflow-cdc stop` when the state database is back; with lease_seconds the epoch ends on its own",
             run.epoch,
             run.host,
         )

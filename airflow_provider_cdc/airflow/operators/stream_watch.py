@@ -1,4 +1,4 @@
-"""Watching a stream from the task's own process, where it does not defer."""
+"""Watches a stream from the task's own process if the task does not defer."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def watch_epoch(
     :param name: name of the pipeline.
     :param epoch: the epoch.
     :param log: the task's logger.
-    :param is_killed: whether the task is to end, and the stream with it.
-    :param sleep: waits until the next look.
-    :param notify: tells people what there is to tell.
+    :param is_killed: returns whether the task is being killed, in which case the stream is asked to stop.
+    :param sleep: waits until the next check.
+    :param notify: calls the hooks for new alerts.
     :returns: the verdict.
     """
     from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS

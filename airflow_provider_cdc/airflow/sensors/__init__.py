@@ -1,1 +1,1 @@
-"""Airflow's sensors; :mod:`airflow_provider_cdc.airflow.sensors.cdc` holds them all."""
+"""Airflow sensors. All of them are in :mod:`airflow_provider_cdc.airflow.sensors.cdc`."""

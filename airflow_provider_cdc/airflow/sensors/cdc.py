@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 
 class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
-    """Wait until every chunk group of the snapshot is published. A group that failed does not fail the sensor.
+    """Wait until every chunk group of the snapshot is published. A failed group does not fail the sensor.
 
     XCom: ``generation``, ``groups``, ``tables``, ``rows``, ``min_lw`` (where the stream begins), ``max_hw``.
 
     :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
-    :param deferrable: wait in the triggerer; otherwise in the worker, as ``mode`` says. By default as
-        ``[cdc] default_deferrable`` of Airflow's configuration says.
+    :param deferrable: wait in the triggerer instead of in the worker (according to ``mode``). Default: ``[cdc]
+        default_deferrable`` in Airflow's configuration.
     :param poke_interval: seconds between two checks.
-    :param assets: whether the tables' assets hear of a snapshot that is complete; once for each snapshot.
-    :param kwargs: as in Airflow's sensors. ``timeout`` counts from the first check of a try, over all deferrals.
+    :param assets: whether to emit asset events when the snapshot is complete, once for each snapshot.
+    :param kwargs: as in Airflow's sensors. ``timeout`` counts from the first check of a try, across all deferrals.
     """
 
     ui_color = "#e0f7fa"
@@ -62,20 +62,20 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
         self.deferrable = defaults.deferrable() if deferrable is None else deferrable
 
     def execute(self, context: Context) -> Any:
-        """Wait in the triggerer, or in the worker."""
+        """Wait in the triggerer or in the worker."""
         if not self.deferrable:
             return super().execute(context)
         try:
             return self.resume(context, {}, time.time() + self.timeout)
-        except Exception as error:  # as in the base class, which takes care of what is resumed
+        except Exception as error:  # as the base class does after a resume
             if self.never_fail or (self.soft_fail and isinstance(error, AirflowException)):
-                raise AirflowSkipException(f"skipped, as the sensor may not fail: {error}") from error
+                raise AirflowSkipException(f"skipped because the sensor must not fail: {error}") from error
             raise
 
     def resume(self, context: Context, event: Mapping[str, Any], deadline: float | None = None) -> Any:
-        """Look: the sink decides whether the snapshot is complete.
+        """Check the sink, which decides whether the snapshot is complete, and defer again if it is not.
 
-        :param event: of the trigger: ``unseen`` says why it has never seen the snapshot in the bookkeeping.
+        :param event: the trigger's event. ``unseen`` is why the trigger never saw the snapshot in the state database.
         :param deadline: when to give up, in seconds since 1970.
         """
         deadline = deadline or time.time() + self.timeout
@@ -86,22 +86,22 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
             run_context, plan, is_recorded, summary = checked
             if summary is not None:
                 return summary
-            if is_recorded and "unseen" in event:  # the worker sees it, so this is the triggerer's alone
+            if is_recorded and "unseen" in event:  # the worker sees it, so only the triggerer has this problem
                 raise extract_error(event["unseen"]) or TerminalError(event["unseen"])
             self._defer(run_context, plan, deadline)
 
     def poke(self, context: Context) -> PokeReturnValue:
-        """Look once. That source, sink or bookkeeping are away for a while is no failure."""
+        """Check once. An outage of source, sink or state database is not a failure."""
         with map_task_errors(self.log):
             checked = self._check_once(context)
         summary = checked[3] if checked else None
         return PokeReturnValue(is_done=summary is not None, xcom_value=summary)
 
     def _check_once(self, context: Context) -> tuple[Work, Plan, bool, dict[str, Any] | None] | None:
-        """Look once.
+        """Check once.
 
-        :returns: pipeline, plan, whether the bookkeeping knows the snapshot, and its result if it is complete;
-            ``None`` if not even the plan could be read now.
+        :returns: run context, plan, whether the state database knows the snapshot, and the result if the snapshot is
+            complete, or ``None`` if not even the plan could be read now.
         """
         checked = None
         try:
@@ -119,7 +119,7 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
 
         with closing(run_context.open_state_database()) as store:
             is_recorded = store.snapshot(plan.pipeline, plan.generation) is not None
-            # Also what the bookkeeping has lost, so that the trigger has something to wait for.
+            # Also restores records that the state database has lost, so that the trigger has something to wait for.
             adopt_published_groups(run_context, store, plan)
             table_coverages = read_coverage(run_context, plan, open_sink_tables(run_context, plan))
             if table_coverages is None:
@@ -167,7 +167,10 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
         )
 
     def _time_left(self, deadline: float) -> timedelta:
-        """The time that is left."""
+        """Return the time until the deadline.
+
+        :raises AirflowSensorTimeout: if it has passed.
+        """
         seconds_left = deadline - time.time()
         if seconds_left <= 0:
             raise AirflowSensorTimeout(f"the snapshot was not complete within {self.timeout:g} s")

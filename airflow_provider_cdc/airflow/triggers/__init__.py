@@ -1,1 +1,1 @@
-"""Airflow's triggers: they look at the bookkeeping database now and then, in a thread."""
+"""Triggers for Airflow, which poll the state database in a thread."""

@@ -1,4 +1,4 @@
-"""The trigger behind a table's asset: it emits what a running stream applies, which no task does that never ends."""
+"""The trigger of a table's asset: emits events for the changes that a continuous stream applies."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_provider_cdc.airflow.triggers.state_database import SharedStateDatabase
 from airflow_provider_cdc.observe.asset_windows import WATCHER, is_window_empty, window_between, window_mark
 
-#: The name under which the asset's own store has the place up to which it was told.
+#: Key in the asset's store of the mark up to which events were emitted.
 STORE_KEY = "cdc_told"
-#: Seconds between two looks; and those that Airflow gets to write an event down, before it counts as told.
+#: Seconds between two checks, and seconds that Airflow has to record an event before it counts as emitted.
 _POLL_SECONDS, _WRITE_SECONDS = 15.0, 4.0
 
 
 class CdcTableTrigger(BaseEventTrigger):
-    """Fires when there is something new in the copy of a table, and never ends.
+    """Fires when there is new data in the copy of a table, and never ends.
 
-    The place up to which it was told is kept in the asset's store, before Airflow 3.3 in the bookkeeping: whichever
-    triggerer runs it, each window begins where the one before ended. A window that Airflow may not have written down
-    when the triggerer was killed is told again.
+    The mark up to which events were emitted is kept in the asset's store, or before Airflow 3.3 in the state database.
+    Each window therefore begins where the previous one ended, whichever triggerer runs the trigger. If the triggerer is
+    killed before Airflow is sure to have recorded an event, the event is emitted again.
 
     :param pipeline: name of the pipeline.
-    :param database: of the table, and ``table``: its name.
-    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file beside the sink.
+    :param database: database of the table.
+    :param table: name of the table.
+    :param state_conn_id: connection of the state database, or ``None`` for the SQLite file in the sink's folder.
     :param sink_path: ``sink.path``.
     :param min_seconds: seconds between two events.
     """
@@ -51,12 +52,12 @@ class CdcTableTrigger(BaseEventTrigger):
         self.min_seconds = min_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class and arguments."""
+        """Return the class path and the arguments."""
         names = ("pipeline", "database", "table", "state_conn_id", "sink_path", "min_seconds")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look now and then, for ever."""
+        """Poll forever, and fire for each new window."""
         from airflow_provider_cdc.sinks.files.layout import LocalFiles
 
         state_db = SharedStateDatabase.shared(
@@ -80,17 +81,17 @@ class CdcTableTrigger(BaseEventTrigger):
             await asyncio.sleep(max(_POLL_SECONDS, began + self.min_seconds - time.monotonic()))
 
     async def _read_mark(self, state_db: SharedStateDatabase) -> dict[str, Any] | None:
-        """Up to where it was told. It waits until that is known: what was told is not told again."""
+        """Return the mark up to which events were emitted. Wait until it is known, so that none is emitted twice."""
         while True:
             try:
                 if (asset_store := self._asset_store()) is not None:
                     return await asset_store.aget(STORE_KEY)  # type: ignore[no-any-return]
-                # A list, so that nothing told yet differs from no answer.
+                # A list, so that "nothing emitted yet" differs from "no answer".
                 answer = lambda store: [store.window_end(self.pipeline, WATCHER, (self.database, self.table))]  # noqa: E731
                 if (answers := await state_db.query_or_none(answer)) is not None:
                     return answers[0]  # type: ignore[no-any-return]
             except Exception as error:
-                self.log.warning("could not find out up to where %s was told: %s", self.table, error)
+                self.log.warning("could not read up to where events of %s were emitted: %s", self.table, error)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _write_mark(self, state_db: SharedStateDatabase, mark: dict[str, Any]) -> None:
@@ -99,7 +100,9 @@ class CdcTableTrigger(BaseEventTrigger):
                 await asset_store.aset(STORE_KEY, mark)
                 return
         except Exception as error:
-            self.log.warning("could not note up to where %s was told; the next window notes it: %s", self.table, error)
+            self.log.warning(
+                "could not record up to where events of %s were emitted; the next window will: %s", self.table, error
+            )
             return
         table = self.database, self.table
         await state_db.query_or_none(
@@ -107,5 +110,5 @@ class CdcTableTrigger(BaseEventTrigger):
         )
 
     def _asset_store(self) -> Any:
-        """The asset's own store; ``None`` before Airflow 3.3."""
+        """Return the asset's own store, or ``None`` before Airflow 3.3."""
         return getattr(self, "asset_state_store", None)

@@ -1,4 +1,4 @@
-"""Triggers: they look at the bookkeeping database now and then, in a thread, and never block the event loop."""
+"""Triggers that poll the state database in a thread, so that they never block the event loop."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds between two lines about a snapshot that goes on.
+#: Seconds between two log lines about a running snapshot.
 _LOG_SECONDS = 60.0
-#: Seconds between two attempts to ask for a stop, and by how many these end before Airflow ends them.
+#: Seconds between two attempts to request a stop, and how long before Airflow's own limit on_kill gives up.
 _RETRY_SECONDS, _MARGIN_SECONDS = 1.0, 2.0
-#: Seconds from a trigger's start to the first event it may fire. A task that is resumed while its worker's process is
-#: still ending (5 s were seen) is taken by Airflow's scheduler for one that has ended in a wrong state, and fails.
+#: Seconds from a trigger's start to the first event it may fire. If a task resumes while its worker process is still
+#: ending (which has taken 5 s), Airflow's scheduler assumes that it ended in a wrong state, and fails it.
 _SETTLE_SECONDS = 10.0
-#: Seconds within which the bookkeeping must have been seen once. Longer is no outage but another host, or another file.
+#: Seconds within which the subject must have been seen once. After that, the cause is not an outage but a state
+#: database on another host, or another file.
 _FIRST_ANSWER_SECONDS = 180.0
 
 
 class StateDatabaseTrigger(BaseTrigger):
-    """A trigger that looks at the bookkeeping.
+    """Base class of triggers that poll the state database.
 
-    :param kwargs: arguments of the class, among them ``state_conn_id`` and ``state_path``.
+    :param kwargs: arguments of the class, including ``state_conn_id`` and ``state_path``.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -50,50 +51,50 @@ class StateDatabaseTrigger(BaseTrigger):
         self._outage = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class and arguments."""
+        """Return the class path and the arguments."""
         return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
 
     async def _query(self, read: Callable[[StateDatabase], T | None], subject: str) -> T | None:
-        """Look at the bookkeeping; when it goes away, why, and when it is back, is in the log.
+        """Query the state database. Log when it becomes unavailable, with the reason, and when it is back.
 
-        :param subject: what is looked for.
-        :returns: the answer; ``None`` if there was none, or if the bookkeeping does not have it.
-        :raises CdcError: if it was never there for so long that this is no outage.
+        :param subject: what is looked for, for messages.
+        :returns: the answer, or ``None`` if there was none or the state database does not have the subject.
+        :raises CdcError: if the subject has never been seen, for longer than an outage would explain.
         """
         missing: CdcError | None
         try:
             answer = await self._state_db.query(read)
-            missing = None if answer is not None else NotReadyError(f"the bookkeeping has no {subject}")
+            missing = None if answer is not None else NotReadyError(f"the state database has no {subject}")
             self._was_lost = answer is None and self._was_seen
         except CdcError as error:
             answer, missing = None, error
         if str(missing or "") != self._outage:
             self._outage = str(missing or "")
-            self.log.warning("%s", missing or "the bookkeeping is back")
+            self.log.warning("%s", missing or "the state database is back")
         self._was_seen = self._was_seen or missing is None
         if missing is not None and not self._was_seen and time.monotonic() - self._began > _FIRST_ANSWER_SECONDS:
             raise make_error(
                 error_kind(missing),
-                f"the triggerer on {socket.gethostname()} has looked for {subject} for {_FIRST_ANSWER_SECONDS:g} s in "
-                f"vain: {missing.message}",
-                "Workers and triggerer must reach the same bookkeeping: name a database in state.conn_id, keep the "
-                "SQLite file on a disk of one host with both, or set deferrable=False",
+                f"the triggerer on {socket.gethostname()} has not found {subject} within "
+                f"{_FIRST_ANSWER_SECONDS:g} s: {missing.message}",
+                "Workers and triggerer must use the same state database: set state.conn_id, run both on the host that "
+                "has the SQLite file, or set deferrable=False",
             )
         return answer
 
     async def _make_event(self, payload: dict[str, Any]) -> TriggerEvent:
-        """The event to fire, not too soon after the start."""
+        """Return an event to fire, but not too soon after the start."""
         await asyncio.sleep(max(0.0, self._began + _SETTLE_SECONDS - time.monotonic()))
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 
 class CdcSnapshotTrigger(StateDatabaseTrigger):
-    """Fires when the snapshot of a pipeline is complete, and when the bookkeeping does not know it any more.
+    """Fires when the snapshot of a pipeline is complete, or when the state database no longer knows the snapshot.
 
     :param pipeline: name of the pipeline.
     :param generation: number of the snapshot.
-    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
-    :param state_path: that file.
+    :param state_conn_id: connection of the state database, or ``None`` for the SQLite file ``state_path``.
+    :param state_path: path of that file.
     :param poll_seconds: seconds between two checks.
     """
 
@@ -109,7 +110,7 @@ class CdcSnapshotTrigger(StateDatabaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is something to say."""
+        """Poll until there is an event to fire."""
         k = self._kwargs
         self._began = logged_at = time.monotonic()
         subject, stats_sent_at = f"snapshot {k['generation']} of {k['pipeline']}", float("-inf")
@@ -138,21 +139,21 @@ class CdcSnapshotTrigger(StateDatabaseTrigger):
             self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
 
 
-#: Those who ask for the stop of an epoch, until they have: an event loop forgets tasks that nobody holds.
+#: Pending stop requests. An event loop keeps only weak references to its tasks.
 _stop_requests: set[asyncio.Future[None]] = set()
 
 
 class CdcStreamTrigger(StateDatabaseTrigger):
-    """Watches one epoch of a stream; fires when it has ended, was lost, or was taken over.
+    """Watches one epoch of a stream. Fires when it has ended, was lost, was superseded, or has a new alert.
 
     :param pipeline: name of the pipeline.
     :param epoch: the epoch.
-    :param report: whether the task found it running, rather than started it.
-    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
-    :param state_path: that file.
-    :param supervisor: the task, as people know it.
+    :param found: whether the task found it running, rather than started it.
+    :param state_conn_id: connection of the state database, or ``None`` for the SQLite file ``state_path``.
+    :param state_path: path of that file.
+    :param supervisor: human-readable name of the task.
     :param poll_seconds: seconds between two checks.
-    :param alerts: what people want to be told of; it fires when there is something, and the task tells them.
+    :param alerts: the alerts to look for. When there is a new one, the trigger fires and the task calls the hooks.
     :param report_seconds: seconds between two reports in the task's log and XCom.
     """
 
@@ -184,7 +185,7 @@ class CdcStreamTrigger(StateDatabaseTrigger):
         self._reports = StreamReporter(report_seconds)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Watch until the epoch is over."""
+        """Watch the epoch until it is over or has a new alert."""
         try:
             async for event in self._watch():
                 yield event
@@ -193,13 +194,16 @@ class CdcStreamTrigger(StateDatabaseTrigger):
             raise
 
     async def cleanup(self) -> None:
-        """Airflow before 3.3 has no :meth:`on_kill`: there, a task that was marked or cleared cancels its trigger."""
+        """Stop the epoch if the trigger was canceled.
+
+        Airflow before 3.3 has no :meth:`on_kill`. There, marking or clearing a task cancels its trigger.
+        """
         if self._cancelled and not hasattr(BaseTrigger, "on_kill"):
             await self.on_kill()
 
     async def _watch(self) -> AsyncIterator[TriggerEvent]:
         k = self._kwargs
-        # Not at once: what could not be written down after it was told would be told all the time.
+        # Not at once: otherwise an alert whose notification cannot be recorded would be repeated all the time.
         stats_sent_at, alerts_checked_at = float("-inf"), time.monotonic()
         watch, subject = EpochWatch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         self._began = time.monotonic()
@@ -242,9 +246,10 @@ class CdcStreamTrigger(StateDatabaseTrigger):
     async def on_kill(self) -> None:
         """Stop the epoch at a transaction boundary, if the task really is no longer deferred.
 
-        It is also called when this triggerer merely lost the trigger to another one. Airflow says again each second
-        that the trigger is cancelled, and would end this with it; and it gives up after a while, which may be too
-        early: the first question that a busy triggerer is asked has taken more than half a minute. What asks goes on.
+        This is also called when this triggerer merely lost the trigger to another one. Airflow repeats the cancellation
+        every second, which would end this method as well. It gives up after a while, which may be too early: on a busy
+        triggerer the first query has taken more than half a minute. The stop request therefore continues in a task of
+        its own.
         """
         stop_request, until = asyncio.ensure_future(self._stop_unless_deferred()), time.monotonic() + _on_kill_seconds()
         _stop_requests.add(stop_request)
@@ -254,9 +259,9 @@ class CdcStreamTrigger(StateDatabaseTrigger):
                 await asyncio.wait({stop_request}, timeout=left)
         if not stop_request.done():
             self.log.error(
-                "epoch %s could not be asked to stop within [triggerer] on_kill_timeout: it runs on, and is asked as "
-                "soon as Airflow and the bookkeeping answer. If this triggerer ends before, run `airflow-cdc stop`; "
-                "with lease_seconds it ends by itself",
+                "epoch %s could not be asked to stop within [triggerer] on_kill_timeout. It is still running, and will "
+                "be asked as soon as Airflow and the state database answer. If this triggerer ends before that, run "
+                "`airflow-cdc stop`; with lease_seconds the epoch ends on its own",
                 self._kwargs["epoch"],
             )
 
@@ -266,9 +271,9 @@ class CdcStreamTrigger(StateDatabaseTrigger):
         if state == "deferred":
             self.log.info("the task is still deferred: another triggerer supervises the stream")
             return
-        # A list, so that none to be stopped differs from no answer.
+        # A list, so that "no run to stop" differs from "no answer".
         while (stopped := await self._state_db.query_or_none(self._request_stop)) is None:
-            text = "the task is %s, and the bookkeeping cannot be asked to stop epoch %s: trying again"
+            text = "the task is %s, but the state database cannot be reached to stop epoch %s: trying again"
             self.log.error(text, state, k["epoch"])
             await asyncio.sleep(_RETRY_SECONDS)
         self.log.info(
@@ -280,15 +285,16 @@ class CdcStreamTrigger(StateDatabaseTrigger):
         return [store.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"])]
 
     async def _ended_task_state(self) -> str | None:
-        """State of the task whose trigger was ended; ``deferred`` only if this try of it still is.
+        """Return the state of the task whose trigger was ended. It is ``deferred`` only if this try still is.
 
-        It asks again when Airflow or the bookkeeping does not answer: a stream must not run on for that.
+        Repeats the query if Airflow or the state database does not answer, so that an outage does not leave the stream
+        running.
         """
         k = self._kwargs
         while True:
             try:
                 state = await run_in_thread(read_task_state, self.task_instance)
-                if state == "deferred":  # of this try, or of the next one after a clear
+                if state == "deferred":  # this try, or the next one after a clear
                     run = await self._state_db.query(lambda store: store.newest_epoch(k["pipeline"]))
                     if run is not None and is_superseded_by(k["supervisor"], run.supervisor):
                         return "cleared"
@@ -299,9 +305,9 @@ class CdcStreamTrigger(StateDatabaseTrigger):
 
 
 class CdcPauseTrigger(BaseTrigger):
-    """Fires after a while: a stream that is to be started again waits without a worker, and by one clock.
+    """Fires after a while. A stream that is to be restarted waits here without a worker.
 
-    :param seconds: how long.
+    :param seconds: how long to wait, in seconds.
     """
 
     def __init__(self, *, seconds: float) -> None:
@@ -309,24 +315,24 @@ class CdcPauseTrigger(BaseTrigger):
         self._seconds = seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class and arguments."""
+        """Return the class path and the arguments."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {"seconds": self._seconds}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait."""
+        """Wait, then fire."""
         await asyncio.sleep(max(self._seconds, _SETTLE_SECONDS))
         yield TriggerEvent({})  # type: ignore[no-untyped-call]
 
 
 def _on_kill_seconds() -> float:
-    """For how long a trigger whose task was marked or cleared may ask for the stop of its stream."""
+    """Return how long the trigger of a marked or cleared task may try to stop its stream."""
     from airflow.configuration import conf
 
     return max(conf.getint("triggerer", "on_kill_timeout", fallback=30) - _MARGIN_SECONDS, 1.0)
 
 
 def read_task_state(ti: Any) -> str | None:
-    """State of a task instance as Airflow sees it now. It blocks: a trigger calls it in a thread."""
+    """Return the current state of a task instance. This blocks, so a trigger calls it in a thread."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     if ti is None:

@@ -1,4 +1,4 @@
-"""How triggers ask what blocks: the bookkeeping database, and Airflow itself."""
+"""Non-blocking access of triggers to the state database and to Airflow."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds that a question to the bookkeeping may take.
+#: Seconds that a query may take.
 _TIMEOUT_SECONDS = 20.0
-#: Questions to one database that are asked at the same time.
+#: Concurrent queries to one database.
 _THREADS = 4
 
 
 async def run_in_thread(function: Callable[..., T], *args: Any, executor: ThreadPoolExecutor | None = None) -> T:
-    """Call what blocks in a thread.
+    """Run a blocking function in a thread.
 
-    Not by asyncio: before Airflow 3.3 a thread finds the triggerer, through which it asks Airflow, only by asgiref. And
-    shielded from that: it replaces a cancellation by one without a message, by which Airflow 3.3 tells a person's wish
-    from the end of a triggerer.
+    This uses asgiref rather than asyncio: before Airflow 3.3, a thread finds the triggerer, through which it queries
+    Airflow, only with asgiref. The call is shielded from cancellation because asgiref replaces a cancellation by one
+    without a message, and Airflow 3.3 uses the message to distinguish a user's action from the end of a triggerer.
     """
     from asgiref.sync import sync_to_async
 
@@ -36,11 +36,11 @@ async def run_in_thread(function: Callable[..., T], *args: Any, executor: Thread
 
 
 class SharedStateDatabase:
-    """A bookkeeping database, asked from an event loop.
+    """A state database that is queried from an event loop.
 
-    It has a few threads of its own: questions that hang pile up nowhere, and hold up nobody who asks something else.
+    It has a few threads of its own, so that queries that hang do not pile up elsewhere or delay other work.
 
-    :param conn_id: its connection; ``None`` for the SQLite file ``path``.
+    :param conn_id: its connection, or ``None`` for the SQLite file ``path``.
     """
 
     _instances: ClassVar[WeakValueDictionary[tuple[str | None, str], SharedStateDatabase]] = WeakValueDictionary()
@@ -58,14 +58,15 @@ class SharedStateDatabase:
 
     @classmethod
     def shared(cls, conn_id: str | None, path: str) -> SharedStateDatabase:
-        """The one that all triggers of this process share which need it."""
+        """Return the instance that all triggers of this process share."""
         key = conn_id, "" if conn_id else path
         return cls._instances.get(key) or cls._instances.setdefault(key, cls(conn_id, path))
 
     async def query_or_none(self, read: Callable[[StateDatabase], T]) -> T | None:
-        """Ask in a thread.
+        """Run a query in a thread.
 
-        :returns: the answer; ``None`` if there was none in time: the database is away, or is being made anew.
+        :returns: the answer, or ``None`` if there was none in time because the database is unavailable or being
+            recreated.
         """
         try:
             return await self.query(read)
@@ -73,17 +74,17 @@ class SharedStateDatabase:
             return None
 
     async def query(self, read: Callable[[StateDatabase], T]) -> T:
-        """As :meth:`ask`.
+        """Run a query in a thread, as :meth:`query_or_none`, but raise errors.
 
-        :raises CdcError: why there was no answer.
+        :raises CdcError: the reason why there was no answer.
         """
         try:
-            # Not wait_for(): before Python 3.12 it loses a cancellation that meets the answer.
+            # Not wait_for(): before Python 3.12 it loses a cancellation that coincides with the answer.
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 return await run_in_thread(self._run_query, read, executor=self._threads)
         except TimeoutError:
             what = f"connection {self._conn_id}" if self._conn_id else self._path
-            raise TransientError(f"bookkeeping database ({what}): no answer within {_TIMEOUT_SECONDS:g} s") from None
+            raise TransientError(f"state database ({what}): no answer within {_TIMEOUT_SECONDS:g} s") from None
 
     def _run_query(self, read: Callable[[StateDatabase], T]) -> T:
         from sqlalchemy.exc import SQLAlchemyError
@@ -92,7 +93,7 @@ class SharedStateDatabase:
         try:
             return read(store)
         except (CdcError, SQLAlchemyError) as error:
-            with self._open_lock:  # the next question begins with the connection as Airflow has it then
+            with self._open_lock:  # the next query resolves the connection again
                 if self._store is store:
                     self._store = None
             store.close()
@@ -106,6 +107,6 @@ class SharedStateDatabase:
         with self._open_lock:
             if self._store is None:
                 url = database_url(resolve_connection(self._conn_id)) if self._conn_id else f"sqlite:///{self._path}"
-                # After an upgrade the triggerer may be the first to look; what is not there, it does not make.
+                # After an upgrade the triggerer may be the first to open it. It never creates a missing database.
                 self._store = StateDatabase.open(url, migrate=True, create=False)
             return self._store

@@ -1,4 +1,4 @@
-"""The numbers of a pipeline in Airflow's own stats, by which statsd, Datadog and OpenTelemetry get them."""
+"""Publishes the metrics of a pipeline through Airflow's own stats, for statsd, Datadog and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from airflow_provider_cdc.observe.metrics import measure_pipeline
 if TYPE_CHECKING:
     from airflow_provider_cdc.state import StateDatabase
 
-#: Seconds between two times.
+#: Seconds between two reports.
 STATS_SECONDS = 60.0
-#: Where Airflow keeps its stats. The triggerer sets up those of the core and a task those of the SDK; before Airflow
-#: 3.2 there is only one.
+#: Where Airflow keeps its stats. The triggerer sets up the core's stats and a task those of the SDK. Before Airflow 3.2
+#: there is only one.
 _TRIGGERER = ("airflow.observability.stats", "airflow.stats:Stats")
 _TASK = ("airflow.sdk.observability.stats", "airflow.stats:Stats")
 
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def send_stats(store: StateDatabase, pipeline: str, *, task: bool = False) -> int:
-    """Hand the numbers of a pipeline to Airflow's stats. What goes wrong there is of no concern to a stream.
+    """Send the metrics of a pipeline to Airflow's stats. Errors are logged and do not affect the stream.
 
-    :param task: whether this process runs a task; otherwise it is a triggerer.
-    :returns: how many there are.
+    :param task: whether this process runs a task. Otherwise it is a triggerer.
+    :returns: number of metrics.
     """
     measured = measure_pipeline(store, pipeline)
     try:
@@ -33,7 +33,7 @@ def send_stats(store: StateDatabase, pipeline: str, *, task: bool = False) -> in
         for measurement in measured:
             stats.gauge(f"cdc.{measurement.name}", measurement.value, tags=measurement.tags)
     except Exception as error:  # a backend that is not installed, or an address that cannot be resolved
-        log.warning("Airflow's stats did not take the numbers of %s: %s", pipeline, error)
+        log.warning("Airflow's stats did not accept the metrics of %s: %s", pipeline, error)
     return len(measured)
 
 

@@ -1,4 +1,4 @@
-"""The trigger that waits for the end of a stream that was asked to stop."""
+"""The trigger that waits until a stopping stream has ended."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from airflow_provider_cdc.model.supervision import EpochWatch
 
 
 class CdcStreamEndTrigger(StateDatabaseTrigger):
-    """Fires when an epoch is over, or when there is no more time to wait for that.
+    """Fires when an epoch is over, or when the time to wait for that is up.
 
     :param pipeline: name of the pipeline.
     :param epoch: the epoch.
     :param until: when to give up, in seconds since 1970.
-    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
-    :param state_path: that file.
+    :param state_conn_id: connection of the state database, or ``None`` for the SQLite file ``state_path``.
+    :param state_path: path of that file.
     :param poll_seconds: seconds between two checks.
     """
 
@@ -44,7 +44,7 @@ class CdcStreamEndTrigger(StateDatabaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is something to say."""
+        """Poll until there is an event to fire."""
         k = self._kwargs
         self._began = time.monotonic()
         watch, subject = EpochWatch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"

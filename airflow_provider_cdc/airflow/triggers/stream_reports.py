@@ -1,4 +1,4 @@
-"""What a task says of its stream while it waits: a line and an XCom now and then, and the driver's log."""
+"""Reports about a stream while its task waits: a log line and an XCom at intervals, and the driver's log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 #: Key of the XCom.
 LAG_XCOM_KEY = "lag"
-#: Lines of the driver's log that are shown at first, and bytes of it that are read for one report.
+#: Lines of the driver's log to show at first, and bytes of it to read for one report.
 _FIRST_LINES, _MAX_BYTES = 10, 20_000
 
 
 class StreamReporter:
     """Reports of one process that watches a stream.
 
-    :param seconds: between two of them.
+    :param seconds: seconds between two reports.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -31,22 +31,22 @@ class StreamReporter:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for the next one."""
+        """Whether the next report is due."""
         return time.monotonic() - self._reported_at >= self._seconds
 
     def make_report(self, store: StateDatabase, run: EpochRow) -> tuple[dict[str, Any], list[str]]:
-        """Look how far a run is; what it says is a report.
+        """Report the progress of a run.
 
-        :returns: numbers for the XCom, and lines for the log.
+        :returns: values for the XCom, and lines for the log.
         """
         self._reported_at = time.monotonic()
         values = report_values(store, run)
         return values, [report_text(values), *self._driver_log.read_new_lines(run.log, run.host)]
 
     def push_xcom(self, values: dict[str, Any], ti: Any, log: Any) -> None:
-        """Write the XCom. What Airflow, or a backend for XComs, has against it is of no concern to the stream.
+        """Write the XCom. Errors of Airflow or of an XCom backend are logged and do not affect the stream.
 
-        :param ti: the task instance; ``None`` if there is none.
+        :param ti: the task instance, or ``None`` if there is none.
         """
         from airflow.sdk.execution_time.xcom import XCom
 
@@ -58,12 +58,12 @@ class StreamReporter:
             self._push_failed = False
         except Exception as error:
             if not self._push_failed:
-                log.warning("the XCom %s cannot be written now: %s", LAG_XCOM_KEY, error)
+                log.warning("cannot write the XCom %s: %s", LAG_XCOM_KEY, error)
             self._push_failed = True
 
 
 def report_values(store: StateDatabase, run: EpochRow) -> dict[str, Any]:
-    """How far a run is, as plain values. What is not known is ``None``."""
+    """Return the progress of a run as plain values. Unknown values are ``None``."""
     sample, end = store.last_sample(run.pipeline), run.end_offset or {}
     run_sample = sample if sample is not None and sample.epoch == run.epoch else None
     return {
@@ -81,34 +81,36 @@ def report_values(store: StateDatabase, run: EpochRow) -> dict[str, Any]:
 
 
 def report_text(values: dict[str, Any]) -> str:
-    """The same in a line."""
+    """Return the report as one line."""
     if values["lag_seconds"] is not None:
         behind = f"{values['lag_seconds']:g} s and {values['lag_bytes'] or 0:,} bytes behind the source"
     else:
-        behind = f"how far it is behind is not known{': ' + values['unknown'] if values['unknown'] else ' yet'}"
+        behind = f"lag unknown{': ' + values['unknown'] if values['unknown'] else ' so far'}"
     if values["hours_to_purge"] is not None:
-        behind += f", which keeps what is needed for {values['hours_to_purge']:.1f} h more"
+        behind += f", which keeps the needed binlogs for {values['hours_to_purge']:.1f} h more"
     at = f"{values['file']}:{values['position']}" if values["file"] else "no batch yet"
     return f"epoch {values['epoch']}: {behind}; at {at}; {values['batches']:,} batches, {values['changes']:,} changes"
 
 
 class DriverLogReader:
-    """What is new in the log of a driver, looked at again and again."""
+    """Reads what was appended to a driver's log since the last read."""
 
     def __init__(self) -> None:
         self._path = ""
         self._read_up_to = 0
 
     def read_new_lines(self, path: str | None, host: str) -> list[str]:
-        """Lines since the last look, at first the last ones; if the file cannot be read here, once where it is.
+        """Return the lines since the last call, or at first the last lines of the log.
 
-        :param path: of the file; ``None`` if the driver writes to somebody's terminal.
-        :param host: where the driver runs.
+        If the file cannot be read here, the first call returns a line that says where it is.
+
+        :param path: path of the file, or ``None`` if the driver writes to a terminal.
+        :param host: host on which the driver runs.
         """
         first = self._path != (path or host)
         self._path = path or host
         if path is None:
-            return [f"the stream was started on {host} by the command line, and its lines are there"] if first else []
+            return [f"the stream was started on {host} from the command line, and logs there"] if first else []
         try:
             size = Path(path).stat().st_size
             with open(path, "rb") as file:
@@ -117,13 +119,13 @@ class DriverLogReader:
                     return [f"the driver's log {path}:", *tail_log(path, _FIRST_LINES)]
                 file.seek(
                     self._read_up_to if size >= self._read_up_to else 0
-                )  # it begins anew when it has grown too large
+                )  # smaller than before: the log was rotated
                 skipped = max(0, size - file.tell() - _MAX_BYTES)
                 file.seek(skipped, 1)
                 data = file.read(_MAX_BYTES)
                 complete_bytes = data.rfind(b"\n") + 1
                 self._read_up_to = file.tell() - len(data) + complete_bytes
         except OSError:
-            return [f"the driver's log is {path} on {host}, which this triggerer does not see"] if first else []
+            return [f"the driver's log is {path} on {host}, which cannot be read from here"] if first else []
         new_lines = data[:complete_bytes].decode(errors="replace").splitlines()
-        return [f"... {skipped:,} bytes of the driver's log are left out", *new_lines[1:]] if skipped else new_lines
+        return [f"... {skipped:,} bytes of the driver's log omitted", *new_lines[1:]] if skipped else new_lines

@@ -1,1 +1,1 @@
-"""Reading MySQL's binlog: the connection, whole transactions, and the values of their rows."""
+"""Reading the MySQL binlog: the connection, whole transactions, and the values of their rows."""

@@ -1,1 +1,1 @@
-"""A chunk of a table, exactly: the plan of chunks, and the SELECT between two watermarks corrected by the binlog."""
+"""Exact chunks of a table: planning them, and correcting the SELECT between two watermarks by the binlog."""

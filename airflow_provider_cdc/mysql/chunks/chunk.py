@@ -54,8 +54,8 @@ class ChunkRead:
     :param rows: rows in the sink's schema; ``_cdc_seq`` is HW, ``_cdc_op`` is ``r``, ``_cdc_ts`` the time of HW.
     :param low: low watermark.
     :param high: high watermark.
-    :param corrected: keys that the backfill inserted, replaced or deleted.
-    :param seconds: time it took.
+    :param corrected: number of keys that were inserted, replaced or deleted by the changes in the window.
+    :param seconds: duration of the read.
     """
 
     rows: pa.Table
@@ -73,11 +73,13 @@ def read_chunk(
     timeline: Timeline,
     watermarks: Watermarks,
 ) -> ChunkRead:
-    """Low watermark, SELECT, high watermark, then the binlog between the two.
+    """Read a chunk: low watermark, SELECT, high watermark, then the binlog between the two watermarks.
 
-    :param connection: autocommit connection; the SELECT opens its own read view, after LW.
+    :param connection: autocommit connection; the SELECT opens its own read view after LW.
     :param reader: reads the binlog of the same server for ``table``.
     :param watermarks: takes the watermarks on ``connection``.
+    :raises TerminalError: if no attempt could be replayed, or a value cannot be copied exactly.
+    :raises TableAlteredError: if the table was altered.
     """
     started = time.monotonic()
     for attempt in range(_ATTEMPTS):
@@ -87,12 +89,12 @@ def read_chunk(
         try:
             columns = select_rows(connection, table, chunk_condition(table, chunk))
         except TableChangedError:
-            _read_window(connection, reader, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
+            _read_window(connection, reader, low, binlog_end(connection), chunk)  # raises if it was not a TRUNCATE
             continue
         except OtherColumnsError as error:
             raise table_altered_error(table, f"seen at {low}: {error.message}", low) from None
         except TerminalError:
-            if connection.open:  # else a value was refused
+            if connection.open:  # it is closed if a value was rejected
                 check_same_definition(connection, table, low)
             raise
         failpoint("chunk.after_select")
@@ -118,15 +120,15 @@ def read_chunk(
     raise TerminalError(
         f"in each of {_ATTEMPTS} reads of chunk {chunk.number} of {table.label} the table was truncated, or an XA "
         "transaction was committed whose rows are no longer in the binlog",
-        "Run again when that has stopped",
+        "Run again when this has stopped",
     )
 
 
 def select_rows(connection: Connection[Any], table: TableSchema, condition: str) -> list[pa.ChunkedArray]:
-    """Rows of a table in key order, one Arrow array a copied column.
+    """Select rows of a table in key order, one Arrow array per copied column.
 
     :param condition: SQL condition on the key columns.
-    :raises TerminalError: for a value that cannot be carried exactly, such as a zero date.
+    :raises TerminalError: for a value that cannot be copied exactly, such as a zero date.
     """
     wanted = ", ".join(copied_expression(table, column) for column in table.copied_columns)
     sql = f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}"
@@ -144,7 +146,7 @@ def select_rows(connection: Connection[Any], table: TableSchema, condition: str)
 def _no_round_trip_error(
     connection: Connection[Any], table: TableSchema, column: Column, condition: str
 ) -> NoRoundTripError:
-    """The error for the value of a key that does not come back from Unicode, with one of those that are there now."""
+    """Return the error for a key value that does not survive the conversion to Unicode and back, with an example."""
     sql = (
         f"SELECT HEX({quote_name(column.name)}) FROM {table_name(table)} WHERE {condition} AND NOT "
         f"({round_trip_condition(column)})"
@@ -155,12 +157,12 @@ def _no_round_trip_error(
 def _read_window(
     connection: Connection[Any], reader: WindowReader, low: Position, high: Position, chunk: Chunk
 ) -> ChangeWindow | None:
-    """What happened to the table in (low, high], as far as the chunk's rows may be concerned.
+    """Read what happened to the table in (low, high], as far as it may affect the rows of the chunk.
 
-    :returns: ``None`` if they cannot be replayed, so that the chunk has to be read again: an XA transaction ends there
-        whose rows are not in the binlog. After a TRUNCATE no row that was there before is left, whatever the
-        SELECT saw, so only the changes behind it count.
-    :raises TableAlteredError: if another DDL changes the table there.
+    :returns: ``None`` if the window cannot be replayed, so that the chunk has to be read again: it contains the end of
+        an XA transaction whose rows are not in the binlog. A TRUNCATE removes every earlier row, whatever the SELECT
+        saw, so only the changes after it count.
+    :raises TableAlteredError: if another DDL changes the table in the window.
     """
     try:
         key = reader.table.integer_key_column
@@ -170,7 +172,7 @@ def _read_window(
         return None
     except TableAlteredError:
         raise
-    except TerminalError:  # rows of another layout, since a DDL stands before the low watermark
+    except TerminalError:  # rows in another layout, because of a DDL before the low watermark
         check_same_definition(connection, reader.table, high)
         raise
 
@@ -178,9 +180,10 @@ def _read_window(
 def _changes_of_chunk(
     connection: Connection[Any], table: TableSchema, chunk: Chunk, rows: pa.Table, changes: pa.Table
 ) -> pa.Table:
-    """The last change of each key that concerns the chunk.
+    """Return the last change of each key that affects the chunk.
 
-    Of integers, the keys in its range. Else deletes (harmless elsewhere), keys it holds, keys that belong into it.
+    For an integer key, these are the keys in its range. Otherwise, these are all deletes (harmless for keys outside
+    of the chunk), the keys that the chunk contains, and the keys that belong to it.
     """
     if table.integer_key_column is not None:
         return last_changes(changes.filter(_mask_in_chunk(changes[table.integer_key_column], chunk)), table.key)
@@ -194,7 +197,7 @@ def _changes_of_chunk(
 
 
 def _mask_in_chunk(keys: Any, chunk: Chunk) -> Any:
-    """Mask of the integer keys (an array, chunked or not) that belong into a chunk."""
+    """Return the mask of the integer keys (an array, chunked or not) that belong to a chunk."""
     to = Decimal if pa.types.is_decimal(keys.type) else int
     kind = keys.type if to is Decimal else pa.int64()
     low, high = (pa.scalar(to(bound[0]), kind) for bound in (chunk.lower, chunk.upper))
@@ -210,7 +213,7 @@ def _set_meta_columns(rows: pa.Table, seq: int, clock: int) -> pa.Table:
 
 
 def meta_columns(seq: int, clock: int, count: int) -> dict[str, pa.Array]:
-    """The columns that the project adds, in their order: the same in all rows of a chunk."""
+    """Return the columns that the project adds, in order. Their values are the same in all rows of a chunk."""
     values = {
         SEQ_COLUMN: pa.scalar(seq, pa.int64()),
         OP_COLUMN: pa.scalar("r"),

@@ -1,7 +1,7 @@
-"""Read a table that has no usable key: all of it at once, in a read view beside which nothing was written to it.
+"""Read a table without a usable key: all of it, in a read view that was opened while nothing wrote to the table.
 
-Rows that cannot be named cannot be corrected from the binlog. So the view is opened again until it is a quiet one (the
-argument is in docs/correctness.md); only then are its rows read, piece by piece.
+Rows without a key cannot be corrected from the binlog. Therefore views are opened until no change occurs meanwhile (the
+argument is in docs/correctness.md). Only then are the rows read, part by part.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from airflow_provider_cdc.mysql.positions.watermarks import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.system.failpoints import failpoint
 
-#: How many views are opened before giving up, and the longest wait between two (seconds). A minute or so in all.
+#: Maximum number of views to open, and the longest wait between two (seconds). In total this takes about a minute.
 _MAX_VIEWS, _LONGEST_WAIT = 50, 2.0
-_PAUSE_WRITERS = "Run again while its writers pause for a moment, or add a primary key (or a NOT NULL unique key)"
-#: Bytes of rows that are handed on at a time.
+_PAUSE_WRITERS = "Run again while its writers pause briefly, or add a primary key (or a NOT NULL unique key)"
+#: Bytes of rows in one part.
 _PART_BYTES = 16 << 20
 
 
@@ -52,7 +52,10 @@ def read_parts(
     timeline: Timeline,
     watermarks: Watermarks,
 ) -> Generator[ChunkRead, None, None]:
-    """A chunk, or in several pieces a table that has no key; parameters and errors as of the two functions."""
+    """Read a chunk, or a table without a key in several parts.
+
+    For parameters and errors see :func:`~airflow_provider_cdc.mysql.chunks.chunk.read_chunk` and :func:`read_keyless`.
+    """
     if table.key:
         yield read_chunk(connection, reader, table, chunk, timeline, watermarks)
     else:
@@ -62,13 +65,15 @@ def read_parts(
 def read_keyless(
     connection: Connection[Any], reader: WindowReader, table: TableSchema, timeline: Timeline, watermarks: Watermarks
 ) -> Generator[ChunkRead, None, None]:
-    """All rows of a table exactly as of one high watermark, in pieces, at least one. The connection is busy until then.
+    """Read all rows of a table exactly as of one high watermark, in one or more parts.
+
+    The connection is busy until the last part has been read.
 
     :param connection: autocommit connection.
     :param reader: reads the binlog of the same server for ``table``.
     :param watermarks: takes the watermarks on ``connection``.
-    :raises TransientError: if the table was written to in every view, with the figures.
-    :raises TableAlteredError: if it is not what it was planned as.
+    :raises TransientError: if the table was written to during every attempt; the message contains the figures.
+    :raises TableAlteredError: if the definition is not the planned one.
     """
     started, change_count, window_seconds = time.monotonic(), 0, 0.0
     for attempt in range(_MAX_VIEWS):
@@ -77,7 +82,8 @@ def read_keyless(
         failpoint("chunk.after_lw")
         try:
             watermarks.hold_view()
-            # The table is opened in the view's transaction, so what follows is the same table: a DDL waits, or is done.
+            # This opens the table in the view's transaction, so that later reads see the same table: a DDL either waits
+            # or is complete.
             query_rows(connection, f"SELECT 1 FROM {table_name(table)} LIMIT 0")
             high, clock = watermarks.high_in_view()
             window_seconds += time.monotonic() - opened
@@ -87,11 +93,11 @@ def read_keyless(
                 yield from _read_view(connection, table, low, high, clock, timeline.seq(high), started)
                 return
         except TableChangedError:
-            changes = max(1, _count_changes(reader, low, binlog_end(connection)))  # says so if it was not a TRUNCATE
+            changes = max(1, _count_changes(reader, low, binlog_end(connection)))  # raises if it was not a TRUNCATE
         except TableAlteredError:
             raise
         except TerminalError:
-            if connection.open:  # else a value was refused
+            if connection.open:  # it is closed if a value was rejected
                 check_same_definition(connection, table, low)
             raise
         finally:
@@ -100,20 +106,18 @@ def read_keyless(
         change_count += changes
         time.sleep(min(_LONGEST_WAIT, 0.02 * 1.25**attempt) * random.uniform(0.5, 1.5))
     raise TransientError(
-        f"table {table.label}, which has no usable key, was written to in each of the {_MAX_VIEWS} moments in which "
-        "its "
-        f"reading was begun ({1000 * window_seconds / _MAX_VIEWS:.1f} ms long, {change_count / _MAX_VIEWS:.1f} "
-        "changes each; "
-        f"{time.monotonic() - started:.0f} s in all)",
+        f"table {table.label}, which has no usable key, was written to during each of {_MAX_VIEWS} attempts to begin "
+        f"reading it (on average {1000 * window_seconds / _MAX_VIEWS:.1f} ms and {change_count / _MAX_VIEWS:.1f} "
+        f"changes each; {time.monotonic() - started:.0f} s in total)",
         watermarks.imprecision or _PAUSE_WRITERS,
     )
 
 
 def _count_changes(reader: WindowReader, low: Position, high: Position) -> int:
-    """Changes of the table in (low, high], and whatever else makes its rows there uncertain."""
+    """Count the changes of the table in (low, high], and anything else that makes its rows there uncertain."""
     try:
         window = reader.read_window(low, high)
-    except UnknownPrepareError:  # of what an XA transaction has changed nothing is left in the binlog
+    except UnknownPrepareError:  # the changes of an XA transaction are no longer in the binlog
         return 1
     return int(window.changes.num_rows) + (window.truncate_seq > 0)
 
@@ -135,7 +139,7 @@ def _read_view(
                 yield ChunkRead(part_rows, low, high, 0, time.monotonic() - started)
                 del part_rows
     except TableChangedError as error:
-        if has_yielded:  # what has been handed on cannot be taken back
+        if has_yielded:  # these parts cannot be taken back
             raise TransientError(error.message, error.remedy) from None
         raise
     except OtherColumnsError as error:

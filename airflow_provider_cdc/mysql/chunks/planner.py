@@ -1,4 +1,4 @@
-"""Cut tables into chunks. Bounds come from the server; nothing is read but index entries at the bounds."""
+"""Cut tables into chunks. Bounds come from the server, and only index entries at the bounds are read."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from airflow_provider_cdc.mysql.keys.chunk_bounds import ChunkBounds
 from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, with_exact_gtids, with_file_start_time
 from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 
-#: A chunk aims at no more than this many bytes, however few rows that are.
+#: Target for the maximum size of a chunk in bytes, however few rows that is.
 MAX_CHUNK_BYTES = 16 << 20
-#: How often tables may be altered while they are planned.
+#: Attempts to plan tables that are altered meanwhile.
 _TRIES = 20
 P = TypeVar("P")
 D = TypeVar("D")
@@ -49,15 +49,15 @@ def make_plan(
 ) -> Plan:
     """Take P0, then plan the chunks of every captured table.
 
-    :param captures: which (database, table) is captured.
-    :param patterns: the patterns of the pipeline's source, which decide that.
-    :param keeps: which (database, table, column) is copied.
+    :param captures: whether a (database, table) is captured.
+    :param patterns: the patterns of the pipeline's source, which decide this.
+    :param keeps: whether a (database, table, column) is copied.
     :param generation: number of the snapshot.
-    :param chunk_rows: wanted rows a chunk.
-    :param group_rows: wanted rows a chunk group.
+    :param chunk_rows: wanted rows per chunk.
+    :param group_rows: wanted rows per chunk group.
     :param open_at: opens a binlog stream at a position.
-    :raises NotReadyError: if no table matches or one cannot be copied exactly.
-    :raises TransientError: if tables are altered all the time.
+    :raises NotReadyError: if no table matches, or a table cannot be copied exactly.
+    :raises TransientError: if tables are altered during every attempt.
     """
     (p0, open_xa), tables = _with_stable_definitions(
         lambda: take_p0(connection), lambda: read_captured_schemas(connection, captures, keeps)
@@ -69,7 +69,7 @@ def make_plan(
     for index, table in enumerate(tables):
         chunks += plan_table(connection, index, table, chunk_rows)
         session_costs.append(_session_cost(connection))
-    # Each look at the counters is a statement too.
+    # Each query of the counters is itself a statement.
     costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(session_costs)]
     timeline = Timeline(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
@@ -92,16 +92,16 @@ def make_replan_amendment(
     keeps: Callable[[str, str, str], bool],
     decide_definition: Callable[[TableSchema], TableSchema],
 ) -> dict[str, Any]:
-    """Plan one table again after it was altered: a low watermark behind the DDL, then its definition and its bounds.
+    """Plan an altered table again: a low watermark after the DDL, the definition there, and the bounds.
 
-    Its chunks stay what they are but for the outermost bounds, which move outwards to the smallest and largest key.
+    Its chunks stay the same, except that the outermost bounds move out to the smallest and largest key.
 
-    :param keeps: which (database, table, column) is copied.
-    :param decide_definition: makes of the definition what the copy takes over of it.
-    :returns: an amendment, see :meth:`ActionPreview.amended`.
-    :raises NotReadyError: if the table is gone, or cannot be copied any more.
-    :raises TerminalError: if its chunks cannot hold it any more.
-    :raises TransientError: if it is altered all the time.
+    :param keeps: whether a (database, table, column) is copied.
+    :param decide_definition: returns the part of the definition that the copy adopts.
+    :returns: an amendment, see :meth:`airflow_provider_cdc.model.plan.Plan.with_amendments`.
+    :raises NotReadyError: if the table is gone, or can no longer be copied.
+    :raises TerminalError: if the planned chunks no longer fit the table.
+    :raises TransientError: if the table is altered during every attempt.
     """
     old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
 
@@ -120,7 +120,7 @@ def make_replan_amendment(
     if low is not None and high is not None:
         if lower is None or upper is None:
             raise TerminalError(
-                f"{old.label} was empty when it was planned, and was altered before {since} while it was read",
+                f"{old.label} was empty when it was planned, and was altered while it was read, before {since}",
                 ALTERED_REMEDY,
             )
         keys = [lower, upper, low, high]
@@ -141,16 +141,17 @@ def plan_resnapshot(
     cut_chunks: Callable[[Connection[Any], TableSchema], list[Chunk]],
     open_at: OpenStreamAt,
 ) -> tuple[Offset, TableSchema, list[Chunk]]:
-    """Plan one table by itself, as it is now: a low watermark, its definition behind that, and chunks.
+    """Plan the re-snapshot of one table as it is now: a low watermark, the definition there, and chunks.
 
-    :param old: the table, by any definition.
+    :param old: the table, in any definition.
     :param index: index of the table in the plan.
-    :param server: the server that it must be.
-    :param keeps: which (database, table, column) is copied.
-    :param cut_chunks: cuts it, or what of it is to be read, into chunks.
+    :param server: expected identity of the server.
+    :param keeps: whether a (database, table, column) is copied.
+    :param cut_chunks: cuts the table, or the part of it to read, into chunks.
     :param open_at: opens a binlog stream at a position.
-    :raises NotReadyError: if the table is gone, or cannot be copied any more.
-    :raises TransientError: if it is altered all the time, or was while its keys were looked up.
+    :returns: the low watermark, the definition and the chunks.
+    :raises NotReadyError: if the table is gone, or can no longer be copied.
+    :raises TransientError: if the table is altered during every attempt, or was while its keys were looked up.
     """
 
     def read() -> TableSchema:
@@ -169,23 +170,24 @@ def plan_resnapshot(
 
 
 def _with_stable_definitions(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
-    """A place in the binlog, and the definitions that hold there: they are the same before and behind it.
+    """Return a place in the binlog and the definitions that are valid there, being the same before and after it.
 
-    Else a DDL may stand behind the place that the definitions have in them, and the stream would follow it once more.
+    Otherwise the definitions might already include a DDL that comes after the place, and the stream would follow it a
+    second time.
     """
     definitions = read()
     for _ in range(_TRIES):
         before, at, definitions = definitions, place(), read()
         if definitions == before:
             return at, definitions
-    raise TransientError("tables were altered each time that they were planned", "Run again when that has stopped")
+    raise TransientError("tables were altered during every attempt to plan them", "Run again when this has stopped")
 
 
 def plan_table(connection: Connection[Any], index: int, table: TableSchema, chunk_rows: int) -> list[Chunk]:
-    """Chunks of one table from its smallest to its largest key; none if it is empty, one if it has no key.
+    """Plan the chunks of a table from its smallest to its largest key: none if it is empty, one if it has no key.
 
     :param index: index of the table in the plan.
-    :param chunk_rows: wanted rows a chunk.
+    :param chunk_rows: wanted rows per chunk.
     """
     if not table.key:
         return [Chunk(0, index, 0, (), (), includes_upper=True)]
@@ -201,9 +203,9 @@ def plan_table(connection: Connection[Any], index: int, table: TableSchema, chun
 def plan_ranges(
     connection: Connection[Any], table: TableSchema, ranges: Sequence[Chunk], chunk_rows: int
 ) -> list[Chunk]:
-    """Chunks of some ranges of a table's keys. Their ends are those of the ranges, whatever keys there are now.
+    """Plan the chunks of key ranges. The chunks end where the ranges end, whatever keys there are now.
 
-    :param ranges: in the order of the key; none overlap.
+    :param ranges: key ranges in key order, without overlaps.
     """
     bounds, chunks = _chunk_bounds(connection, table), list[Chunk]()
     chunk_rows = min(chunk_rows, max(1, MAX_CHUNK_BYTES // max(1, estimate_table(connection, table)[1])))
@@ -226,7 +228,7 @@ def _chunk_bounds(connection: Connection[Any], table: TableSchema) -> ChunkBound
 
 
 def estimate_table(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
-    """Estimated rows of a table and bytes a row, from the server's statistics."""
+    """Return the estimated rows of a table and the bytes per row, from the server's statistics."""
     statistics = query_rows(
         connection,
         "SELECT table_rows, avg_row_length FROM information_schema.tables "
@@ -236,8 +238,8 @@ def estimate_table(connection: Connection[Any], table: TableSchema) -> tuple[int
 
 
 def _session_cost(connection: Connection[Any]) -> PlanCost:
-    """What the session has cost the server so far."""
-    # Reads without an index (rnd) are left out: those are of the server's own answers, to questions such as this one.
+    """Return the cost of the session for the server so far."""
+    # Reads without an index (rnd) are left out: they occur only for results such as that of this statement.
     names = "'Questions', 'Handler_read_first', 'Handler_read_last', 'Handler_read_key', 'Handler_read_next', "
     counted = query_pairs(connection, f"SHOW SESSION STATUS WHERE variable_name IN ({names} 'Handler_read_prev')")
     return PlanCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))

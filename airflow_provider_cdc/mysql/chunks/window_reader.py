@@ -1,4 +1,4 @@
-"""The binlog between the watermarks of chunks, read forward over one connection for many of them."""
+"""The binlog between the watermarks of chunks, read forward for many chunks over one connection."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from airflow_provider_cdc.mysql.client.catalog import table_altered_error
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
 
-#: Rather than skip more than this many bytes, connect again at the wanted position.
+#: To skip more than this many bytes, reconnect at the wanted position instead.
 _SKIP_BYTES = 32 << 20
-#: Bytes of rows in the binlog that are held before they are put together.
+#: Bytes of binlog rows to buffer before they are combined.
 _MAX_HELD_BYTES = 16 << 20
 
 
@@ -32,8 +32,8 @@ _MAX_HELD_BYTES = 16 << 20
 class ChangeWindow:
     """What happened to a table in (low, high].
 
-    :param changes: its changes in binlog order, behind its last TRUNCATE.
-    :param truncate_seq: ``_cdc_seq`` of its last TRUNCATE; 0 if there is none.
+    :param changes: changes of the table in binlog order, after its last TRUNCATE.
+    :param truncate_seq: ``_cdc_seq`` of the last TRUNCATE; 0 if there is none.
     """
 
     changes: pa.Table
@@ -41,18 +41,18 @@ class ChangeWindow:
 
 
 class WindowReader:
-    """Reads windows (LW, HW] of the binlog for one table; later windows continue on the same connection.
+    """Reads windows (LW, HW] of the binlog for one table. Later windows continue on the same connection.
 
-    Rows of XA transactions are kept from one window to the next, as long as nothing of the binlog between them is
-    left out. Those that were prepared before that are looked up.
+    Rows of prepared XA transactions are kept from one window to the next, as long as no binlog in between is skipped.
+    Those that were prepared earlier are looked up.
 
     :param open_at: opens a blocking binlog stream at a position.
-    :param definitions: the table's definitions; its rows are those of the newest one.
+    :param definitions: definitions of the table; rows are returned in the newest one.
     :param timeline: numbers the transactions.
     :param look_back: finds XA transactions of the table that are prepared at a place.
-    :param decoders: how its text is decoded.
-    :param with_before_images: whether updates give their old image, too, as ``b``; the definitions then want old rows
-        whole.
+    :param decoders: decoders of text.
+    :param with_before_images: whether updates also return their old image, as ``b``; the definitions must then require
+        complete old rows.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class WindowReader:
         prepared_rows: Mapping[str, tuple[RowsEvent, ...]] | None = None,
         key_filter: KeyFilter | None = None,
     ) -> ChangeWindow:
-        """What happened after ``low`` and at or before ``high``, which are ends of transactions.
+        """Return what happened after ``low`` and at or before ``high``. Both must be ends of transactions.
 
         :param prepared_rows: rows of XA transactions that are open at ``low``, as far as they are known.
-        :param key_filter: changes may be left out if there are none for which this is true.
+        :param key_filter: changes may be left out if it is true for none of them.
         :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog.
-        :raises TableAlteredError: if another DDL than TRUNCATE changes the table.
-        :raises TransientError: if the log does not get to ``high``.
-        :raises OtherHistoryError: if ``high``, though it was looked at after ``low``, lies before it.
+        :raises TableAlteredError: if a DDL other than TRUNCATE changes the table.
+        :raises TransientError: if the binlog does not reach ``high``.
+        :raises OtherHistoryError: if ``high`` is before ``low``, although it was read later.
         """
         parts, emptied = list[pa.Table](), 0
         for part in self.read_parts(low, high, prepared_rows, key_filter):
@@ -103,16 +103,16 @@ class WindowReader:
         prepared_rows: Mapping[str, tuple[RowsEvent, ...]] | None = None,
         key_filter: KeyFilter | None = None,
     ) -> Iterator[ChangeWindow]:
-        """The same piece by piece, so that few changes are held; to be walked to its end.
+        """Like :meth:`read_window`, but yield parts, so that few changes are in memory. Consume the iterator fully.
 
-        Parameters and errors are those of :meth:`window`. What came before a piece with a TRUNCATE does not count.
+        Parameters and errors are those of :meth:`read_window`. A part with a TRUNCATE cancels all parts before it.
         """
         if high < low:
-            raise OtherHistoryError(f"the binlog of the server ends at {high}, and had reached {low} before")
+            raise OtherHistoryError(f"the binlog of the server ends at {high}, but had already reached {low}")
         try:
             yield from self._read_parts(low, high, prepared_rows or {}, key_filter)
         except BaseException:
-            self.close()  # what has been decoded is not asked for again
+            self.close()  # the next window must not see what has been decoded
             raise
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class WindowReader:
             self.close()
 
     def _take_windows(self, high: Position, key_filter: KeyFilter | None) -> Iterator[ChangeWindow]:
-        """Changes up to a position that have been read; what stands behind it has been read in vain."""
+        """Yield the buffered changes up to a position, and discard those after it."""
         for _, batch in self._binlog.take_changes(key_filter=key_filter):
             changes = conform_to_schema(batch, self.table.sink_schema)
             newest = self._lineage.seq(high)

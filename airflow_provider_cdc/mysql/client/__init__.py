@@ -1,1 +1,1 @@
-"""Connections to a server and what it is asked: identity, product, catalog, character sets, load."""
+"""Connections to a server and queries about it: identity, product, catalog, character sets, load."""

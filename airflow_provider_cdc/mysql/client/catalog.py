@@ -1,4 +1,4 @@
-"""Which tables are captured and what they look like, as ``information_schema`` says."""
+"""The captured tables and their definitions, read from ``information_schema``."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r", "\\0": "\0", "''": "'"}
 def read_captured_schemas(
     connection: Connection[Any], captures: Callable[[str, str], bool], keeps: Callable[[str, str, str], bool]
 ) -> list[TableSchema]:
-    """Schemas of all captured tables.
+    """Return the schemas of all captured tables.
 
-    :raises NotReadyError: if no table matches or one cannot be copied exactly.
+    :raises NotReadyError: if no table matches, or a table cannot be copied exactly.
     """
     tables = find_tables(connection, captures)
     if not tables:
         raise NotReadyError(
             "no table matches source.tables",
-            "Check the patterns (anchored, database.table, dots between) and that the user has SELECT on the tables",
+            "Check the patterns (anchored, database.table) and that the user has SELECT on the tables",
         )
     return [read_schema(connection, database, table, engine, keeps) for database, table, engine in tables]
 
 
 def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool]) -> list[tuple[str, str, str]]:
-    """Base tables that a pipeline captures: (database, table, engine), in name order.
+    """Return (database, table, engine) of the base tables that a pipeline captures, ordered by name.
 
-    :param captures: the pipeline's patterns, see :meth:`Pipeline.captures`.
+    :param captures: whether a (database, table) is captured; see
+        :meth:`airflow_provider_cdc.config.pipeline.Pipeline.captures`.
     """
     tables = query_rows(
         connection,
-        # Of a system-versioned table (MariaDB) row events hold more than SELECT shows: refused by this "engine".
+        # Row events of a system-versioned table (MariaDB) contain more than SELECT shows: this "engine" is rejected.
         "SELECT table_schema, table_name, IF(table_type = 'BASE TABLE', engine, 'system versioning') "
         f"FROM information_schema.tables WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') "
         f"AND table_schema NOT IN {_SYSTEM} ORDER BY table_schema, table_name",
@@ -62,7 +63,7 @@ def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool
 
 
 def current_fingerprint(connection: Connection[Any], table: TableSchema) -> str:
-    """Fingerprint of a captured table as it is now, with the columns left out that were left out before."""
+    """Return the fingerprint of a captured table as it is now, leaving out the same columns as before."""
     return read_schema(
         connection, table.database, table.name, keeps=lambda *name: name[-1] not in table.excluded
     ).fingerprint()
@@ -75,11 +76,11 @@ def read_schema(
     engine: str = "InnoDB",
     keeps: Callable[[str, str, str], bool] = lambda *_: True,
 ) -> TableSchema:
-    """Schema of one table, refused by name and with the remedy if it cannot be copied exactly.
+    """Return the schema of one table.
 
-    :param keeps: which (database, table, column) is copied, see :meth:`Pipeline.keeps`; columns of the key always are.
-    :returns: the schema; without a usable key its ``key`` is empty.
-    :raises NotReadyError: for an unsupported engine or column type.
+    :param keeps: whether a (database, table, column) is copied; key columns always are.
+    :returns: the schema, with an empty ``key`` if the table has no usable key.
+    :raises NotReadyError: if the table cannot be copied exactly, such as for an unsupported engine or column type.
     """
     label = f"{database}.{table}"
     if engine != "InnoDB":
@@ -107,13 +108,13 @@ def read_schema(
     if not copied:
         raise NotReadyError(
             f"table {label} has no usable key, and none of its columns is copied",
-            "Copy some of them (source.include_columns, source.exclude_columns), or exclude it",
+            "Copy some columns (source.include_columns, source.exclude_columns), or exclude the table",
         )
     for column in copied:
         if column.name in zoned:
             raise NotReadyError(
                 f"table {label}, column {column.name}: it is VIRTUAL, and its value depends on the session's time "
-                "zone: the snapshot would have it in UTC, and the binlog in the zone of each writer",
+                "zone: the snapshot would contain it in UTC, and the binlog in the time zone of each writer",
                 "Leave it out with source.exclude_columns, make it STORED, or name the zone: CAST(... AT TIME ZONE "
                 "'+00:00' AS DATETIME)",
             )
@@ -132,19 +133,19 @@ def _table_collation(connection: Connection[Any], database: str, table: str) -> 
 
 
 def check_same_definition(connection: Connection[Any], table: TableSchema, at: Position) -> None:
-    """Make sure that a table is still what it was planned as.
+    """Check that a table still has the definition that it was planned with.
 
-    :param at: up to where the binlog is known, for the message.
-    :raises TableAlteredError: if it is not.
+    :param at: position up to which the binlog is known, for the message.
+    :raises TableAlteredError: if the definition has changed.
     """
     if current_fingerprint(connection, table) != table.fingerprint():
         raise table_altered_error(table, f"at or before {at}", at)
 
 
 def table_altered_error(table: TableSchema, where_seen: str, at: Position) -> TableAlteredError:
-    """The error for a table that is no longer what it was planned as.
+    """Return the error for a table that no longer has the definition that it was planned with.
 
-    :param where_seen: where that was seen, and how.
+    :param where_seen: where and how the change was noticed.
     """
     message = f"table {table.label} was altered while it was read, {where_seen}"
     return TableAlteredError(message, ALTERED_REMEDY, table=table.label, place=str(at))
@@ -153,7 +154,7 @@ def table_altered_error(table: TableSchema, where_seen: str, at: Position) -> Ta
 def _read_columns(
     connection: Connection[Any], database: str, table: str
 ) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
-    """The columns of a table, and their comments by name."""
+    """Return the columns of a table, and (column, comment) of those with a comment."""
     catalog_rows = query_rows(
         connection,
         "SELECT column_name, data_type, column_type, is_nullable, character_maximum_length, character_octet_length, "
@@ -167,7 +168,7 @@ def _read_columns(
         if comment:
             comments.append((str(name), str(comment)))
         data_type = str(kind).lower()
-        # Only digits and members matter below; ZEROFILL and display widths change nothing about a value.
+        # Only digits and members matter below: ZEROFILL and display widths do not change a value.
         members = tuple(_unescape(m) for m in _QUOTED_MEMBER.findall(str(full))) if data_type in MEMBER_TYPES else ()
         columns.append(
             Column(
@@ -191,9 +192,9 @@ def _read_columns(
 def _time_zone_dependent(
     connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]
 ) -> frozenset[str]:
-    """Names of the generated columns whose values hang on the time zone of the session that looks at them.
+    """Return the names of generated columns whose values depend on the time zone of the session that reads them.
 
-    Those that are stored do not: they are what the session that wrote them has computed, for everybody.
+    Stored columns do not: their values were computed once, by the session that wrote them.
     """
     catalog_rows = query_rows(
         connection,
@@ -202,7 +203,7 @@ def _time_zone_dependent(
         "AND extra LIKE '%VIRTUAL GENERATED%' ORDER BY ordinal_position",
     )
     moments, dependent = {c.name for c in columns if c.data_type == "timestamp"}, set[str]()
-    for name, expression in catalog_rows:  # one that is computed from another one stands behind it
+    for name, expression in catalog_rows:  # a column that is computed from another comes after it
         text = str(expression).lower()
         for moment in moments - dependent:  # UNIX_TIMESTAMP(column) and column AT TIME ZONE are the same everywhere
             quoted = re.escape(_lower_quoted(moment))
@@ -218,9 +219,9 @@ def _lower_quoted(name: str) -> str:
 
 
 def find_key_index(connection: Connection[Any], table: TableSchema) -> str:
-    """Name of the index that is the table's key.
+    """Return the name of the index that is the table's key.
 
-    :raises NotReadyError: if it is gone.
+    :raises NotReadyError: if there is no such index any more.
     """
     for name, parts in _unique_indexes(connection, table.database, table.name).items():
         if _why_unusable(parts, {c.name: c for c in table.columns}) is None and table.key == tuple(
@@ -230,14 +231,14 @@ def find_key_index(connection: Connection[Any], table: TableSchema) -> str:
     raise NotReadyError(f"the key ({', '.join(table.key)}) of table {table.label} is gone", "Plan again, or exclude it")
 
 
-#: Of a part of an index: column, prefix length, whether the index is visible, whether it is one of hashes.
+#: For each part of an index: column, prefix length, whether the index is visible, whether it is a hash index.
 _IndexParts = list[tuple[str | None, ...]]
 
 
 def _unique_indexes(connection: Connection[Any], database: str, table: str) -> dict[str, _IndexParts]:
-    """Parts of each unique index. The primary key comes first."""
+    """Return the parts of each unique index, by name. The primary key comes first."""
     visible = "IF(ignored = 'YES', 'NO', 'YES')" if is_mariadb(connection) else "is_visible"
-    hashed = "index_type = 'HASH' AND index_name <> 'PRIMARY'"  # which only says that it was declared so
+    hashed = "index_type = 'HASH' AND index_name <> 'PRIMARY'"  # a primary key is only declared as HASH
     catalog_rows = query_rows(
         connection,
         f"SELECT index_name, column_name, sub_part, {visible}, {hashed} FROM information_schema.statistics "
@@ -251,7 +252,7 @@ def _unique_indexes(connection: Connection[Any], database: str, table: str) -> d
 
 
 def _hidden_columns(indexes: dict[str, _IndexParts], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """The columns that MariaDB adds for unique indexes of any length, one each: row events have them, nothing else."""
+    """Return the columns that MariaDB adds, one for each hash index. Only row events contain them."""
     used_names, numbers = {c.name.lower() for c in columns}, count(1)
     names = (name for n in numbers if (name := f"DB_ROW_HASH_{n}").lower() not in used_names)
     hashes = sum(1 for parts in indexes.values() if parts[0][-1] == "1")
@@ -259,7 +260,7 @@ def _hidden_columns(indexes: dict[str, _IndexParts], columns: tuple[Column, ...]
 
 
 def why_no_key(connection: Connection[Any], table: TableSchema) -> str:
-    """Why none of the unique indexes of a table is its key, in brackets; empty where there are none."""
+    """Return why no unique index of a table is its key, in parentheses; empty if there is no unique index."""
     indexes, zoned = _unique_indexes(connection, *table.id), _time_zone_dependent(connection, *table.id, table.columns)
     reasons = _choose_key(indexes, table.columns, zoned)[2]
     return f" ({'; '.join(reasons)})" if reasons else ""
@@ -268,7 +269,7 @@ def why_no_key(connection: Connection[Any], table: TableSchema) -> str:
 def _choose_key(
     indexes: dict[str, _IndexParts], columns: tuple[Column, ...], zoned: Collection[str]
 ) -> tuple[str | None, tuple[str, ...], list[str]]:
-    """Index and columns of the key, if there is a usable one; and why the unique indexes before it are no keys."""
+    """Return the index and columns of the first usable key, if any, and why each index before it is unusable."""
     by_name = {c.name: c for c in columns}
     reasons: list[str] = []
     for index, parts in indexes.items():
@@ -282,11 +283,11 @@ def _choose_key(
 def _why_unusable(parts: _IndexParts, columns: dict[str, Column], zoned: Collection[str] = ()) -> str | None:
     for name, part, visible, hashed in parts:
         if hashed == "1":
-            return "a hash has no order"
+            return "a hash index has no order"
         if name is None:
-            return "an expression"
+            return "indexes an expression"
         if (column := columns.get(name)) is None:
-            return f"{name}, which was added just now"
+            return f"column {name} has just been added"
         if name in zoned:
             return f"{name} is computed in the time zone of each session"
         if part is not None:
@@ -296,13 +297,13 @@ def _why_unusable(parts: _IndexParts, columns: dict[str, Column], zoned: Collect
         if visible == "NO":
             return "the index is invisible"
         if column.is_two_digit_year:
-            return f"{name} is of type {column.column_type}, which shows two values as 00"
+            return f"{name} is of type {column.column_type}, in which two values are shown as 00"
         if column.data_type not in KEY_TYPES:
             return f"{name} is of type {column.data_type}"
-        if column.data_type == "char" and "_nopad_" in str(column.collation):  # of MariaDB, seen at a\0 beside a
+        if column.data_type == "char" and "_nopad_" in str(column.collation):  # MariaDB, seen with a\0 and a
             return f"CHAR in {column.collation} has another order in the index than in a comparison"
         if len(set(column.members)) < len(column.members):
-            return f"two members of {name} have one text"
+            return f"two members of {name} have the same text"
         if any("?" in member for member in column.members):
             return f"a member of {name} has a question mark, or a character that the catalog cannot hold"
     return None

@@ -1,8 +1,8 @@
 """Text of any character set, decoded exactly as the server converts it.
 
-Rows in the binlog hold the bytes of the column's own character set, while a SELECT gets them converted by the server.
-Libraries differ from the server in single characters (the yen sign of sjis, byte 0x81 of latin1), so the server is
-asked for its tables: once a process, each in one statement.
+Rows in the binlog contain bytes in the column's own character set, whereas the server converts the result of a SELECT.
+Libraries differ from the server in single characters (the yen sign in sjis, byte 0x81 in latin1), so the conversion
+tables are queried from the server: once per process, each in one statement.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from airflow_provider_cdc.mysql.client.session import query_bytes, query_value
 
 TextDecoder = Callable[[bytes], str]
 
-#: Charsets that are Unicode in another form: the same everywhere. A lone surrogate is an error, as it is in a SELECT.
+#: Charsets that are encodings of Unicode, which are the same everywhere. A lone surrogate is an error, as in a SELECT.
 _UNICODE_CODECS = {"utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be", "ascii": "ascii"}
 
-#: Bytes that may stand at each place of a character of several bytes, by charset: what the server knows among them
-#: is in its table.
+#: The bytes that are possible at each place of a multibyte character, by charset. Which combinations are characters is
+#: up to the server's table.
 _HIGH, _TRAIL = range(0x80, 0x100), range(0x30, 0x100)
 _DIGIT = range(0x30, 0x3A)
 _BYTE_RANGES: dict[str, tuple[tuple[range, ...], ...]] = {
     **dict.fromkeys(("big5", "cp932", "euckr", "gb2312", "gbk", "sjis"), ((_HIGH, _TRAIL),)),
     **dict.fromkeys(("eucjpms", "ujis"), ((_HIGH, _TRAIL), (range(0x8F, 0x90), _HIGH, _HIGH))),
-    # Of its four bytes the ones above 0x8F are Unicode in sequence, see _gb18030.
+    # Four-byte characters that begin above 0x8F are consecutive in Unicode: see _decode_gb18030.
     "gb18030": ((_HIGH, _TRAIL), (range(0x81, 0x90), _DIGIT, range(0x81, 0xFF), _DIGIT)),
 }
 
 
 class NoRoundTripError(ValueError):
-    """A key's value that does not come back from Unicode as it was: another one may have the same text.
+    """A key value that does not survive the conversion to Unicode and back: another value may have the same text.
 
-    :param charset: character set of the key's column; of an ENUM, nothing.
+    :param charset: character set of the key column; empty for an ENUM.
     :param code: the bytes of the value, in hex.
     """
 
@@ -48,10 +48,10 @@ class NoRoundTripError(ValueError):
 
 
 class CharsetDecoders(Mapping[str, TextDecoder]):
-    """How text of each character set is decoded; a mapping that never changes.
+    """Immutable mapping from each character set to its decoder.
 
-    :param decoders: (character set -> function from bytes to text, which raises ``UnicodeDecodeError``).
-    :param for_keys: the same for keys, where it is another function: it also raises :class:`NoRoundTripError`.
+    :param decoders: character set -> function from bytes to text, which raises ``UnicodeDecodeError``.
+    :param of_keys: the decoders of keys where they differ: they also raise :class:`NoRoundTripError`.
     """
 
     def __init__(self, decoders: Mapping[str, TextDecoder], of_keys: Mapping[str, TextDecoder] | None = None) -> None:
@@ -79,14 +79,14 @@ def _codec_decoder(name: str) -> TextDecoder:
 
 
 def _decode_ucs2(data: bytes) -> str:
-    """Text of ucs2, to which two halves of a surrogate are two characters that are none."""
+    """Decode ucs2, in which a surrogate pair is not one character but two invalid ones."""
     text = data.decode("utf-16-be")
     if 2 * len(text) != len(data):
         raise UnicodeDecodeError("ucs2", data, 0, len(data), "surrogates")
     return text
 
 
-#: Those that need no server.
+#: The decoders that need no server.
 UNICODE_DECODERS = CharsetDecoders(
     {
         **dict.fromkeys(UTF8_CHARSETS, bytes.decode),
@@ -102,11 +102,11 @@ _decoders_cache: dict[tuple[str, frozenset[str]], CharsetDecoders] = {}
 def load_decoders(
     open_connection: Callable[[], AbstractContextManager[Connection[Any]]], tables: Iterable[TableSchema]
 ) -> CharsetDecoders:
-    """Decoders of all character sets that tables have.
+    """Return decoders for all character sets in some tables.
 
-    :param open_connection: opens a connection to the server, or hands out one that is open; called only where a table
-        has a character set that is not a form of Unicode.
-    :raises TerminalError: for a character set that is not known here.
+    :param open_connection: opens a connection to the server, or returns an open one. It is called only if a table has a
+        character set that is not an encoding of Unicode.
+    :raises TerminalError: for an unknown character set.
     """
     table_by_charset = {str(c.charset): table.label for table in tables for c in table.columns if c.charset}
     wanted = frozenset(table_by_charset.keys() - UNICODE_DECODERS.keys())
@@ -122,9 +122,9 @@ def load_decoders(
 
 
 def _build_decoders(connection: Connection[Any], charset: str, table: str) -> tuple[TextDecoder, TextDecoder]:
-    """Make a decoder of what the server says of every character of a charset, and one of keys.
+    """Build a decoder of text and one of keys from the server's conversion of every character in a charset.
 
-    :param table: one that has it, for the error.
+    :param table: a table that has the charset, for the error message.
     """
     single, one_way = _query_characters(connection, charset, (range(0x100),))
     if charset not in _BYTE_RANGES:
@@ -166,9 +166,9 @@ def _build_decoders(connection: Connection[Any], charset: str, table: str) -> tu
 def _key_decoder(
     charset: str, decode: TextDecoder, one_way: Set[bytes], codes: Callable[[bytes], Iterable[bytes]]
 ) -> TextDecoder:
-    """A decoder of keys.
+    """Return a decoder of keys.
 
-    :param one_way: characters that come back from Unicode as others.
+    :param one_way: characters that the conversion to Unicode and back changes.
     :param codes: splits text into characters.
     """
     if not one_way:
@@ -187,7 +187,10 @@ def _key_decoder(
 def _query_characters(
     connection: Connection[Any], charset: str, places: tuple[range, ...]
 ) -> tuple[dict[bytes, str], frozenset[bytes]]:
-    """Characters of a charset with what the server makes of them, and those that it does not make of that again."""
+    """Query the characters of a charset, and which of them the conversion to Unicode and back changes.
+
+    :returns: (bytes -> text, bytes of the characters that are changed).
+    """
     names = "abcd"[: len(places)]
     byte_tables = [
         f"(SELECT {' UNION ALL SELECT '.join(f'{byte} AS {name}' for byte in place)}) AS t{name}"
@@ -199,7 +202,7 @@ def _query_characters(
         f"SELECT code, HEX(CONVERT(text USING utf8mb4)), "
         f"HEX(CONVERT(CONVERT(text USING utf8mb4) USING {charset})) = code "
         f"FROM (SELECT HEX({whole}) AS code, CONVERT({whole} USING {charset}) AS text FROM {joined}) AS listed "
-        # What is not a character is NULL on MySQL, and turned into another one on MariaDB.
+        # For bytes that are not a character, MySQL returns NULL and MariaDB another character.
         "WHERE CHAR_LENGTH(text) = 1 AND HEX(text) = code",
     )
     known, one_way = dict[bytes, str](), set[bytes]()
@@ -212,10 +215,10 @@ def _query_characters(
 
 
 def _split_characters(data: bytes, known: Mapping[bytes, str], charset: str) -> Iterator[bytes]:
-    """Split text into characters."""
+    """Yield the bytes of each character in a text."""
     at = 0
     while at < len(data):
-        # The longest first: MySQL also counts the first two bytes of three as a character of eucjpms.
+        # Longest first: in eucjpms, MySQL also counts the first two of three bytes as a character.
         for size in (4, 3, 2, 1):
             if data[at : at + size] in known:
                 break
@@ -228,7 +231,7 @@ def _split_characters(data: bytes, known: Mapping[bytes, str], charset: str) -> 
 
 
 def _decode_gb18030(four: bytes) -> str:
-    """A character beyond U+FFFF, which gb18030 counts through from 0x90308130 on; nothing if it is none."""
+    """Decode a character beyond U+FFFF, which gb18030 numbers from 0x90308130; return ``""`` if it is not one."""
     if len(four) < 4 or not 0x90 <= four[0] <= 0xE3:
         return ""
     number = ((four[0] - 0x90) * 10 + four[1] - 0x30) * 1260 + (four[2] - 0x81) * 10 + four[3] - 0x30

@@ -1,4 +1,4 @@
-"""The collations of a server: its table maps name the character set of a column by the number of a collation."""
+"""The collations of a server. Its table maps identify a column's character set by the number of a collation."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ _NO_SUCH_COLUMN = 1054
 
 @dataclass(frozen=True)
 class Collations:
-    """What table maps mean by the numbers of collations.
+    """The meaning of the collation numbers in table maps.
 
-    :param charsets: character set of each collation, by its number.
-    :param mariadb: whether the server is MariaDB: which columns its table maps list with a collation differs.
+    :param charsets: collation number -> character set.
+    :param mariadb: whether the server is MariaDB, whose table maps list collations for other columns than MySQL's.
     """
 
     charsets: Mapping[int, str]
     mariadb: bool = False
 
     def charset_of(self, number: int) -> str:
-        """The character set of a collation, in words that differ from every name where the number is not known."""
+        """Return the character set of a collation. For an unknown number, it is a text that differs from every name."""
         return self.charsets.get(number) or f"that of collation {number}, which is not known"
 
 
-#: For readers that look at no row of a captured table: every collation is unknown, and differs from the definition.
+#: For readers that decode no row of a captured table: every collation is unknown, and differs from the definition.
 NO_COLLATIONS = Collations({})
 
 _collations_cache: dict[tuple[str, str], Collations] = {}
 
 
 def canonical_charset(charset: str) -> str:
-    """The name of a character set, of which servers and older plans write one in two ways."""
+    """Return the canonical name of a character set: servers and older plans use two names for utf8mb3."""
     return "utf8mb3" if charset == "utf8" else charset
 
 
 def collations_of(connection: Connection[Any], server: str) -> Collations:
-    """The collations of a server; a process asks each server once.
+    """Return the collations of a server, which are queried once per process and server.
 
-    :param server: its identity.
+    :param server: identity of the server.
     """
     key = server, str(connection.get_server_info())  # type: ignore[no-untyped-call]
     if key not in _collations_cache:
@@ -58,12 +58,12 @@ def _query_charsets(connection: Connection[Any]) -> dict[int, str]:
         connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL"
     )
     if is_mariadb(connection):
-        try:  # one name stands for a collation of each of several character sets there
+        try:  # one name there covers collations of several character sets
             collations += query_rows(
                 connection,
                 "SELECT id, character_set_name FROM information_schema.collation_character_set_applicability",
             )
         except TerminalError as error:
-            if error.code != _NO_SUCH_COLUMN:  # before 10.10 there are no such collations
+            if error.code != _NO_SUCH_COLUMN:  # there are no such collations before 10.10
                 raise
     return {int(number): canonical_charset(charset) for number, charset in collations if number and charset}

@@ -1,4 +1,4 @@
-"""Which server a connection reaches: its kind, its identity, where its binlog ends, its open XA transactions."""
+"""The server that a connection reaches: its product, its identity, the end of its binlog, its open XA transactions."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.client.product import Product
 from airflow_provider_cdc.mysql.client.session import query_bytes, query_pairs, query_rows
 
-#: What the server says to a user without the privilege.
+#: The server's error for a user without the privilege.
 _XAER_RMERR = 1401
-#: Variables of a server that may lose commits in a crash where one of them is not 1.
+#: Unless each of these variables is 1, the server may lose commits in a crash.
 DURABILITY_VARIABLES = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 
 
 def product_of(connection: Connection[Any]) -> Product:
-    """The server's product and version, by its greeting (no round trip)."""
+    """Return the server's product and version, by its greeting (no round trip)."""
     return Product.parse(str(connection.get_server_info()))  # type: ignore[no-untyped-call]
 
 
 def is_mariadb(connection: Connection[Any]) -> bool:
-    """Whether the server is MariaDB, by its greeting (no round trip)."""
+    """Return whether the server is MariaDB, by its greeting (no round trip)."""
     return product_of(connection).is_mariadb
 
 
 def server_identity(connection: Connection[Any]) -> str:
-    """The server's identity, which positions belong to.
+    """Return the identity of the server, which its positions belong to.
 
-    On MySQL it is ``server_uuid``, which belongs to the data folder. MariaDB has none: there it is
-    ``mariadb:<server_id>:<server_uid>`` (``<hostname>:<port>`` where there is no ``server_uid``), which belongs to the
+    On MySQL this is ``server_uuid``, which belongs to the data folder. MariaDB has none; there it is
+    ``mariadb:<server_id>:<server_uid>`` (``<hostname>:<port>`` if there is no ``server_uid``), which belongs to the
     machine (docs/decisions/0015).
     """
     if not is_mariadb(connection):
@@ -43,26 +43,26 @@ def server_identity(connection: Connection[Any]) -> str:
 
 
 def is_gtid_mode_on(connection: Connection[Any]) -> bool:
-    """Whether MySQL gives GTIDs to all transactions that begin from now on."""
+    """Return whether the server is MySQL and gives a GTID to every transaction that begins from now on."""
     return not is_mariadb(connection) and query_rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
 
 
 def check_same_server(actual: str, expected: str | None) -> None:
-    """Refuse to go on with another server than the one the pipeline began with.
+    """Refuse to continue on another server than the one that the pipeline began on.
 
     :raises OtherServerError: if they differ.
     """
     if expected is not None and actual != expected:
         raise OtherServerError(
             f"the connection reaches server {actual}, but this pipeline began on {expected}",
-            "Point the connection to the original server (no load balancer), or start with a fresh sink.path",
+            "Point the connection to the original server (not a load balancer), or start with a fresh sink.path",
         )
 
 
 def binlog_status(connection: Connection[Any]) -> tuple[Position, str, str]:
-    """Current end of the binlog, and the databases that it is restricted to or leaves out (empty: none).
+    """Return the end of the binlog, the databases it is restricted to, and those it leaves out (empty: none).
 
-    The statement holds the log's lock, so the position is the end of a complete transaction.
+    The server runs the statement under the binlog's lock, so the position is the end of a complete transaction.
 
     :raises NotReadyError: if the server writes no binlog.
     """
@@ -74,14 +74,14 @@ def binlog_status(connection: Connection[Any]) -> tuple[Position, str, str]:
 
 
 def binlog_end(connection: Connection[Any]) -> Position:
-    """Current end of the binlog; see :func:`binlog_status`."""
+    """Return the end of the binlog; see :func:`binlog_status`."""
     return binlog_status(connection)[0]
 
 
 def open_xa_transactions(connection: Connection[Any]) -> frozenset[str]:
-    """Names of the XA transactions that are prepared and not finished, those in the middle of their end included.
+    """Return the names of XA transactions that are prepared and not finished, including those just being finished.
 
-    :raises NotReadyError: if the user may not look (MySQL only).
+    :raises NotReadyError: if the user lacks the privilege (MySQL only).
     """
     try:
         recovered = query_bytes(connection, "XA RECOVER")

@@ -1,4 +1,4 @@
-"""What leads to captured tables by the catalog, see :mod:`airflow_provider_cdc.ddl.indirect_writes`."""
+"""Indirect writes to captured tables, by the catalog; see :mod:`airflow_provider_cdc.ddl.indirect_writes`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GLOBAL_GRANT = re.compile(r"GRANT (.*) ON \*\.\* TO ")
 
 
 def query_indirect_writes(connection: Connection[Any], captured: Iterable[TableName]) -> IndirectWrites | None:
-    """What leads to captured tables now; ``None`` if the user may not see all of it."""
+    """Return the current indirect writes to captured tables; ``None`` if the user may not see the whole catalog."""
     if not _sees_whole_catalog(connection):
         return None
     views = query_rows(
@@ -52,7 +52,7 @@ def query_indirect_writes(connection: Connection[Any], captured: Iterable[TableN
 
 
 def _sees_whole_catalog(connection: Connection[Any]) -> bool:
-    """Whether the catalog shows the user every view, trigger and routine."""
+    """Return whether the catalog shows the user every view, trigger and routine."""
     granted = [str(row[0]) for row in query_rows(connection, "SHOW GRANTS")]
     if any(line.startswith("REVOKE") for line in granted):
         return False

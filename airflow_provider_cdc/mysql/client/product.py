@@ -1,4 +1,4 @@
-"""Which statements a server knows, by its product and version, and which service runs it. No I/O."""
+"""The statements that a server knows, by its product and version, and the managed service that runs it. No I/O."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: The oldest versions that are read.
+#: The oldest supported versions.
 MIN_VERSIONS = {"MySQL": (8, 0, 22), "MariaDB": (10, 6)}
-#: Versions (major, minor) that this project's tests have run with; docs/versions.md.
+#: Versions (major, minor) that this project's tests have run with (docs/versions.md).
 TESTED_VERSIONS = {"MySQL": ((9, 7),), "MariaDB": ((10, 11), (11, 8))}
 
 
@@ -17,7 +17,8 @@ class Product:
     """A server's product and version.
 
     :param name: ``MySQL`` or ``MariaDB``.
-    :param version: three numbers; two where the third is not told, as by Aurora (``8.0.mysql_aurora.3.04.0``).
+    :param version: three numbers, or two if the server does not report the third, as Aurora
+        (``8.0.mysql_aurora.3.04.0``).
     """
 
     name: str
@@ -25,7 +26,7 @@ class Product:
 
     @classmethod
     def parse(cls, version: str) -> Product:
-        """Read what ``SELECT VERSION()`` or the greeting says. Some greetings of MariaDB begin with ``5.5.5-``."""
+        """Parse the version in ``SELECT VERSION()`` or the greeting. Some MariaDB greetings begin with ``5.5.5-``."""
         mariadb = "mariadb" in version.lower()
         match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version.removeprefix("5.5.5-") if mariadb else version)
         numbers = match.groups() if match else ()
@@ -33,12 +34,12 @@ class Product:
 
     @property
     def is_mariadb(self) -> bool:
-        """Whether it is MariaDB."""
+        """Whether the server is MariaDB."""
         return self.name == "MariaDB"
 
     @property
     def is_supported(self) -> bool:
-        """Whether the version is new enough. Where the third number is not told, it is not held against a server."""
+        """Whether the version is new enough. Only the numbers that the server reports are compared."""
         oldest = MIN_VERSIONS[self.name]
         return len(self.version) > 1 and self.version >= oldest[: len(self.version)]
 
@@ -49,27 +50,27 @@ class Product:
 
     @property
     def binlog_status_sql(self) -> str:
-        """Where the binlog ends: file, position, the databases it is restricted to, those it leaves out."""
+        """Statement for the end of the binlog: file, position, databases it is restricted to and databases left out."""
         return "SHOW BINARY LOG STATUS" if not self.is_mariadb and self.version >= (8, 2) else "SHOW MASTER STATUS"
 
     @property
     def replica_status_sql(self) -> str:
-        """What the server replicates, a row a channel."""
+        """Statement for what the server replicates, one row per channel."""
         return "SHOW ALL SLAVES STATUS" if self.is_mariadb else "SHOW REPLICA STATUS"
 
     @property
     def replicas_sql(self) -> str:
-        """Who replicates from the server."""
+        """Statement for the replicas of the server."""
         return "SHOW SLAVE HOSTS" if self.is_mariadb else "SHOW REPLICAS"
 
 
 @dataclass(frozen=True)
 class ManagedService:
-    """A managed service: how settings are made there, and how long it keeps binlogs.
+    """A managed service: how to change its settings, and how long it keeps binlogs.
 
-    :param setting_hint: how a server's setting is changed, for people, with ``{}`` for ``name = value``.
-    :param retention_hint: what sets how long binlogs are kept; empty if that is the server's own setting.
-    :param enable_binlog_hint: what to do where there is no binary log.
+    :param setting_hint: how to change a server setting, human-readable, with ``{}`` for ``name = value``.
+    :param retention_hint: how to set how long binlogs are kept; empty if the server's own setting decides.
+    :param enable_binlog_hint: what to do if there is no binary log.
     """
 
     name: str
@@ -83,25 +84,25 @@ RDS = ManagedService(
     "Amazon RDS",
     "set {} in the DB parameter group",
     _RDS_KEEPS,
-    "Switch automated backups on: without them Amazon RDS writes no binary log",
+    "Turn on automated backups. Without them, Amazon RDS writes no binary log",
 )
 AURORA = ManagedService(
     "Amazon Aurora",
     "set {} in the DB cluster parameter group, then reboot the writer",
     _RDS_KEEPS,
-    "Set binlog_format = ROW in the DB cluster parameter group and reboot the writer. Connect to the cluster's own "
-    "(writer) endpoint: a reader, which is what the read-only endpoint leads to, has no binary log",
+    "Set binlog_format = ROW in the DB cluster parameter group and reboot the writer. Connect to the cluster (writer) "
+    "endpoint: the reader endpoint leads to a reader, which has no binary log",
 )
 CLOUD_SQL = ManagedService(
     "Google Cloud SQL",
     "set the database flag {}",
     "",
-    "Switch point-in-time recovery on: it is what makes Cloud SQL write a binary log",
+    "Turn on point-in-time recovery. Without it, Cloud SQL writes no binary log",
 )
 
 
 def managed_service_of(variables: Mapping[str, str]) -> ManagedService | None:
-    """The managed service that a server belongs to, by its global variables; ``None`` if nothing tells of one."""
+    """Return the managed service that runs a server, judging by its global variables; ``None`` if unknown."""
     version = variables.get("version", "").lower()
     if "aurora_version" in variables or "aurora" in version:
         return AURORA

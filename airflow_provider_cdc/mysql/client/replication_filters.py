@@ -1,7 +1,7 @@
-"""Replication filters of a server that is a replica, or was one: tables whose changes it does not take from its source.
+"""Replication filters of a current or former replica: tables whose changes it does not apply from its source.
 
-A server that was promoted is no replica any more, and still lacks what it has left out. It knows its filters for as
-long as they are set.
+A promoted server is no longer a replica, but still lacks what its filters left out. It reports its filters for as long
+as they are set.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ T = TypeVar("T")
 _DO_DB, _IGNORE_DB = "Replicate_Do_DB", "Replicate_Ignore_DB"
 _DO, _IGNORE = "Replicate_Do_Table", "Replicate_Ignore_Table"
 _WILD_DO, _WILD_IGNORE = "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table"
-#: What comes from one database goes to another: ``(from,to)`` on MySQL, ``from->to`` on MariaDB.
+#: Changes of one database are applied to another: ``(from,to)`` on MySQL, ``from->to`` on MariaDB.
 _REWRITE = "Replicate_Rewrite_DB"
 _LIST_FILTERS = (_DO_DB, _IGNORE_DB, _DO, _IGNORE, _WILD_DO, _WILD_IGNORE)
 FILTER_NAMES = (*_LIST_FILTERS, _REWRITE)
 _DO_FILTERS = (_DO_DB, _DO, _WILD_DO)
 _BY_LOWER = {name.lower(): name for name in FILTER_NAMES}
-#: Where MySQL says which filters are set, whether there is a channel or not.
+#: Where MySQL lists the filters that are set, with or without a channel.
 _TABLES = ("replication_applier_global_filters", "replication_applier_filters")
 
 
 def read_filters(connection: Connection[Any]) -> list[dict[str, str]]:
-    """The filters of each channel that has any, and those that are set without one: name -> comma-separated list.
+    """Return the filters of each channel that has any, and the filters that are set without a channel.
 
-    :raises NotReadyError: if that cannot be seen; it names the grant.
+    :returns: for each channel, filter name -> comma-separated list.
+    :raises NotReadyError: if the user may not see the filters; the error names the grant.
     """
     mariadb = is_mariadb(connection)
     grant = "REPLICA MONITOR ON *.*" if mariadb else "REPLICATION CLIENT ON *.*"
@@ -45,7 +46,7 @@ def read_filters(connection: Connection[Any]) -> list[dict[str, str]]:
 
 
 def _mariadb_filters(connection: Connection[Any]) -> dict[str, str]:
-    """Those of the default connection, which stay when that is reset."""
+    """Return the filters of the default connection, which remain after the connection is reset."""
     shown = query_pairs(connection, "SHOW GLOBAL VARIABLES LIKE 'replicate%'")
     return {_BY_LOWER[name.lower()]: text for name, text in shown.items() if text and name.lower() in _BY_LOWER}
 
@@ -53,16 +54,16 @@ def _mariadb_filters(connection: Connection[Any]) -> dict[str, str]:
 def _mysql_filters(connection: Connection[Any]) -> list[dict[str, str]]:
     if query_value(connection, "SELECT @@performance_schema") != "1":
         raise NotReadyError(
-            "performance_schema is OFF, so the server does not tell which replication filters are set",
-            "Start it with performance_schema = ON",
+            "performance_schema is OFF, so the server does not show which replication filters are set",
+            "Start the server with performance_schema = ON",
         )
     by_channel: dict[tuple[str, str | None], dict[str, str]] = {}
     for table in _TABLES:
         place, before = f"performance_schema.{table}", ""
         for row in _require_grant(lambda: query_dicts(connection, f"SELECT * FROM {place}"), f"SELECT ON {place}"):  # noqa: B023
             name, rule = _BY_LOWER.get(str(row["FILTER_NAME"]).lower()), row["FILTER_RULE"] or ""
-            # MySQL 9.7 shows that of the row before where a global rule was taken back. Taken for a list of what to
-            # take, it would leave out everything else; in the others it names what the row before does.
+            # Where a global rule was withdrawn, MySQL 9.7 shows the rule of the previous row. As a list of what to
+            # replicate, it would leave out everything else; in the other filters it repeats what the previous row says.
             stale, before = rule == before and name in _DO_FILTERS, rule
             if name and rule and not stale:
                 by_channel.setdefault((table, row.get("CHANNEL_NAME")), {})[name] = rule
@@ -76,16 +77,16 @@ def _require_grant(look: Callable[[], T], grant: str) -> T:
         if error.code is None:  # not denied by the server
             raise
         raise NotReadyError(
-            "the user may not see which changes the server leaves out as a replica",
+            "the user may not see which changes the server leaves out when it replicates from its source",
             f"GRANT {grant} TO the user of the connection",
         ) from None
 
 
 def excluding_filter(channel_filters: Mapping[str, str], database: str, table: str) -> str | None:
-    """The filter by which row changes of a table are left out, or go to another database; ``None`` if they are taken.
+    """Return the name of the filter that leaves out or redirects the row changes of a table; ``None`` if there is none.
 
-    The server's own order for row format: databases first, then tables, then patterns; the first that matches decides,
-    and where there are lists of what to take, what is in none of them is left out.
+    The order is the server's own for row format: databases, then tables, then patterns. The first match decides. If
+    there are lists of what to replicate, a table that is in none of them is left out.
 
     :param channel_filters: filters of one channel.
     """
@@ -111,13 +112,13 @@ def excluding_filter(channel_filters: Mapping[str, str], database: str, table: s
 
 
 def _parse_rewrites(text: str) -> list[tuple[str, str]]:
-    """Databases, and what they are called instead."""
+    """Parse rewrite rules into (database, database that its changes are applied to)."""
     rewrites = re.findall(r"\(([^,()]+),([^,()]+)\)|([^,()]+)->([^,()]+)", text.replace("`", ""))
     return [(one.strip(), other.strip()) for one, other in (filter(None, pair) for pair in rewrites)]
 
 
 def _matches_wildcard(patterns: Iterable[str], name: str) -> bool:
-    """Whether a name matches one of the server's patterns: ``%``, ``_``, a backslash before what is meant itself."""
+    """Return whether a name matches one of the server's patterns: ``%``, ``_``, and a backslash as escape."""
     signs = {"%": ".*", "_": "."}
     for pattern in patterns:
         parts = re.findall(r"\\.|.", pattern, re.DOTALL)

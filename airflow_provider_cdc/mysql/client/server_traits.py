@@ -1,4 +1,4 @@
-"""What a server makes of a definition that leaves something open: its version and its character sets."""
+"""The server's version and character sets, which decide what a table definition leaves unspecified."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from airflow_provider_cdc.ddl.token_cursor import ServerTraits
 from airflow_provider_cdc.mysql.client.identity import product_of
 from airflow_provider_cdc.mysql.client.session import query_rows, query_value
 
-#: MariaDB that has collations for several character sets: the full name has one in front.
+#: The MariaDB version that introduced collations for several character sets. Their full names begin with one of them.
 _FULL_COLLATION_NAMES_SINCE = (10, 10)
 
 
 def read_server_traits(connection: Connection[Any]) -> ServerTraits:
-    """Ask a server for what :func:`airflow_provider_cdc.ddl.alter_table.apply_ddl` has to know of it.
+    """Read what :func:`airflow_provider_cdc.ddl.alter_table.apply_ddl` must know about a server.
 
-    What its ``character_set_collations`` says (MariaDB) is left out: each session may have another one.
+    ``character_set_collations`` (MariaDB) is ignored, because it may differ between sessions.
     """
     product = product_of(connection)
     collations = query_rows(

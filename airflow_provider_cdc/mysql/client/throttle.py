@@ -1,7 +1,7 @@
-"""The throttle of a reader of chunks: it keeps to its limits, and waits while others have much to do.
+"""The throttle of a chunk reader: it respects the load limits and waits while the server is busy.
 
-All waiting is done between two chunks, where nothing is held: no read view, no lock, no half-read result. But a table
-without a key is one chunk: there the rates are kept to between two pieces of its rows.
+It waits only between two chunks, when the reader holds nothing: no read view, no lock, no half-read result. A table
+without a key, however, is a single chunk; there the rates are enforced between two parts of its rows.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from airflow_provider_cdc.config.load_limits import LoadLimits, RateLimiter
 from airflow_provider_cdc.mysql.client.identity import product_of
 from airflow_provider_cdc.mysql.client.session import query_dicts, query_pairs
 
-#: Seconds between two looks at the server's load.
+#: Seconds between two checks of the server's load.
 CHECK_SECONDS = 1.0
 
 
 class Throttle:
-    """Says when the next chunk may be read.
+    """Delays a reader until the next chunk may be read.
 
     :param connection: the reader's connection, used between chunks.
-    :param limits: this reader's share.
-    :param on_pause: hears why the reader waits for others, and ``None`` when it goes on.
+    :param limits: this reader's share of the limits.
+    :param on_pause: called with the reason when the reader pauses because of the server's load, and with ``None`` when
+        it continues.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class Throttle:
         self._last_check = float("-inf")
 
     def wait_for_turn(self, check: Callable[[], None] = lambda: None) -> None:
-        """Return when the next chunk may be begun.
+        """Wait until the next chunk may be read.
 
-        :param check: called now and then; what it raises ends the waiting.
+        :param check: called regularly; an exception from it ends the wait.
         """
         self.wait_for_rates(check)
         paused = False
@@ -55,9 +56,9 @@ class Throttle:
             self._on_pause(None)
 
     def wait_for_rates(self, check: Callable[[], None] = lambda: None) -> None:
-        """Return when the rates allow for more. The connection is not used.
+        """Wait until the rates allow more rows and bytes. The connection is not used.
 
-        :param check: see :meth:`wait`.
+        :param check: see :meth:`wait_for_turn`.
         """
         check()
         while (
@@ -69,11 +70,11 @@ class Throttle:
             check()
 
     def record_chunk(self, began: float, rows: int, size: int) -> None:
-        """A chunk has been read.
+        """Record that a chunk was read.
 
-        :param began: ``time.monotonic()`` at its beginning.
-        :param rows: its rows.
-        :param size: its bytes.
+        :param began: ``time.monotonic()`` when the read began.
+        :param rows: number of rows.
+        :param size: number of bytes.
         """
         self._row_limiter.record_use(began, rows)
         self._byte_limiter.record_use(began, size)
@@ -93,20 +94,20 @@ class Throttle:
 
 
 def threads_running(connection: Connection[Any]) -> int:
-    """How many threads of the server are at work, the one that asks included."""
+    """Return the number of running threads of the server, including the one that runs this query."""
     return int(query_pairs(connection, "SHOW GLOBAL STATUS LIKE 'Threads_running'")["Threads_running"])
 
 
 def replica_channels(connection: Connection[Any]) -> list[dict[str, str | None]]:
-    """What the server says of each source that it replicates from; none if it is no replica.
+    """Return the server's replica status, one row per channel; empty if it is not a replica.
 
-    :raises NotReadyError: if the user may not look (``REPLICATION CLIENT``; on MariaDB ``REPLICA MONITOR``).
+    :raises NotReadyError: if the user lacks ``REPLICATION CLIENT`` (on MariaDB ``REPLICA MONITOR``).
     """
     return query_dicts(connection, product_of(connection).replica_status_sql)
 
 
 def replica_lag(connection: Connection[Any]) -> tuple[bool, int | None]:
-    """Whether the server is a replica, and how many seconds it is behind; ``None`` if a source of it stands still."""
+    """Return whether the server is a replica, and its lag in seconds; ``None`` if the lag of a channel is unknown."""
     channels = replica_channels(connection)
     lags = [row.get("Seconds_Behind_Source", row.get("Seconds_Behind_Master")) for row in channels]
     known = [int(lag) for lag in lags if lag is not None]

@@ -1,7 +1,7 @@
-"""The driver's connection, which gives a server that has not proved itself no more than the answer to a challenge.
+"""The driver's connection, made safe: a server that has not proved its identity gets only the answer to a challenge.
 
-The driver sends the password as it is, or encrypted with a key that the server has just sent, to every server that asks
-for it, and takes TLS that proves nothing for safe.
+The driver itself sends the password to every server that asks for it, either in clear text or encrypted with a key that
+the server has just sent, and considers TLS safe even if it proves nothing.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ else:
     _Connection = Connection
 
 _SERVER_CA_HINT = (
-    "MySQL keeps the authority that it creates itself as ca.pem in its data folder: use ssl_mode VERIFY_CA, since its "
-    "certificate has no name"
+    "MySQL stores the authority that it generates itself as ca.pem in its data folder. With that one, use ssl_mode "
+    "VERIFY_CA, because the server's certificate contains no host name"
 )
 
 
 class VerifiedConnection(_Connection):
-    """Keyword arguments are those of ``pymysql.connect``; for TLS,
-    :data:`~airflow_provider_cdc.config.tls.TLS_SETTINGS`.
+    """A connection that takes the keyword arguments of ``pymysql.connect``.
 
-    :raises NotReadyError: if the server is not what is demanded of it, or wants the password itself without a proof.
+    The arguments for TLS are :data:`~airflow_provider_cdc.config.tls.TLS_SETTINGS`.
+
+    :raises NotReadyError: if the server does not meet the TLS settings, or asks for the password itself without having
+        proved its identity.
     """
 
     _sock: Any
@@ -42,7 +44,7 @@ class VerifiedConnection(_Connection):
         self._tls = TlsSettings.from_settings(f"the connection to {self._address}", args)
         plain = {name: value for name, value in args.items() if name not in (*TLS_SETTINGS, "local_infile")}
         if isinstance(password := plain.get("password"), str):
-            plain["password"] = password.encode()  # the driver would take Latin-1, which not every password is
+            plain["password"] = password.encode()  # the driver would encode it in Latin-1, which lacks characters
         if self._tls.mode == DISABLED:
             plain["ssl_disabled"] = True
         elif self._tls.mode != PREFERRED:
@@ -50,9 +52,10 @@ class VerifiedConnection(_Connection):
         super().__init__(**plain)
 
     def _create_ssl_ctx(self, _: Any) -> ssl.SSLContext:
-        """Also called by the driver, where TLS is taken only if it is offered.
+        """Create the TLS context. The driver calls this, too, if TLS is used only when the server offers it.
 
-        The driver's own checks no name where the authorities are the system's, and loads them where nothing is checked.
+        The driver's own context does not check the name if it uses the system's authorities, and loads them even if
+        nothing is verified.
         """
         context, texts = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self._tls.options
         context.check_hostname = self._tls.mode == VERIFY_IDENTITY
@@ -79,12 +82,12 @@ class VerifiedConnection(_Connection):
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether the server may have the password: it is on this host, or has proved itself just now."""
+        """Whether the server may get the password: it is on this host, or has just proved its identity."""
         return self._tls.is_local or (self._tls.verifies_server and isinstance(self._sock, ssl.SSLSocket))
 
     @property
     def password(self) -> bytes:
-        """As the driver finds it when it answers the server."""
+        """The password, as the driver gets it when it answers the server."""
         return self._password if self._is_trusted else _SealedPassword(self._password, self._address)
 
     @password.setter
@@ -92,7 +95,7 @@ class VerifiedConnection(_Connection):
         self._password = value
 
     def connect(self, sock: Any = None) -> None:
-        """See the driver."""
+        """Connect as the driver does, and turn TLS failures into :class:`NotReadyError`."""
         try:
             super().connect(sock)
         except pymysql.err.OperationalError as error:
@@ -102,12 +105,11 @@ class VerifiedConnection(_Connection):
                     f"the server at {self._address} does not prove its identity: certificate verify failed: "
                     f"{cause.verify_message.rstrip('.')} (ssl_mode {self._tls.mode})",
                     f"Set ssl_ca to the authority that signed its certificate. {_SERVER_CA_HINT}. ssl_mode REQUIRED "
-                    "gives up "
-                    "the check",
+                    "skips the check",
                 ) from None
             if error.args[0] == CR.CR_SSL_CONNECTION_ERROR:
                 raise NotReadyError(
-                    f"the server at {self._address} offers no TLS, which ssl_mode {self._tls.mode} demands",
+                    f"the server at {self._address} offers no TLS, which ssl_mode {self._tls.mode} requires",
                     "Enable TLS on the server; if the network to it is safe, set ssl_mode to DISABLED",
                 ) from None
             raise
@@ -116,16 +118,16 @@ class VerifiedConnection(_Connection):
         try:
             affected: int = super()._read_query_result(unbuffered)  # type: ignore[misc]
             return affected
-        except RuntimeError:  # the driver's refusal of what was never offered
+        except RuntimeError:  # the driver refuses LOCAL INFILE, because it was never enabled
             self._force_close()  # type: ignore[attr-defined]
             raise NotReadyError(
-                f"the server at {self._address} asks for a file of this host instead of answering",
-                "It got none. Find out what it is: a genuine server does not do so unasked",
+                f"the server at {self._address} sent a LOCAL INFILE request, which was refused",
+                "A genuine server never does this unprompted. Check what is listening at that address",
             ) from None
 
 
 class _SealedPassword(bytes):
-    """A password for digests only: every way in which the driver would send it begins with appending a zero to it."""
+    """A password that can only be hashed: to send it, the driver always begins by appending a zero byte to it."""
 
     _address: str
 
@@ -136,8 +138,9 @@ class _SealedPassword(bytes):
 
     def _refuse(self, *_: object) -> NoReturn:
         raise NotReadyError(
-            f"the server at {self._address} asks for the password itself, and has not proved its identity",
-            f"Let it prove its identity: set ssl_ca to the authority that signed its certificate. {_SERVER_CA_HINT}",
+            f"the server at {self._address} asks for the password itself, but has not proved its identity",
+            "Set ssl_ca to the authority that signed its certificate, so that it can prove its identity. "
+            f"{_SERVER_CA_HINT}",
         )
 
     __add__ = __radd__ = __iter__ = __getitem__ = decode = join = _refuse  # type: ignore[assignment]
@@ -149,5 +152,5 @@ class _SealedPassword(bytes):
 
 
 def describe_address(args: Mapping[str, Any]) -> str:
-    """Host and port for messages."""
+    """Return host and port, or the socket, for messages."""
     return str(args.get("unix_socket") or f"{args.get('host', '127.0.0.1')}:{args.get('port', 3306)}")

@@ -1,1 +1,1 @@
-"""Keys: where tables are cut, and which chunk owns a key."""
+"""Keys: where to cut tables into chunks, and which chunk owns a key."""

@@ -1,19 +1,20 @@
-"""Where to cut a table: chunk bounds by the server's row estimates. Nothing is read but index entries at the cuts.
+"""Where to cut a table: chunk bounds by the server's row estimates. Only index entries at the cuts are read.
 
-A range of keys that the server estimates as too many rows is cut in two. What is proposed as the cut is computed
-(:mod:`airflow_provider_cdc.mysql.keys.midpoints`); where it really is, is looked up in the index: each part begins and
-ends with a key that exists. So gaps cost nothing, one value in the first column of a key does no harm, and it ends:
-both parts are smaller. All ranges of a round are looked up and estimated together, some dozens in one statement.
+A key range is cut in two if the server estimates that it has too many rows. The proposed cut is computed
+(:mod:`airflow_provider_cdc.mysql.keys.midpoints`). The actual cut is then looked up in the index, so that each part
+begins and ends with an existing key. Gaps therefore cost nothing, a first key column with a single value does no harm,
+and the cutting terminates, because both parts are smaller. All ranges of a round are looked up and estimated together,
+dozens of them in one statement.
 
-Estimates may be wrong; these are the rules that keep a wrong one from making a huge chunk:
+Estimates may be wrong. These rules keep a wrong estimate from producing a huge chunk:
 
-- A range of integers has no more rows than numbers. If that is not far above the estimate, it is cut evenly, without
-  looking: the number of statements is the same for every size of table.
-- Every other chunk has been estimated itself, by looking at the index at both of its ends (of integers: two or three
-  chunks together).
-- The server limits its estimates to half of the table's rows, as it believes them to be. Where that could hide a range
-  that is too large, since the table is believed to be small, and where proposed cuts are no good, the index is walked:
-  every chunk is counted.
+- An integer range has no more rows than numbers. If that limit is not far above the estimate, the range is cut evenly
+  without lookups, so the number of statements does not depend on the size of the table.
+- Every other chunk is estimated individually by index dives at both of its ends (for integers, two or three chunks
+  together).
+- The server caps its estimates at half of the number of rows that it assumes for the table. If the table is assumed to
+  be so small that the cap could hide a range that is too large, or if proposed cuts are useless, the index is walked
+  and the rows of every chunk are counted.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ from airflow_provider_cdc.mysql.client.key_sql import (
 from airflow_provider_cdc.mysql.client.session import query_dicts, query_rows
 from airflow_provider_cdc.mysql.keys.midpoints import Midpoints
 
-#: The index of a table with fewer chunks is walked: all of them are then counted, for few statements.
+#: For a table with fewer chunks, the index is walked: few statements then count the rows of every chunk.
 _MAX_WALKED_CHUNKS = 16
-#: A range is cut if it is estimated as so many times the wanted rows; so the parts are around what is wanted.
+#: A range is cut if its estimate is more than this multiple of the wanted rows, so its parts are about the wanted size.
 _CUT_ABOVE = 1.5
-#: A range of integers with so few chunks is cut evenly without looking again: all its rows may well be one chunk.
+#: An integer range of no more chunks than this is cut evenly without another estimate: at worst one chunk has all rows.
 _TRUSTED_CHUNKS = 3
-#: A cut misses if so large a part is left on one side. After so many misses it is not tried further.
+#: A cut is a miss if one part keeps more than this share of the rows. After the maximum of misses, the index is walked.
 _MISS_SHARE, _MAX_MISSES = 15 / 16, 64
-#: Ranges that are looked up or estimated in one statement.
+#: Ranges to look up or estimate in one statement.
 _RANGES_PER_QUERY = 64
 
 
 @dataclass(frozen=True)
 class _EstimatedRange:
-    """Keys from ``first`` to ``last``, both of which exist (or did), and how many there are about.
+    """The keys from ``first`` to ``last``, both of which exist or existed, and about how many rows there are.
 
-    :param is_final: whether it is left as it is.
-    :param misses: cuts on the way to it that took little away.
+    :param is_final: whether the range is not cut any further.
+    :param misses: number of earlier cuts that removed few rows.
     """
 
     first: Key
@@ -79,7 +80,7 @@ class ChunkBounds:
     def __init__(self, connection: Connection[Any], table: TableSchema, index: str) -> None:
         self._connection, self._table = connection, table
         self._from_sql = f"FROM {table_name(table)}"
-        # Forced for reading (else the server may scan another index), but not for estimates: then it makes none.
+        # FORCE INDEX for lookups, or the server may scan another index. With it, the server makes no estimates.
         self._force_index_sql, self._use_index_sql = (
             f"FORCE INDEX ({quote_name(index)})",
             f"USE INDEX ({quote_name(index)})",
@@ -88,23 +89,23 @@ class ChunkBounds:
         self._midpoints = Midpoints(connection, table)
 
     def edge_key(self, direction: str = "", condition: str = "TRUE") -> Key | None:
-        """The smallest key, or the largest with the direction `` DESC``; ``None`` if there is none.
+        """Return the smallest key, or with the direction `` DESC`` the largest; ``None`` if there is none.
 
         :param condition: SQL condition on the key columns.
         """
         return self._look_up_key(condition, direction, "1")
 
     def estimate_rows(self, low: Key, high: Key) -> int:
-        """The server's estimate of the rows from one key to another."""
+        """Return the server's estimate of the rows from one key to another."""
         return round(next(self._estimate_ranges([_EstimatedRange(low, high, 0)])))
 
     def lower_bounds(self, low: Key, high: Key, estimate: int, chunk_rows: int) -> list[Key]:
-        """Lower bounds of chunks from ``low`` to ``high``, in order; the first one is ``low``.
+        """Return the lower bounds of the chunks from ``low`` to ``high``, in order; the first is ``low``.
 
         :param low: smallest key.
         :param high: largest key.
         :param estimate: estimated rows of the table, 0 if unknown.
-        :param chunk_rows: wanted rows a chunk.
+        :param chunk_rows: wanted rows per chunk.
         """
         whole = _EstimatedRange(low, high, estimate)
         ranges = self._cut_evenly(whole, chunk_rows, trusted=0)
@@ -125,7 +126,7 @@ class ChunkBounds:
         return key_range.is_final or key_range.first == key_range.last or key_range.rows <= _CUT_ABOVE * chunk_rows
 
     def _cut_ranges(self, ranges: Sequence[_EstimatedRange], chunk_rows: int) -> list[list[_EstimatedRange]]:
-        """The parts of each range."""
+        """Return the parts of each range."""
         parts = [self._cut_evenly(r, chunk_rows) for r in ranges]
         uneven = [i for i, part in enumerate(parts) if part is None]
         cuts = self._midpoints.propose_cuts([(ranges[i].first, ranges[i].last) for i in uneven])
@@ -134,7 +135,7 @@ class ChunkBounds:
         halves: list[tuple[int, _EstimatedRange]] = []
         for i, cut in zip(uneven, cuts, strict=True):
             below, above = next(around) if cut is not None else (None, None)
-            if below is None or above is None:  # nothing to propose, or it was not between the two
+            if below is None or above is None:  # no proposal, or it was not inside the range
                 parts[i] = list(self._walk_index(ranges[i], chunk_rows))
             else:
                 parts[i] = []
@@ -150,9 +151,10 @@ class ChunkBounds:
     def _cut_evenly(
         self, key_range: _EstimatedRange, chunk_rows: int, trusted: int = _TRUSTED_CHUNKS
     ) -> list[_EstimatedRange] | None:
-        """Parts of equal width, if keys differ in an integer that comes last and no part can be far too large.
+        """Return parts of equal width, if keys differ only in a last integer column and no part can be far too large.
 
-        :param trusted: for how many chunks the estimate is trusted.
+        :param trusted: number of chunks up to which the estimate is trusted.
+        :returns: ``None`` if the range cannot be cut evenly.
         """
         *shared, column = self._table.key_columns
         if column.data_type not in INTEGER_TYPES or key_range.first[: len(shared)] != key_range.last[: len(shared)]:
@@ -172,7 +174,7 @@ class ChunkBounds:
         ]
 
     def _walk_index(self, key_range: _EstimatedRange, chunk_rows: int) -> Iterator[_EstimatedRange]:
-        """Step through the index: each bound is the key that stands ``chunk_rows`` entries behind the one before."""
+        """Step through the index: each bound is the key ``chunk_rows`` entries after the previous one."""
         current: Key | None = key_range.first
         end = compare_key(self._table, key_range.last, "<=")
         while current is not None:
@@ -185,7 +187,7 @@ class ChunkBounds:
         return self._parse_key(key_rows[0]) if key_rows else None
 
     def _keys_around(self, cuts: Sequence[tuple[_EstimatedRange, Key]]) -> Iterator[tuple[Key | None, Key | None]]:
-        """For each cut the last key before it and the first one at or after it, of its range."""
+        """Yield, for each cut, the last key before it and the first key at or after it within its range."""
         for start in range(0, len(cuts), _RANGES_PER_QUERY):
             batch, dives = cuts[start : start + _RANGES_PER_QUERY], []
             for n, (key_range, cut) in enumerate(batch):
@@ -201,7 +203,7 @@ class ChunkBounds:
             yield from ((keys.get(2 * n), keys.get(2 * n + 1)) for n in range(len(batch)))
 
     def _estimate_ranges(self, ranges: Sequence[_EstimatedRange]) -> Iterator[float]:
-        """The server's estimate of the rows of each range."""
+        """Yield the server's estimate of the rows of each range."""
         for start in range(0, len(ranges), _RANGES_PER_QUERY):
             batch = ranges[start : start + _RANGES_PER_QUERY]
             selects = (
@@ -211,7 +213,7 @@ class ChunkBounds:
             )
             sql = f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(selects)}"
             plan_rows = [row for row in query_dicts(self._connection, sql) if row["select_type"] != "UNION RESULT"]
-            # No number of rows: the server has looked and found none.
+            # NULL means that the server has looked and found no rows.
             yield from (float(row["rows"] or 0) for row, _ in zip(plan_rows, batch, strict=True))
 
     def _range_condition(self, key_range: _EstimatedRange) -> str:
@@ -233,10 +235,11 @@ class ChunkBounds:
                 raise UnfitError(
                     message, KEY_REMEDY, table=self._table.label, column=column.name, reason="key"
                 ) from None
-            except ValueError:  # the value stays unsaid: it is one of a row
+            except ValueError:  # the message omits the value, because it is data of a row
                 label = self._table.label
                 raise TableChangedError(
-                    f"{label} was altered while its keys were looked up: {column.name} is no {column.column_type} now",
+                    f"{label} was altered while its keys were looked up: {column.name} is no longer "
+                    f"{column.column_type}",
                     "Run again",
                     table=label,
                 ) from None
@@ -244,8 +247,8 @@ class ChunkBounds:
 
 
 def _merge_small(ranges: Sequence[_EstimatedRange], estimate: int, chunk_rows: int) -> list[Key]:
-    """Where chunks begin if small neighbours share one."""
-    # InnoDB doubles what it estimates of a range of many pages, and does not for a few or for the whole table.
+    """Return the lower bounds of chunks after small neighbors are merged."""
+    # InnoDB doubles its estimate for a range of many pages, but not for one of few pages or for the whole table.
     doubled = min(1.0, max(0.5, estimate / max(1.0, sum(found.rows for found in ranges))))
     lowers: list[Key] = []
     held = 0.0

@@ -1,7 +1,7 @@
-"""A key value about half-way between two others: a proposal for where to cut a range of keys.
+"""A key value about halfway between two others: a proposal for where to cut a key range.
 
-It only has to be a value that the column can be compared with. Whether it lies between the two, and what lies on either
-side, is for the server to say; a bad proposal costs time and nothing else.
+It only has to be a value that the column can be compared with. The server decides whether the value is between the two,
+and which keys are on either side. A bad proposal costs nothing but time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from airflow_provider_cdc.model.schema import BINARY_TYPES, TEXT_TYPES, Column, 
 from airflow_provider_cdc.mysql.client.key_sql import format_time, key_literal, row_literal
 from airflow_provider_cdc.mysql.client.session import query_rows
 
-#: Characters (or bytes) behind the first one that differs that count.
+#: Characters (or bytes) that count, from the first one that differs.
 _MAX_DIGITS = 12
-#: Characters that are tried between two.
+#: Number of candidate characters between two characters, and the first code point of a candidate.
 _LETTERS_BETWEEN, _BEYOND_LATIN = 16, 0x250
 _PRINTABLE = "".join(map(chr, range(32, 127)))
 _EPOCH = datetime(1970, 1, 1)
@@ -29,7 +29,7 @@ _MICROSECOND = timedelta(microseconds=1)
 class Midpoints:
     """Proposes cuts in the key of one table.
 
-    :param connection: to ask how characters sort.
+    :param connection: connection for querying how characters sort.
     :param table: the table.
     """
 
@@ -40,10 +40,10 @@ class Midpoints:
         ]
 
     def propose_cuts(self, ranges: Sequence[tuple[Key, Key]]) -> list[Key | None]:
-        """A partial key for each pair of keys: the columns they have in common, then a value between the next ones.
+        """Propose a partial key for each pair of keys: the values they have in common, then one between the next two.
 
         :param ranges: pairs of a lower and a higher key.
-        :returns: for each pair as many leading values of a key as are needed; ``None`` where nothing can be proposed.
+        :returns: for each pair, as many leading values of a key as needed; ``None`` if there is no proposal.
         """
         for i, alphabet in enumerate(self._alphabets):
             if alphabet is not None:
@@ -58,7 +58,7 @@ class Midpoints:
                 middle = _middle_text(alphabet, low[i], high[i]) if alphabet else _middle_value(column, low[i], high[i])
                 if middle is not None:
                     return (*low[:i], middle)
-                # Else the two may be one value in two spellings: the next column tells them apart.
+                # Otherwise the two may be spellings of one value, which differ in the next column.
         return None
 
 
@@ -66,7 +66,7 @@ def _middle_value(column: Column, low: KeyValue, high: KeyValue) -> KeyValue | N
     if column.data_type in BINARY_TYPES:
         first, last = bytes.fromhex(str(low)), bytes.fromhex(str(high))
         shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-        # A byte is a digit from 1 to 256, the end of the value is 0.
+        # A byte is a digit from 1 to 256, and the end of the value is the digit 0.
         digits = _halfway_digits([b + 1 for b in first[shared:]], [b + 1 for b in last[shared:]], 0, 257)
         return None if digits is None else (first[:shared] + bytes(d - 1 for d in digits)).hex()
     try:
@@ -117,7 +117,7 @@ class _CollationAlphabet:
         self._by_rank: dict[int, str] = {}
 
     def load_characters(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Get to know all characters of these texts, and some between: one statement, if there are new ones."""
+        """Query the order of all characters in these texts and of some between them, in one statement if any is new."""
         needed = {"", *_PRINTABLE}
         for low, high in pairs:
             needed.update(low, high, *(_between_letters(a, b) for a, b in zip(low, high, strict=False)))
@@ -135,20 +135,20 @@ class _CollationAlphabet:
 
     @property
     def end(self) -> int:
-        """The digit that stands for the end of a text: not the lowest where texts are padded with spaces."""
+        """The digit for the end of a text, which is not the lowest digit if texts are padded with spaces."""
         return self._ranks[""]
 
     @property
     def base(self) -> int:
-        """One more than the highest digit."""
+        """The base of the number system: one more than the highest digit."""
         return len(self._by_rank) + 1
 
     def digits(self, text: str) -> list[int]:
-        """The ranks of the characters of a text."""
+        """Return the ranks of the characters in a text."""
         return [self._ranks[c] for c in text]
 
     def text(self, digits: Iterable[int]) -> str:
-        """A text with these digits."""
+        """Return a text with these digits."""
         return "".join(self._by_rank[d] for d in digits)
 
 
@@ -157,7 +157,7 @@ def _decode_key_text(value: KeyValue) -> str:
 
 
 def _between_letters(a: str, b: str) -> str:
-    """Some characters between two, by their numbers. Those of Latin scripts are not guessed: some sort as several."""
+    """Return some characters between two, by code point. Latin ones are left out, because some sort as several."""
     low, high = sorted((ord(a), ord(b)))
     first = max(low, _BEYOND_LATIN)
     step = max(1, (high - first) // _LETTERS_BETWEEN)
@@ -173,7 +173,7 @@ def _middle_text(alphabet: _CollationAlphabet, low: KeyValue, high: KeyValue) ->
 
 
 def _halfway_digits(low: Sequence[int], high: Sequence[int], end: int, base: int) -> list[int] | None:
-    """The number half-way between two numbers of :data:`_DIGITS` digits; ``None`` if the first is not the lower one."""
+    """Return the number halfway between two numbers of :data:`_MAX_DIGITS` digits; ``None`` unless ``low < high``."""
     a, b = _digits_to_number(low, end, base), _digits_to_number(high, end, base)
     if a >= b:
         return None
@@ -181,10 +181,10 @@ def _halfway_digits(low: Sequence[int], high: Sequence[int], end: int, base: int
     for _ in range(_MAX_DIGITS):
         number, digit = divmod(number, base)
         digits.insert(0, digit)
-    # 0 is the digit of no character, and nothing follows the end.
+    # No character has the digit 0, and nothing follows the end.
     stop = next((i for i, digit in enumerate(digits) if digit in (0, end)), _MAX_DIGITS)
     leading_digits = digits[:stop]
-    # Nothing that can be written lies between: the higher one itself is where to cut.
+    # If no value that can be written is between the two, cut at the higher one.
     return leading_digits if _digits_to_number(leading_digits, end, base) > a else list(high[:_MAX_DIGITS])
 
 

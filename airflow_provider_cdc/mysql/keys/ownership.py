@@ -1,4 +1,4 @@
-"""Which chunk owns a key, and so up to which point the snapshot already holds its changes."""
+"""Which chunk owns a key, and hence up to which point the snapshot already includes its changes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from airflow_provider_cdc.model.schema import SEQ_COLUMN, TableSchema
 from airflow_provider_cdc.mysql.client.key_sql import count_passed_bounds, keys_of
 from airflow_provider_cdc.mysql.client.session import query_rows
 
-#: Keys, and bounds of chunks, in one statement: each of the ones is compared with each of the others.
+#: Keys and chunk bounds in one statement, which compares each key with each bound.
 _KEYS_PER_QUERY, _BOUNDS_PER_QUERY = 2000, 32
 
 
 def find_owning_chunks(
     connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]
 ) -> list[int]:
-    """Index of the owning chunk of each key, -1 for the virtual chunks below the smallest and above the largest key.
+    """Return the index of the owning chunk of each key; -1 for the virtual chunks below and above all chunks.
 
-    Integers are compared here, exactly; keys of every other type are compared with the bounds by the server.
+    Integers are compared here, exactly. The server compares keys of every other type with the bounds.
 
-    :param chunks: chunks of the table in key order: all of them, or some, also with gaps between them; -1 then means
-        outside of all.
+    :param chunks: chunks of the table in key order: all of them, or some, possibly with gaps in between. With some of
+        them, -1 means outside of these.
     """
     if not chunks or not keys:
         return [-1] * len(keys)
@@ -45,10 +45,10 @@ def find_owning_chunks(
 def mask_owned_rows(
     connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], rows: pa.Table
 ) -> pa.Array:
-    """Mask of the rows whose keys some chunks own.
+    """Return the mask of the rows whose keys are owned by one of some chunks.
 
-    :param chunks: as in :func:`owners`.
-    :param rows: with the key's columns.
+    :param chunks: as in :func:`find_owning_chunks`.
+    :param rows: rows with the key columns.
     """
     if (
         table.integer_key_column is None
@@ -70,9 +70,9 @@ def mask_owned_rows(
 def _find_owners(
     connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]
 ) -> list[int]:
-    """Like :func:`_ranked`, for any number of chunks: a statement with all bounds would compare far too much.
+    """Like :func:`_compare_with_bounds`, but for any number of chunks: one statement would compare far too much.
 
-    First among runs of neighbours, then among the chunks of those runs that hold a key.
+    Find the run of neighboring chunks for each key first, then the chunk within the runs that own a key.
     """
     if len(chunks) <= _BOUNDS_PER_QUERY:
         return _compare_with_bounds(connection, table, chunks, keys)
@@ -88,7 +88,7 @@ def _find_owners(
         together = wanted[start : start + max(1, _BOUNDS_PER_QUERY // size)]
         numbers = [run * size + i for run in together for i in range(len(runs[run]))]
         key_numbers = [i for run in together for i in keys_by_run[run]]
-        # Runs between these hold none of the keys, so what counts is how many of the bounds a key has passed.
+        # The runs in between own none of the keys, so only the number of bounds that a key has passed matters.
         ranks = _compare_with_bounds(connection, table, [chunks[n] for n in numbers], [keys[i] for i in key_numbers])
         for i, rank in zip(key_numbers, ranks, strict=True):
             owner_indexes[i] = numbers[rank] if rank >= 0 else -1
@@ -104,7 +104,7 @@ def _compare_with_bounds(
         owner.append(i)
         if (
             chunk.includes_upper or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper
-        ):  # nobody's keys are behind it
+        ):  # no chunk owns the keys after it
             bounds.append((chunk.upper, chunk.includes_upper))
             owner.append(-1)
     owner_indexes = [-1] * len(keys)
@@ -121,17 +121,19 @@ def changes_after_snapshot(
     p0: int,
     changes: pa.Table,
 ) -> pa.Table:
-    """The changes that the snapshot does not hold yet: those after the high watermark of the chunk that owns their key.
+    """Return the changes that the snapshot does not include yet.
+
+    These are the changes after the high watermark of the chunk that owns their key.
 
     :param chunks: all chunks of the table in key order.
-    :param high_watermarks: ``_cdc_seq`` of the HW of each chunk.
-    :param p0: ``_cdc_seq`` of P0, the high watermark of the virtual chunks.
+    :param high_watermarks: ``_cdc_seq`` of the high watermark of each chunk.
+    :param p0: ``_cdc_seq`` of P0, which is the high watermark of the virtual chunks.
     :param changes: changes in binlog order.
     """
     newest = max([p0, *high_watermarks])
     if changes.num_rows == 0 or pc.min(changes[SEQ_COLUMN]).as_py() > newest:
         return changes
-    marks = [*high_watermarks, p0]  # index -1 is the virtual chunks'
+    marks = [*high_watermarks, p0]  # index -1 is for the virtual chunks
     chunk_indexes = find_owning_chunks(connection, table, chunks, keys_of(table, changes))
     watermark_by_row = pa.array([marks[i] for i in chunk_indexes], pa.int64())
     return changes.filter(pc.greater(changes[SEQ_COLUMN], watermark_by_row))

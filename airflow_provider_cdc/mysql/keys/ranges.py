@@ -1,6 +1,4 @@
-"""Ranges of keys that a person has written, as chunks: their values become canonical, and the server says in which
-order they stand.
-"""
+"""Key ranges that a user has written, as chunks: their values are made canonical, and the server sorts them."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from airflow_provider_cdc.model.schema import (
 from airflow_provider_cdc.mysql.client.key_sql import count_passed_bounds, format_time, key_literal, row_literal
 from airflow_provider_cdc.mysql.client.session import query_rows, query_value
 
-#: Values in one list: the server compares each with each.
+#: Values in one list, which the server compares pairwise.
 _MAX_VALUES = 1000
 _INTEGER_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 _HEX = re.compile(r"[xX]'((?:[0-9a-fA-F]{2})*)'")
@@ -42,27 +40,27 @@ _TIME = re.compile(r"(-?)(\d{1,3}):([0-5]\d)(?::([0-5]\d)(?:\.(\d{1,6}))?)?")
 
 
 def parse_key_ranges(connection: Connection[Any], table: TableSchema, index: int, text: str) -> list[Chunk]:
-    """The ranges of keys that a condition means, in the order of the key, none of which overlap.
+    """Parse a condition into key ranges, in key order and without overlaps.
 
     :param index: index of the table in the plan.
     :param text: the condition; see :func:`airflow_provider_cdc.ddl.key_predicate.parse_key_predicate`.
-    :returns: chunks whose bounds may be the first values of a key, or none: then they have no end there.
-    :raises BadPredicate: if the condition is no range of the key.
+    :returns: chunks. Their bounds may be leading values of a key, or empty if the range is open at that end.
+    :raises InvalidKeyPredicate: if the condition is not a range of the key.
     """
     chunks = []
     for written in parse_key_predicate(text, table.key):
         lower, upper = (_canonical_values(connection, table, end) for end in (written.lower, written.upper))
         chunks.append(_range_to_chunk(table, index, written, lower, upper))
     if len(chunks) > _MAX_VALUES:
-        raise InvalidKeyPredicate(f"a list may have {_MAX_VALUES:,} values, and this one has {len(chunks):,}")
+        raise InvalidKeyPredicate(f"a list may have at most {_MAX_VALUES:,} values, but this one has {len(chunks):,}")
     return _sort_ranges(connection, table, chunks)
 
 
 def keys_as_ranges(connection: Connection[Any], table: TableSchema, index: int, keys: Sequence[Key]) -> list[Chunk]:
-    """Single keys as ranges, in the order of the key, each once; integers that follow each other are one range.
+    """Return single keys as ranges, in key order and without duplicates. Consecutive integers become one range.
 
     :param index: index of the table in the plan.
-    :param keys: canonical keys, no more than a thousand: the server compares each with each.
+    :param keys: canonical keys, at most a thousand, because the server compares them pairwise.
     """
     if not keys:
         return []
@@ -80,10 +78,10 @@ def keys_as_ranges(connection: Connection[Any], table: TableSchema, index: int, 
 
 
 def parse_key(connection: Connection[Any], table: TableSchema, values: Sequence[str]) -> Key:
-    """A key that a person has written. Those of a binary column are text, or hexadecimal digits: ``x'00ff'``.
+    """Parse a key that a user has written. Values of binary columns are text or hexadecimal digits: ``x'00ff'``.
 
-    :param values: the values of the key's columns.
-    :raises BadPredicate: if a column cannot have its value.
+    :param values: the values of the key columns.
+    :raises InvalidKeyPredicate: if a column cannot have its value.
     """
     parsed = list[PredicateValue]()
     for column, text in zip(table.key_columns, values, strict=True):
@@ -100,17 +98,17 @@ def _canonical_values(connection: Connection[Any], table: TableSchema, bound: Ke
 def _range_to_chunk(
     table: TableSchema, index: int, written: KeyRange, lower: tuple[KeyValue, ...], upper: tuple[KeyValue, ...]
 ) -> Chunk:
-    """A range as a chunk: what belongs to it begins with its lower bound."""
+    """Convert a range to a chunk, which always includes its lower bound."""
     column = table.key_columns[max(len(lower), len(upper), 1) - 1]
     is_integer = column.data_type in INTEGER_TYPES
     if column.data_type == "enum" and lower != upper:
-        raise InvalidKeyPredicate(f"{column.name} is an ENUM, which = and IN can ask for")
+        raise InvalidKeyPredicate(f"{column.name} is an ENUM, for which only = and IN are supported")
     if not written.lower.included:
         if not is_integer:
-            raise InvalidKeyPredicate(f"{column.name} > cannot be asked for, since {column.name} is no integer; use >=")
+            raise InvalidKeyPredicate(f"{column.name} is not an integer, so > is not supported; use >=")
         lower = (*lower[:-1], int(lower[-1]) + 1)
     last = written.upper.included
-    if table.integer_key_column is not None:  # such keys are compared as numbers: they have an end on both sides
+    if table.integer_key_column is not None:  # such keys are compared as numbers, so both ends need a value
         least, most = _integer_limits(column)
         below = int(upper[0]) - (not last) if upper else most
         lower, upper, last = (max(int(lower[0]), least) if lower else least,), (min(below, most),), True
@@ -118,15 +116,15 @@ def _range_to_chunk(
 
 
 def _integer_limits(column: Column) -> tuple[int, int]:
-    """Smallest and largest value of an integer column."""
+    """Return the smallest and largest value of an integer column."""
     bits = _INTEGER_BITS[column.data_type]
     return (0, 2**bits - 1) if column.is_unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _sort_ranges(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Ranges in the order of the key, each once. They differ in one column only.
+    """Sort ranges in key order, and remove duplicates. They differ in one column only.
 
-    :raises BadPredicate: if no key can lie in one.
+    :raises InvalidKeyPredicate: if no key can be in one of them.
     """
     ends = [end for chunk in chunks for end in (chunk.lower, chunk.upper)]
     at = max(map(len, ends)) - 1
@@ -145,7 +143,7 @@ def _sort_ranges(connection: Connection[Any], table: TableSchema, chunks: Sequen
 
 
 def _rank_values(connection: Connection[Any], column: Column, values: Sequence[KeyValue]) -> list[int]:
-    """How many of some values of a column are smaller than each of them."""
+    """Return, for each of some values of a column, how many of the others are smaller."""
     if all(isinstance(one, int) for one in values):
         order = {one: rank for rank, one in enumerate(sorted({int(one) for one in values}))}
         return [order[int(one)] for one in values]
@@ -156,9 +154,9 @@ def _rank_values(connection: Connection[Any], column: Column, values: Sequence[K
 
 
 def _canonical_value(connection: Connection[Any], column: Column, written: PredicateValue) -> KeyValue:
-    """A canonical value of a key's column (see :mod:`airflow_provider_cdc.model.plan`).
+    """Return the canonical value of a key column (see :mod:`airflow_provider_cdc.model.plan`).
 
-    :raises BadPredicate: if the column cannot have it.
+    :raises InvalidKeyPredicate: if the column cannot have the value.
     """
     kind = column.data_type
     code = written if isinstance(written, bytes) else written.encode()
@@ -180,9 +178,9 @@ def _canonical_value(connection: Connection[Any], column: Column, written: Predi
 
 
 def parse_key_value(column: Column, text: str) -> KeyValue:
-    """A canonical value of a key's column that is neither text nor binary, from what a person writes.
+    """Parse a user's text into the canonical value of a key column that is neither text nor binary.
 
-    :raises ValueError: if it is none, and :class:`decimal.InvalidOperation`.
+    :raises ValueError: if the column cannot have the value; also :class:`decimal.InvalidOperation`.
     """
     kind = column.data_type
     if kind in INTEGER_TYPES or kind == "year":

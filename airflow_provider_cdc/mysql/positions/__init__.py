@@ -1,1 +1,1 @@
-"""Places in the binlog: watermarks, start, resume, failover, lag."""
+"""Positions in the binlog: watermarks, start, resume, failover, lag."""

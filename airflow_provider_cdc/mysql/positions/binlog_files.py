@@ -1,4 +1,4 @@
-"""What binlog files the server has, how long it keeps them, and when each was begun."""
+"""The binlog files on the server, how long it keeps them, and when each was begun."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ OpenStreamAt = Callable[[Position], BinlogStream]
 
 
 def list_binlog_files(connection: Connection[Any]) -> list[str]:
-    """Names of the binlog files that the server has, the oldest first."""
+    """Return the names of the binlog files on the server, oldest first."""
     return list(binlog_sizes(connection))
 
 
 def binlog_sizes(connection: Connection[Any]) -> dict[str, int]:
-    """Likewise, each with its size in bytes."""
+    """Return the binlog files on the server, oldest first, each with its size in bytes."""
     return {str(row[0]): int(row[1] or 0) for row in query_rows(connection, "SHOW BINARY LOGS")}
 
 
 def are_files_renamed(connection: Connection[Any], at: Position) -> bool:
-    """Whether the server has binlog files, and all have another name than that of a position, but for the number."""
+    """Return whether the server has binlog files, and the base name of none is that of a position's file."""
     series, files = split_file(at.file)[0], list_binlog_files(connection)
     return bool(files) and all(split_file(file)[0] != series for file in files)
 
 
 def binlog_expire_seconds(connection: Connection[Any]) -> float | None:
-    """Seconds that the server's settings keep a binlog file after its end; ``None`` for ever."""
+    """Return how long the server keeps a finished binlog file, in seconds; ``None`` if it keeps them forever."""
     variables = query_pairs(connection, "SHOW GLOBAL VARIABLES LIKE 'binlog_expire_logs%'")
     seconds = float(variables.get("binlog_expire_logs_seconds", 0))
     return seconds if seconds > 0 and variables.get("binlog_expire_logs_auto_purge", "ON") == "ON" else None
 
 
 def estimate_table_sizes(connection: Connection[Any], tables: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
-    """Rows and bytes of tables, by the server's statistics; one query.
+    """Return the estimated (rows, bytes) of tables, from the server's statistics, in one query.
 
-    :param tables: (database, name) of each.
+    :param tables: (database, name) of each table.
     """
     wanted = set(tables)
     catalog_rows = query_rows(
@@ -61,15 +61,16 @@ def estimate_table_sizes(connection: Connection[Any], tables: Iterable[tuple[str
 
 
 def server_time(connection: Connection[Any]) -> float:
-    """The server's clock in seconds since the epoch: files are as old as *it* says."""
+    """Return the server's clock in seconds since the epoch. The age of its files must be measured by it."""
     return float(query_value(connection, "SELECT UNIX_TIMESTAMP(NOW(6))") or 0)
 
 
 def open_stream_to_end(args: Mapping[str, Any], server_id: int, replica_uuid: str, at: Position) -> BinlogStream:
-    """A binlog stream from a position on that ends where the binlog ends.
+    """Open a binlog stream at a position. The stream ends where the binlog ends.
 
     :param args: pymysql.connect keyword arguments.
-    :param server_id: replication server id of the reader; ``replica_uuid``: its uuid.
+    :param server_id: replication server id of the reader.
+    :param replica_uuid: UUID of the reader.
     """
     return BinlogStream(
         args, server_id=server_id, replica_uuid=replica_uuid, file=at.file, position=at.position, blocking=False
@@ -77,16 +78,17 @@ def open_stream_to_end(args: Mapping[str, Any], server_id: int, replica_uuid: st
 
 
 def file_start_time(open_at: OpenStreamAt, file: str) -> float | None:
-    """When a binlog file was begun, by the server's clock: the time of its first event.
+    """Return when a binlog file was begun, by the server's clock: the time of its first event.
 
     :param open_at: opens a stream that ends where the binlog ends.
+    :returns: seconds since the epoch; ``None`` if unknown.
     """
     began = with_file_start_time(Offset("", Position(file, FIRST_EVENT_POSITION), ""), open_at).file_start_time
     return float(began) if began else None
 
 
 def with_file_start_time(offset: Offset, open_at: OpenStreamAt) -> Offset:
-    """An offset with the time at which its file was begun; if it has one, that is compared.
+    """Return an offset with the time at which its file was begun. If it already has that time, compare the two.
 
     :raises OtherHistoryError: if the file was begun at another time.
     """
@@ -97,7 +99,7 @@ def with_file_start_time(offset: Offset, open_at: OpenStreamAt) -> Offset:
 
 
 def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> Offset:
-    """An offset whose GTIDs were asked for after its position, without those that stand behind it (MySQL)."""
+    """Return an offset without the GTIDs after its position (MySQL), as its GTID set was read later than that."""
     if not offset.gtid_set or is_mariadb(connection):
         return offset
     end, later_gtids = binlog_end(connection), list[str]()

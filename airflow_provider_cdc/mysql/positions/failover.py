@@ -1,8 +1,7 @@
-"""Finds where a stream goes on at another server: by GTIDs alone.
+"""Find where a stream continues on another server, by GTIDs alone.
 
-Positions mean nothing there, and the other server may have committed in another order. Why nothing is lost or done
-twice is argued in docs/correctness.md. The same server is another one in this sense, if its binlog files have got
-another name.
+Positions mean nothing there, and the other server may have committed in a different order. docs/correctness.md argues
+why nothing is lost or applied twice. The same server counts as another one if its binlog files were renamed.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ from airflow_provider_cdc.mysql.client.session import query_rows
 from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, are_files_renamed, with_file_start_time
 from airflow_provider_cdc.mysql.positions.start import BinlogPoint, PositionFinder
 
-#: Seconds to wait for a server that is about to have all transactions.
+#: Seconds to wait for a server that still lacks transactions.
 _WAIT_SECONDS = 10.0
 _FRESH_SINK_REMEDY = "start with a fresh sink.path (or remove the old one)"
 
 
 def is_other_server(connection: Connection[Any], offset: Offset) -> bool:
-    """Whether positions of an offset mean nothing at the server that the connection reaches."""
+    """Return whether an offset's positions mean nothing on the server that the connection reaches."""
     return server_identity(connection) != offset.server or are_files_renamed(connection, offset.at)
 
 
 def fail_over(connection: Connection[Any], open_at: OpenStreamAt, offset: Offset) -> Offset:
-    """The offset at this server that stands for the same transactions.
+    """Return the offset on this server for the same transactions.
 
-    It is the last place before which is nothing that ``offset`` lacks. What ``offset`` has and stands behind it is in
-    ``held``: it is not to be applied again.
+    Its position is the last one before which there is nothing that ``offset`` lacks. Transactions that ``offset``
+    includes and that come after the position are in ``already_applied``, and must not be applied again.
 
     :param connection: connection to the other server.
     :param open_at: opens a stream of its binlog that ends where the binlog ends.
     :raises TransientError: if the server does not have all transactions yet.
-    :raises TerminalError: if it cannot be proved that it is the same database, or it has purged what comes next.
-    :raises PurgedError: in their place, if it is the same server, whose binlog files have got another name.
+    :raises TerminalError: if it cannot be proved that it is the same database, or if it has purged what comes next.
+    :raises PurgedError: instead of the latter, if it is the same server with renamed binlog files.
     """
     server = server_identity(connection)
     try:
@@ -53,7 +52,7 @@ def fail_over(connection: Connection[Any], open_at: OpenStreamAt, offset: Offset
             raise
         raise PurgedError(
             f"the binlog position {offset.at} is no longer on the server, whose files have another name, and GTIDs do "
-            f"not tell where to go on: {error.message}",
+            f"not determine where to continue: {error.message}",
             _FRESH_SINK_REMEDY.capitalize(),
         ) from None
 
@@ -61,7 +60,7 @@ def fail_over(connection: Connection[Any], open_at: OpenStreamAt, offset: Offset
 def _fail_over(connection: Connection[Any], server: str, open_at: OpenStreamAt, offset: Offset) -> Offset:
     if not (offset.gtid_set and gtid_class_of(server) is gtid_class_of(offset.server) and _has_gtids(connection)):
         check_same_server(server, offset.server)
-        raise TerminalError("transactions have no GTIDs, or had none", _FRESH_SINK_REMEDY)
+        raise TerminalError("transactions have no GTIDs, or had none when they were read", _FRESH_SINK_REMEDY)
     for xid, at in map(parse_xa_entry, offset.open_xa):
         if at is not None:
             raise TerminalError(
@@ -71,7 +70,7 @@ def _fail_over(connection: Connection[Any], server: str, open_at: OpenStreamAt, 
     place, already_applied = (_find_by_domains if is_mariadb(connection) else _find_by_gtid_set)(
         connection, server, open_at, offset
     )
-    # Those without captured rows may have been prepared in a file before the one that was read.
+    # Add those without captured rows, which may have been prepared in a file before the one that was read.
     xa = {parse_xa_entry(text)[0]: text for text in offset.open_xa} | place.open_xa
     xas, numbered = tuple(sorted(xa.values())), not is_mariadb(connection)
     new_offset = Offset(server, place.position, str(place.gtids), xas, str(already_applied), gtid_mode_on=numbered)
@@ -92,8 +91,7 @@ def _find_by_gtid_set(
     if not offset.gtid_mode_on:
         raise TerminalError(
             f"the copy may hold transactions without GTIDs, because gtid_mode of server {offset.server} was not "
-            "known to be "
-            f"ON where the stream stands: whether server {server} has them cannot be known",
+            f"known to be ON at the stream's position: it cannot be determined whether server {server} has them",
             f"Point the connection to the previous server until the stream has reached its end with gtid_mode=ON, or "
             f"{_FRESH_SINK_REMEDY}",
         )
@@ -101,7 +99,7 @@ def _find_by_gtid_set(
     finder = PositionFinder(connection, open_at)
     file = finder.newest_file_before(wanted)
     assert file is not None  # nothing else was purged
-    # What has no GTID the server does not hand out while its gtid_mode is ON.
+    # While its gtid_mode is ON, the server sends no transactions without a GTID.
     place = finder.search_from(
         file, lambda _, item: isinstance(item, Transaction) and not (item.gtid and item.gtid in wanted)
     )
@@ -120,7 +118,7 @@ def _wait_for_gtids(connection: Connection[Any], server: str, wanted: GtidSet, o
     if missing:
         raise _missing_gtids_error(server, offset)(
             f"the connection reaches server {server} now, which has not executed {missing}, which the copy holds",
-            f"Run again when it has caught up; if it never will, the copy holds what it does not: {_FRESH_SINK_REMEDY}",
+            f"Run again when it has caught up. If it never will, {_FRESH_SINK_REMEDY}",
         )
     if gap := GtidSet.parse(purged or "").subtract(wanted):
         raise TerminalError(
@@ -135,16 +133,16 @@ def _wait_for_gtids(connection: Connection[Any], server: str, wanted: GtidSet, o
 def _find_by_domains(
     connection: Connection[Any], server: str, open_at: OpenStreamAt, offset: Offset
 ) -> tuple[BinlogPoint, MariadbGtidPosition]:
-    """What the offset has is told by the newest GTID of each domain; so the order in a domain must be the same."""
+    """Find the position by the newest GTID of each domain, which requires the same order within each domain."""
     wanted = MariadbGtidPosition.parse(
         f"{offset.gtid_set},{offset.already_applied}"
-    )  # the newer ones come last, and count
+    )  # the later ones are newer and override the others
     if query_rows(connection, "SELECT @@global.gtid_strict_mode")[0][0] != "1":
         raise TerminalError(
             f"the connection reaches server {server} now, where gtid_strict_mode is OFF: nothing proves that it ran "
-            "the transactions of a domain in the order of the server before it",
-            "If nobody but replication wrote to it while it was a replica, SET GLOBAL gtid_strict_mode = ON and run "
-            f"again; otherwise {_FRESH_SINK_REMEDY}",
+            "the transactions of each domain in the same order as the previous server",
+            "If only replication wrote to it while it was a replica, SET GLOBAL gtid_strict_mode = ON and run again; "
+            f"otherwise {_FRESH_SINK_REMEDY}",
         )
     _wait_for_domains(connection, server, wanted, offset)
     finder = PositionFinder(connection, open_at)
@@ -153,8 +151,8 @@ def _find_by_domains(
         first = finder.file_start(finder.files[0]).gtids
         raise TerminalError(
             f"the connection reaches server {server} now, whose binlog begins after {first}; the copy ends at "
-            f"{wanted}, and what lies in between was never read",
-            f"Point the connection to a server that still has it in its binlog, or {_FRESH_SINK_REMEDY}",
+            f"{wanted}, and the transactions in between were never read",
+            f"Point the connection to a server that still has them in its binlog, or {_FRESH_SINK_REMEDY}",
         )
     first_missing: BinlogPoint | None = None
     reached_domains = set[int]()
@@ -167,7 +165,7 @@ def _find_by_domains(
                 reached_domains.add(domain)
             elif reached[1] >= newest[1] and domain not in reached_domains:
                 raise TerminalError(
-                    f"the connection reaches server {server} now, which ran {_format_gtid(domain, reached)}, and never "
+                    f"the connection reaches server {server} now, which ran {_format_gtid(domain, reached)}, but never "
                     f"{_format_gtid(domain, newest)}, which the copy holds",
                     f"Point the connection to a server that did, or {_FRESH_SINK_REMEDY}",
                 )
@@ -180,7 +178,7 @@ def _find_by_domains(
                 raise TerminalError(
                     f"the connection reaches server {server} now, where {item.gtid} comes after {place.gtids}, at "
                     f"{item.file}:{item.start_position}",
-                    f"Its binlog has no order that GTIDs show: {_FRESH_SINK_REMEDY}",
+                    f"Its binlog is not in GTID order: {_FRESH_SINK_REMEDY}",
                 )
             if first_missing is None and item.gtid not in wanted:
                 first_missing = replace(place, open_xa=dict(place.open_xa))
@@ -188,7 +186,7 @@ def _find_by_domains(
 
     end = finder.search_from(file, is_over)
     meet(end)
-    assert len(reached_domains) == len(wanted.newest)  # it has them all, and each was met where it is
+    assert len(reached_domains) == len(wanted.newest)  # the server has them all, so each was found
     place = first_missing or end
     assert isinstance(place.gtids, MariadbGtidPosition)
     return place, MariadbGtidPosition(
@@ -201,7 +199,7 @@ def _format_gtid(domain: int, newest: tuple[int, int]) -> str:
 
 
 def _missing_gtids_error(server: str, offset: Offset) -> type[CdcError]:
-    """What to raise of a server that lacks transactions: another one may get them."""
+    """Return the error for a server that lacks transactions. Only another server may still receive them."""
     return TerminalError if server == offset.server else TransientError
 
 
@@ -213,7 +211,7 @@ def _wait_for_domains(connection: Connection[Any], server: str, wanted: MariadbG
             return
         if time.monotonic() > end:
             raise _missing_gtids_error(server, offset)(
-                f"the connection reaches server {server} now, whose binlog ends at {logged}, and the copy at {wanted}",
-                f"Run again when it has caught up (it needs log_slave_updates); if it never will, {_FRESH_SINK_REMEDY}",
+                f"the connection reaches server {server} now, whose binlog ends at {logged}, but the copy at {wanted}",
+                f"Run again when it has caught up (it needs log_slave_updates). If it never will, {_FRESH_SINK_REMEDY}",
             )
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""How far a position of the binlog is behind its end: in bytes, and by the time of the oldest commit in between."""
+"""How far a binlog position lags behind the end: in bytes, and by the time of the oldest commit in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt
 
 
 def unread_bytes(connection: Connection[Any], at: Position) -> int | None:
-    """Bytes of binlog behind a position; ``None`` if its file is not on the server."""
+    """Return the bytes of binlog after a position; ``None`` if its file is not on the server."""
     sizes = {str(row[0]): int(row[1] or 0) for row in query_rows(connection, "SHOW BINARY LOGS")}
     if at.file not in sizes:
         return None
@@ -24,13 +24,13 @@ def unread_bytes(connection: Connection[Any], at: Position) -> int | None:
 
 
 def oldest_unread_commit(open_at: OpenStreamAt, at: Position) -> float | None:
-    """When the first transaction behind a position was committed; ``None`` if there is none.
+    """Return when the first transaction after a position was committed; ``None`` if there is none.
 
-    Only its first event is read, whatever its size.
+    Only the first event of the transaction is read, whatever its size.
 
     :param open_at: opens a stream that ends where the binlog ends.
     :param at: the end of a transaction.
-    :returns: seconds since the epoch by the server's clock; whole ones on MariaDB.
+    :returns: seconds since the epoch by the server's clock; whole seconds on MariaDB.
     """
     with closing(open_at(at)) as stream:
         for event in stream:

@@ -1,4 +1,4 @@
-"""P0: the place in the binlog that a snapshot stands on, and what was open there."""
+"""P0: the binlog position that a snapshot is based on, and the XA transactions that were open there."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ _XA_SECONDS = 10
 
 
 def take_p0(connection: Connection[Any], server: str | None = None) -> tuple[Offset, frozenset[str]]:
-    """P0: a low watermark, taken when the XA transactions that were open before it have ended, if they do so soon.
+    """Take P0: a low watermark, after waiting a short time for open XA transactions to end.
 
-    Rows of those that are open at P0 stand before it in the binlog: the stream looks back for them when they end. After
-    the wait these are ones that were prepared a moment ago, and those whose names are returned. Without the
-    privilege to look they may be any.
+    The rows of XA transactions that are open at P0 are before it in the binlog. The stream looks back for them when
+    these transactions end. After the wait, only those that were just prepared and those that are returned can be open.
+    Without the privilege to list them, any may be.
+
+    :returns: P0, and the names of XA transactions that did not end.
     """
     still_open: frozenset[str] = frozenset()
     with suppress(NotReadyError):
@@ -41,12 +43,12 @@ def take_p0(connection: Connection[Any], server: str | None = None) -> tuple[Off
 def with_open_xa(
     connection: Connection[Any], p0: Offset, xids: frozenset[str], tables: Sequence[TableSchema], open_at: OpenStreamAt
 ) -> Offset:
-    """P0 with the XA transactions in its list that have been open for long: their binlog is needed until they end.
+    """Add long-open XA transactions to the list in P0, because their binlog is needed until they end.
 
-    :param xids: names of those that were open before P0.
+    :param xids: names of the XA transactions that were open before P0.
     :param tables: captured tables.
     :param open_at: opens a binlog stream at a position.
-    :raises TransientError: if the binlog does not have one of them any more.
+    :raises TransientError: if the binlog no longer contains one of them.
     """
     if not xids:
         return p0
@@ -56,7 +58,7 @@ def with_open_xa(
     entries = {xid: lookback.offset_entry(xid) for xid in sorted(xids)}
     if missing := [xid for xid, text in entries.items() if text is None and xid in open_xa_transactions(connection)]:
         raise TransientError(
-            f"{len(missing)} XA transactions are prepared, and what they changed is not in the binlog any more "
+            f"{len(missing)} XA transactions are prepared, but their changes are no longer in the binlog "
             f"({', '.join(missing[:3])})",
             "Commit or roll them back (XA RECOVER lists them), then run again",
         )

@@ -1,6 +1,6 @@
-"""May a stream go on at an offset? Checked before each epoch and at each survey.
+"""Check whether a stream may continue at an offset, before each epoch and at each survey.
 
-The question is whether the binlog that the server shows today is still the one that was read (docs/correctness.md).
+The check is whether the server's binlog is still the one that was read (docs/correctness.md).
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from airflow_provider_cdc.mysql.positions.binlog_files import (
 )
 
 _FRESH_SINK_REMEDY = "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds"
-#: Seconds to wait for transactions that the stream has seen to be committed in the engine.
+#: Seconds to wait until transactions that the stream has read are committed in the engine.
 _COMMIT_SECONDS = 10.0
 
 
 def check_resume_offset(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> Offset:
-    """The offset to go on from: exactly where the reading stopped.
+    """Return the offset to continue from, which is exactly where reading stopped.
 
-    It is the offset itself, unless its file was removed and nothing was in it that had not been read.
+    It is ``offset`` itself, unless its file was removed and everything in that file had been read.
 
     :param open_at: opens a stream of the server's binlog.
     :raises PurgedError: if the server has removed what comes next.
-    :raises OtherServerError: if it is another one.
+    :raises OtherServerError: if the server is another one.
     :raises OtherHistoryError: if its binlog is not the one that was read.
     """
     check_same_server(server_identity(connection), offset.server)
     sizes = binlog_sizes(connection)
     (oldest, *_), at = sizes, offset.at
-    if are_files_renamed(connection, at):  # such as by another --log-bin: only GTIDs can tell (failover.py)
+    if are_files_renamed(connection, at):  # such as by another --log-bin: only GTIDs help then (failover.py)
         raise PurgedError(
             f"the binlog position {at} is no longer on the server, whose files have another name, such as {oldest}",
             _FRESH_SINK_REMEDY,
@@ -65,9 +65,9 @@ def check_resume_offset(connection: Connection[Any], offset: Offset, open_at: Op
 
 
 def why_purged(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> str | None:
-    """Why the server does not have all that comes behind an offset any more; ``None`` if it has.
+    """Return why the server no longer has everything after an offset; ``None`` if it has.
 
-    Parameters and other errors as :func:`resume`.
+    Parameters and other errors are those of :func:`check_resume_offset`.
     """
     try:
         if check_resume_offset(connection, offset, open_at) == offset:
@@ -78,7 +78,7 @@ def why_purged(connection: Connection[Any], offset: Offset, open_at: OpenStreamA
 
 
 def _check_gtid_sets(connection: Connection[Any], offset: Offset) -> None:
-    """MySQL: nothing lies before the file, or was purged, that was not read; and the server has all that was."""
+    """Check, for MySQL, that everything before the file or purged was read, and that the server has all of it."""
     read = GtidSet.parse(offset.gtid_set)
     _wait_until_executed(connection, offset, read)
     if gap := GtidSet.parse(query_value(connection, "SELECT @@global.gtid_purged") or "").subtract(read):
@@ -87,26 +87,25 @@ def _check_gtid_sets(connection: Connection[Any], offset: Offset) -> None:
     assert isinstance(head, GtidSet)
     if more := head.subtract(read):
         raise OtherHistoryError(
-            f"{more} lies before binlog file {offset.at.file} of the server, and was not read up to {offset.at}"
+            f"{more} is before binlog file {offset.at.file} of the server, but was not read up to {offset.at}"
         )
 
 
 def _check_domains(connection: Connection[Any], offset: Offset) -> None:
-    """MariaDB says which GTIDs its binlog has up to the position: the same ones as when it was read."""
+    """Check, for MariaDB, that the GTIDs in its binlog up to the position are those that were read."""
     text = gtids_at_position(connection, offset.at)
     on_server, read = (MariadbGtidPosition.parse(gtids).newest for gtids in (text, offset.gtid_set))
-    if (
-        offset.file_start_time
-    ):  # the file is the same: a domain that is missing was taken out by FLUSH ... DELETE_DOMAIN_ID
+    # If the file is the same, a missing domain was removed by FLUSH ... DELETE_DOMAIN_ID.
+    if offset.file_start_time:
         read = {domain: newest for domain, newest in read.items() if domain in on_server}
     if on_server != read:
         raise OtherHistoryError(
-            f"binlog position {offset.at} of the server stands for {text!r}, and was read as {offset.gtid_set!r}"
+            f"binlog position {offset.at} on the server corresponds to {text!r}, but was read as {offset.gtid_set!r}"
         )
 
 
 def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str, open_at: OpenStreamAt) -> Offset:
-    """The beginning of the oldest file, if the server says that nothing lies before it but what was read."""
+    """Return the beginning of the oldest file as offset, if the server shows that everything before it was read."""
     head, gap = previous_gtids(connection, oldest), ""
     first = replace(offset, at=Position(oldest, FIRST_EVENT_POSITION), gtid_set=str(head), file_start_time=0)
     if isinstance(head, MariadbGtidPosition):
@@ -115,7 +114,7 @@ def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str
         read, already_applied = GtidSet.parse(offset.gtid_set), GtidSet.parse(offset.already_applied)
         _wait_until_executed(connection, offset, read)
         more, already_applied = head.subtract(read.union(already_applied)), already_applied.subtract(head)
-        # Of transactions without a GTID nobody can tell, neither now nor when the position was the end of the binlog.
+        # Nothing can be proved about transactions without a GTID, now or when the position was the end of the binlog.
         is_proved = offset.gtid_mode_on and is_gtid_mode_on(connection) and read.issubset(head) and not more
         first, gap = (
             replace(first, already_applied=str(already_applied)),
@@ -131,11 +130,14 @@ def _wait_until_executed(connection: Connection[Any], offset: Offset, read: Gtid
     while missing := read.subtract(GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or "")):
         if time.monotonic() > end:
             raise OtherHistoryError(f"the server no longer has {missing}, which was read up to {offset.at}")
-        time.sleep(0.2)  # what was read from the binlog may still be on its way into the engine
+        time.sleep(0.2)  # transactions in the binlog may not be committed in the engine yet
 
 
 def _check_open_xa(offset: Offset, files: Collection[str]) -> None:
-    """Rows of open XA transactions are read again from where they were prepared."""
+    """Check that the binlog still has the open XA transactions, whose rows are read again from where they begin.
+
+    :raises PurgedError: if it does not.
+    """
     for xid, at in map(parse_xa_entry, offset.open_xa):
         if at is not None and at.file not in files:
             raise PurgedError(

@@ -1,7 +1,7 @@
-"""Starts of a stream without a snapshot: the place in the binlog that earliest, a GTID set, a time and the like mean.
+"""Start a stream without a snapshot: find the binlog position for earliest, a GTID set, a time and so on.
 
-The place is always between two transactions, and the GTIDs at or before it are known exactly: what the server says of
-the beginning of its file, and what is read from there on.
+The position is always between two transactions. The GTIDs at or before it are known exactly: those that the server
+reports for the beginning of the file, and those that are read from there on.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from airflow_provider_cdc.mysql.positions.binlog_files import (
 )
 from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 
-#: Seconds to wait for transactions of a GTID set that stand between binlog and engine.
+#: Seconds to wait for transactions of a GTID set that are in the binlog but not committed in the engine yet.
 _COMMIT_SECONDS = 10.0
 _SETTING = "stream.start"
-#: Whether a place has been found: looked at with the next item, which is not taken then.
+#: Whether the place has been found. Called with the place and the next item; if true, that item is not included.
 StopCondition = Callable[["BinlogPoint", Transaction | ReachedPosition], bool]
 
 
 @dataclass
 class BinlogPoint:
-    """A place between two transactions, and what lies at or before it.
+    """A place between two transactions, and what is at or before it.
 
-    :param position: the place.
+    :param position: position of the place.
     :param gtids: GTIDs at or before it.
-    :param open_xa: XA transactions that were prepared in its file and are open there.
+    :param open_xa: XA transactions that were prepared in its file and are still open there.
     """
 
     position: Position
@@ -65,7 +65,7 @@ class BinlogPoint:
     open_xa: dict[str, str] = field(default_factory=dict)
 
     def advance(self, item: Transaction | ReachedPosition) -> None:
-        """Go on behind an item."""
+        """Move to the position after an item."""
         self.position = Position(item.file, item.position)
         if isinstance(item, Transaction):
             if item.gtid:
@@ -88,11 +88,13 @@ def plan_without_snapshot(
     start: StreamStart,
     open_at: OpenStreamAt,
 ) -> Plan:
-    """A plan that reads no rows: its P0 is the place where the stream begins. Parameters as of ``make_plan``.
+    """Return a plan that reads no rows. Its P0 is the position where the stream begins.
+
+    Other parameters and errors are those of ``make_plan``.
 
     :param start: where the stream begins.
     :param open_at: opens a stream that ends where the binlog ends.
-    :raises NotReadyError: if there is no such place in the binlog, or it is not there any more; and as ``make_plan``.
+    :raises NotReadyError: if there is no such position in the binlog, or it is no longer there.
     """
     if start == LATEST:
         p0, left = take_p0(connection)
@@ -102,9 +104,8 @@ def plan_without_snapshot(
     tables = tuple(read_captured_schemas(connection, captures, keeps))
     if without := [table.label for table in tables if not table.key]:
         raise NotReadyError(
-            f"{_SETTING}: {', '.join(without[:3])} has no usable key, so a delete of a row that the sink lacks cannot "
-            "be "
-            "told from a mistake",
+            f"{_SETTING}: {', '.join(without[:3])} has no usable key, so a delete of a row that is missing from the "
+            "sink cannot be told from an error",
             "Give it a key, leave it out with source.exclude, or begin with a snapshot",
         )
     p0 = with_open_xa(connection, p0, left, tables, open_at)
@@ -113,7 +114,10 @@ def plan_without_snapshot(
 
 
 def start_offset(connection: Connection[Any], start: StreamStart, open_at: OpenStreamAt) -> Offset:
-    """The offset that a start other than latest means on this server; parameters and errors as :func:`plan_from`."""
+    """Return the offset for a start other than latest.
+
+    Parameters and errors are those of :func:`plan_without_snapshot`.
+    """
     finder = PositionFinder(connection, open_at)
     if start == EARLIEST:
         place = finder.file_start(finder.files[0])
@@ -130,7 +134,7 @@ def start_offset(connection: Connection[Any], start: StreamStart, open_at: OpenS
 
 
 class PositionFinder:
-    """Finds places in the binlog of a server, reading it from the beginning of a file on.
+    """Finds places in a server's binlog by reading from the beginning of a file.
 
     :param connection: connection to the server.
     :param open_at: opens a stream that ends where the binlog ends.
@@ -144,11 +148,14 @@ class PositionFinder:
         self.mariadb = is_mariadb(connection)
 
     def file_start(self, file: str) -> BinlogPoint:
-        """The beginning of a file."""
+        """Return the beginning of a file."""
         return BinlogPoint(Position(file, FIRST_EVENT_POSITION), previous_gtids(self.connection, file))
 
     def at_position(self, wanted: Position) -> BinlogPoint:
-        """A position that somebody gave."""
+        """Return the place at a given position.
+
+        :raises NotReadyError: if no transaction ends there.
+        """
         if wanted.file not in self.files:
             raise NotReadyError(
                 f"{_SETTING}: binlog file {wanted.file} is not on the server",
@@ -158,16 +165,18 @@ class PositionFinder:
         if place.position != wanted:
             raise NotReadyError(
                 f"{_SETTING}: no transaction ends at {wanted}",
-                f"The last one before it ends at {place.position}; SHOW BINLOG EVENTS lists all ends",
+                f"The last one before it ends at {place.position}. SHOW BINLOG EVENTS lists all of them",
             )
         return place
 
     def at_time(self, wanted: datetime) -> BinlogPoint:
-        """The place before the first transaction, in the order of the binlog, that was committed then or later."""
+        """Return the place before the first transaction, in binlog order, that was committed at or after a time."""
         seconds = wanted.timestamp()
         if seconds > server_time(self.connection):
-            raise NotReadyError(f"{_SETTING}: {wanted.isoformat()} is in the future of the server", "Use latest")
-        # What was committed before a file was begun is in the files before it. The file tells whole seconds.
+            raise NotReadyError(
+                f"{_SETTING}: {wanted.isoformat()} is in the future by the server's clock", "Use latest"
+            )
+        # Transactions committed before a file was begun are in earlier files. The file records whole seconds.
         index = bisect_right(self.files, seconds - 1, key=self._file_start_time) - 1
         first = self.file_start(self.files[0])
         if index < 0 and (split_file(self.files[0])[1] != 1 or str(first.gtids)):
@@ -183,12 +192,12 @@ class PositionFinder:
         )
 
     def at_gtid_set(self, text: str) -> BinlogPoint:
-        """The first place at or before which are exactly the GTIDs of a set."""
+        """Return the first place at or before which are exactly the GTIDs of a set."""
         try:
             wanted = (MariadbGtidPosition if self.mariadb else GtidSet).parse(text)
         except ValueError:
             raise NotReadyError(
-                f"{_SETTING}: {text[:80]} is not in the GTID format of this kind of server",
+                f"{_SETTING}: {text[:80]} is not in the GTID format of this server",
                 "Give a position such as 0-1-100" if self.mariadb else "Give a GTID set such as uuid:1-100",
             ) from None
         if isinstance(wanted, GtidSet):
@@ -197,7 +206,7 @@ class PositionFinder:
         if file is None:
             first, gap = self.file_start(self.files[0]), ""
             if isinstance(wanted, GtidSet) and isinstance(first.gtids, GtidSet):
-                gap = f"; the set lacks {first.gtids.subtract(wanted)} of that"
+                gap = f"; of these, the set lacks {first.gtids.subtract(wanted)}"
             raise NotReadyError(
                 f"{_SETTING}: transactions after {text[:80]} are no longer on the server",
                 f"The first remaining binlog, {self.files[0]}, begins after {first.gtids}{gap}",
@@ -206,12 +215,12 @@ class PositionFinder:
         def complete(place: BinlogPoint, item: Transaction | ReachedPosition) -> bool:
             if _is_subset(wanted, place.gtids):
                 return True
-            # What is not in the set may not come before what is: it would never be read.
+            # A transaction that is not in the set must not come before one that is: it would never be read.
             if isinstance(item, Transaction) and item.gtid and not _is_subset(place.gtids.add(item.gtid), wanted):
                 raise NotReadyError(
-                    f"{_SETTING}: {item.gtid} is not in the set, but stands before the last transactions of the set in "
+                    f"{_SETTING}: {item.gtid} is not in the set, but comes before the last transactions of the set in "
                     "the binlog",
-                    f"Give a set that ends at one place in the server's binlog, such as {place.gtids} at "
+                    f"Give a set that ends at one position in the server's binlog, such as {place.gtids} at "
                     f"{place.position}",
                 )
             return False
@@ -222,7 +231,7 @@ class PositionFinder:
         return place
 
     def newest_file_before(self, wanted: GtidSet | MariadbGtidPosition) -> str | None:
-        """The newest file that begins with nothing but GTIDs of a set."""
+        """Return the newest file before which there are only GTIDs of a set; ``None`` if there is no such file."""
         return next((f for f in reversed(self.files) if _is_subset(self.file_start(f).gtids, wanted)), None)
 
     def _check_executed(self, wanted: GtidSet) -> None:
@@ -234,7 +243,7 @@ class PositionFinder:
             missing = wanted.subtract(GtidSet.parse(executed or ""))
             if not missing:
                 return
-            if time.monotonic() > end:  # what is in the binlog may still be on its way into the engine
+            if time.monotonic() > end:  # transactions in the binlog may not be committed in the engine yet
                 raise NotReadyError(
                     f"{_SETTING}: the server has not executed {missing}",
                     "Give a set of this server, such as an earlier @@global.gtid_executed",
@@ -242,7 +251,7 @@ class PositionFinder:
             time.sleep(0.2)
 
     def search_from(self, file: str, is_found: StopCondition) -> BinlogPoint:
-        """Read on from the beginning of a file; the place before the item at which the search ends, or the end."""
+        """Read from the beginning of a file; return the place before the item that ``is_found`` accepts, or the end."""
         place = self.file_start(file)
         while True:
             try:
@@ -261,13 +270,13 @@ class PositionFinder:
         began = file_start_time(self.open_at, file)
         if began is None:
             raise NotReadyError(
-                f"{_SETTING}: binlog file {file} does not say when it was begun", "Use file and position"
+                f"{_SETTING}: binlog file {file} does not show when it was begun", "Use file and position"
             )
         return began
 
 
 def _is_subset(part: GtidSet | MariadbGtidPosition, whole: GtidSet | MariadbGtidPosition) -> bool:
-    """Whether everything at or before one place is at or before the other."""
+    """Return whether everything at or before one place is at or before the other."""
     if isinstance(part, GtidSet) and isinstance(whole, GtidSet):
         return part.issubset(whole)
     assert isinstance(part, MariadbGtidPosition) and isinstance(whole, MariadbGtidPosition)

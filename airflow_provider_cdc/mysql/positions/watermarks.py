@@ -1,14 +1,14 @@
-"""Low and high watermarks: positions that bound from below and from above what a SELECT sees.
+"""Low and high watermarks: positions that bound what a SELECT sees from below and from above.
 
-A transaction is in the binlog before its rows are visible: the server writes the binlog, then commits in the engine.
-So a position read just before a SELECT may already lie behind a transaction that the SELECT does not see; replaying
-from there would lose its rows for ever. How the gap is closed depends on the server (docs/correctness.md):
+A transaction is in the binlog before its rows are visible, because the server writes the binlog first and then commits
+in the engine. A position read just before a SELECT may therefore be after a transaction that the SELECT does not see.
+Replaying from there would lose its rows forever. How the gap is closed depends on the server (docs/correctness.md):
 
-- MySQL while ``gtid_mode`` is ON: the **barrier**. Every GTID that is owned while the position is read is waited for
-  until its owner is done. Needs no grant.
-- MySQL otherwise, or if an owner does not end: ``performance_schema.log_status``, or ``FLUSH BINARY LOGS``; both wait
-  for all commits between binlog and engine but those of XA transactions, which are waited for by name.
-- MariaDB: the exact position of a read view; XA transactions are waited for by name.
+- MySQL with ``gtid_mode`` ON uses the **barrier**: wait for the owner of every GTID that is owned when the position is
+  read. It needs no grant.
+- MySQL otherwise, or if an owner does not end, uses ``performance_schema.log_status`` or ``FLUSH BINARY LOGS``. Both
+  wait for all commits between binlog and engine, except those of XA transactions, which are waited for by name.
+- MariaDB uses the exact position of a read view. XA transactions are waited for by name.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from airflow_provider_cdc.mysql.client.identity import (
 )
 from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows, query_value
 
-#: Seconds to wait for transactions that stand between binlog and engine.
+#: Seconds to wait for transactions between binlog and engine.
 BARRIER_SECONDS = 30.0
-#: A new binlog file is begun for a low watermark only after the last one has grown by so much. An older low watermark
-#: is as good as a newer one, only with more to replay.
+#: A new binlog file is begun for a low watermark only after the last one has grown by this much. An older low watermark
+#: is as good as a newer one, except that there is more to replay.
 FLUSH_BYTES = 4 << 20
-#: Seconds for which the end of one read may be where the next one begins.
+#: Seconds during which the end of one read can serve as the beginning of the next.
 _REUSE_SECONDS = 1.0
 _CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)"
 _GRANTS = (
@@ -48,10 +48,9 @@ _GRANTS = (
     "of the connection, or set gtid_mode=ON on the server"
 )
 
-
-#: MariaDB with a new binlog file in which nothing stands behind the event that says what is committed.
+#: For MariaDB with a new binlog file in which nothing follows the event that states what is committed.
 _IMPRECISE = (
-    "The server does not tell the exact position of a read view at {at}, near the beginning of a binlog file, until "
+    "At {at}, near the beginning of a binlog file, the server does not report the exact position of a read view until "
     "the next transaction: write anything, run FLUSH BINARY LOGS, or GRANT RELOAD ON *.* TO the user of the connection"
 )
 
@@ -63,7 +62,7 @@ class Watermarks(ABC):
     :param server: expected identity of the server; ``None`` accepts any.
     """
 
-    #: Why the last low watermark lies farther back than it need, and what helps; empty if it does not.
+    #: Why the last low watermark is further back than necessary, and the remedy; empty if it is not.
     imprecision = ""
 
     def __init__(self, connection: Connection[Any], server: str | None = None) -> None:
@@ -72,53 +71,56 @@ class Watermarks(ABC):
 
     @abstractmethod
     def low(self, timeout: float = BARRIER_SECONDS, *, force_new: bool = False) -> Position:
-        """A position such that every transaction at or before it is visible to the SELECT that follows.
+        """Return a position such that the following SELECT sees every transaction at or before it.
 
         :param timeout: seconds to wait for transactions between binlog and engine.
-        :param force_new: not one that was taken for an earlier read, though that would do.
-        :raises TransientError: if one does not end in time; there is no low watermark then.
-        :raises NotReadyError: if the user lacks the grants for every way that the server has.
+        :param force_new: whether to take a new position, even if one that was taken for an earlier read would do.
+        :raises TransientError: if a transaction does not end in time; there is no low watermark then.
+        :raises NotReadyError: if the user lacks the grants for every method that the server supports.
         """
 
     def high(self) -> tuple[Position, int]:
-        """Position at or behind every transaction that the SELECT saw, and the server's time in microseconds UTC.
+        """Return a position at or after every transaction that the SELECT saw, and the server time in microseconds UTC.
 
-        The binlog is written before the engine commits, so the end of the log after a read bounds what was read.
+        The binlog is written before the engine commits, so the end of the binlog after a read bounds what was read.
         """
         return self.high_in_view()
 
     @abstractmethod
     def hold_view(self) -> None:
-        """After :meth:`low`: keep one read view for all SELECTs up to :meth:`release`."""
+        """After :meth:`low`, keep one read view for all SELECTs up to :meth:`release_view`."""
 
     def high_in_view(self) -> tuple[Position, int]:
-        """Like :meth:`high`, but a view that is held stays."""
+        """Like :meth:`high`, but keep the view from :meth:`hold_view` open."""
         at = binlog_end(self.connection)
         check_same_server(server_identity(self.connection), self._server)
         return at, int(query_value(self.connection, f"SELECT {_CLOCK}") or 0)
 
     def release_view(self) -> None:
-        """End a view that is held, and with it the transaction that it is the view of."""
+        """Close the view from :meth:`hold_view`, and end its transaction."""
         query_rows(self.connection, "COMMIT")
 
     def _wait_for_xa(self, noted: frozenset[str], end: float) -> None:
-        """Wait until none of the XA transactions noted is open any more."""
+        """Wait until none of the noted XA transactions is open.
+
+        :raises TransientError: if one is still open after ``end``.
+        """
         left = wait_until_gone(noted, lambda: open_xa_transactions(self.connection), end)
         if left:
             raise TransientError(
-                f"XA transactions {', '.join(sorted(left)[:3])} are prepared and do not end: whether they stand "
-                "between binlog and engine cannot be seen on this server",
+                f"XA transactions {', '.join(sorted(left)[:3])} are prepared and do not end: this server does not show "
+                "whether they are between binlog and engine",
                 "Commit or roll them back (XA RECOVER lists them), then run again",
             )
 
 
 @dataclass(frozen=True)
 class _EndObservation:
-    """A position, and what was on its way there.
+    """A position, and the transactions that were in progress there.
 
-    :param owned: owners of GTIDs that were looked at after the position: whatever stands at or before it and is not
-        visible is theirs.
-    :param observed_at: time of the look.
+    :param owned: owners of GTIDs, queried after the position: every invisible transaction at or before the position
+        belongs to one of them.
+    :param observed_at: time of the observation.
     """
 
     at: Position
@@ -128,15 +130,15 @@ class _EndObservation:
 
 
 class _MySqlWatermarks(Watermarks):
-    """MySQL: the barrier, else a position that the server itself takes under lock.
+    """MySQL: the barrier, or else a position that the server itself takes under lock.
 
-    The position of a high watermark is where the next low watermark may be: its owners have had the time in between to
-    end, so that they are hardly ever waited for.
+    The position of a high watermark can serve as the next low watermark. Its owners have had the time in between to
+    end, so there is hardly ever a wait for them.
     """
 
     def __init__(self, connection: Connection[Any], server: str | None = None) -> None:
         super().__init__(connection, server)
-        self._stuck_gtids: frozenset[str] = frozenset()  # owners that did not end in time: not waited for again
+        self._stuck_gtids: frozenset[str] = frozenset()  # their owners did not end in time: do not wait for them again
         self._flushed_at: Position | None = None
         self._last_end: _EndObservation | None = None
         self._may_read_log_status = True
@@ -170,19 +172,19 @@ class _MySqlWatermarks(Watermarks):
         return locked_position
 
     def hold_view(self) -> None:
-        """See :meth:`Watermarks.hold`."""
+        """See :meth:`Watermarks.hold_view`."""
         query_rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
 
     def high_in_view(self) -> tuple[Position, int]:
-        """See :meth:`Watermarks.bound`."""
+        """See :meth:`Watermarks.high_in_view`."""
         self._last_end, clock = self._observe_end()
         return self._last_end.at, clock
 
     def _observe_end(self) -> tuple[_EndObservation, int]:
-        """The end of the binlog, then who owns a GTID, and the time.
+        """Query the end of the binlog, then the owners of GTIDs and the time.
 
-        In this order: who owns a GTID at or before the position and is not visible still owns it afterwards. And where
-        GTIDs are on then, nothing without one has been on its way since.
+        The order matters: an invisible transaction at or before the position still owns its GTID afterwards. And if
+        GTIDs are on at that time, no transaction without one can be in progress.
         """
         when, at = time.monotonic(), binlog_end(self.connection)
         sql = f"SELECT @@server_uuid, @@global.gtid_mode, @@global.gtid_owned, {_CLOCK}"
@@ -201,12 +203,12 @@ class _MySqlWatermarks(Watermarks):
         ]
         return TransientError(
             f"{', '.join(named)} stood between binlog and engine for {timeout:g} s at {at}",
-            "Look for a stalled commit (semi-sync, disk) or a session with gtid_next set (SHOW PROCESSLIST has the "
-            f"connection), then run again. To continue in spite of it: {_GRANTS.rpartition(', or set')[0]}",
+            "Look for a stalled commit (semi-sync, disk) or a session with gtid_next set (SHOW PROCESSLIST lists the "
+            f"connection), then run again. To continue anyway, {_GRANTS.rpartition(', or set')[0]}",
         )
 
     def _position_under_lock(self) -> Position | None:
-        """A position behind which nothing but ends of XA transactions can be invisible; ``None`` without the grants."""
+        """Return a position before which only ends of XA transactions can be invisible; ``None`` without the grants."""
         if self._may_read_log_status:
             try:
                 log_status = query_rows(
@@ -222,21 +224,23 @@ class _MySqlWatermarks(Watermarks):
             return self._flushed_at
         if not _flush_binlog(self.connection):
             return None
-        # Whatever file is in use now: its beginning waited for all commits in the files before it.
+        # Whichever file is in use now, it was begun only after all commits in earlier files were complete.
         self._flushed_at = Position(binlog_end(self.connection).file, 4)
         return self._flushed_at
 
 
 class _MariaDbWatermarks(Watermarks):
-    """MariaDB: the SELECT runs in a read view whose exact position the server tells; it is both watermarks.
+    """MariaDB: the SELECT runs in a read view whose exact position the server reports. It is both watermarks.
 
-    The position is exact with two exceptions. Where it is not, a lower bound is taken, and then another view is opened.
-    (For a third one, transactions that also change an Aria table, nothing can be done: the reader of the binlog stops.)
+    The position is exact with two exceptions. In these cases, a lower bound is taken, and then another view is opened.
+    (Nothing can be done about a third one, transactions that also change an Aria table: the binlog reader stops.)
 
-    - XA COMMIT can be below it and invisible in the view. If none was going on while the view was opened, that does not
-      matter; else the position is the lower bound, once the XA transactions have ended that were open then.
-    - A server that begins a new binlog file tells a position in it while transactions of the file before are still
-      invisible. Behind the event that says that they are done it is exact; else the head of the file is the bound.
+    - An XA COMMIT can be before the position and invisible in the view. This does not matter if none was in progress
+      while the view was opened. Otherwise the position becomes the lower bound, once the XA transactions that were open
+      at that time have ended.
+    - After beginning a new binlog file, the server reports a position in it while transactions in the previous file are
+      still invisible. The position is exact after the event that states that they are complete. Before that event, the
+      head of the file is the bound.
     """
 
     _view_position: Position | None = None
@@ -249,7 +253,7 @@ class _MariaDbWatermarks(Watermarks):
         end = time.monotonic() + timeout
         at, xa_committed = self._open_view()
         if not (self._checkpointed and self._checkpointed.is_exact_at(at)):
-            # The view ends here; what the next one may be told of its position is known before it is opened.
+            # This closes the view. It is known before the next one is opened which of its positions would be exact.
             self._checkpointed = self._wait_for_checkpoint(end)
             at, xa_committed = self._open_view()
         if (
@@ -258,9 +262,7 @@ class _MariaDbWatermarks(Watermarks):
             and not self._has_flushed
             and _flush_binlog(self.connection)
         ):
-            self._has_flushed = (
-                True  # once: behind a new file of a server that is written to, the next transaction helps
-            )
+            self._has_flushed = True  # once is enough: if the server is written to, the next transaction helps
             self._checkpointed = self._wait_for_checkpoint(end)
             at, xa_committed = self._open_view()
         is_exact = self._checkpointed.is_exact_at(at)
@@ -273,8 +275,8 @@ class _MariaDbWatermarks(Watermarks):
         return at if is_exact else self._checkpointed.start
 
     def _open_view(self) -> tuple[Position, bool]:
-        """Open a view; the position that the server tells, and whether an XA COMMIT may have been going on."""
-        # Counted first, then listed: what is neither has ended before the view, or begins after the second count.
+        """Open a view; return its reported position, and whether an XA COMMIT may have been in progress."""
+        # Count first, then list: an XA COMMIT in neither ended before the view or began after the second count.
         begun, going_on = self._count_xa_commits(), open_xa_transactions(self.connection)
         at = self._start_view()
         return at, bool(going_on) or self._count_xa_commits() != begun
@@ -282,18 +284,17 @@ class _MariaDbWatermarks(Watermarks):
     def _wait_for_checkpoint(self, end: float) -> CheckpointedFile:
         if query_value(self.connection, "SELECT @@global.binlog_optimize_thread_scheduling") != "1":
             raise NotReadyError(
-                "binlog_optimize_thread_scheduling is OFF: transactions of a group become visible one by one, and the "
-                "positions of read views are not exact",
+                "binlog_optimize_thread_scheduling is OFF: the transactions of a group become visible one by one, so "
+                "the positions of read views are not exact",
                 "Start the server with binlog_optimize_thread_scheduling=ON, its default",
             )
         query_rows(self.connection, "COMMIT")
         while (checkpointed := self._find_checkpoint()) is None:
             if time.monotonic() > end:
                 raise TransientError(
-                    "the server has not recorded in its newest binlog file that the transactions of the files before "
-                    "are "
-                    "committed (SHOW BINLOG EVENTS has a Binlog_checkpoint then)",
-                    "Look for a stalled commit (semi-sync, disk), and set max_binlog_size to more, then run again",
+                    "the newest binlog file does not record yet that the transactions in earlier files are committed "
+                    "(SHOW BINLOG EVENTS then lists a Binlog_checkpoint)",
+                    "Look for a stalled commit (semi-sync, disk), increase max_binlog_size, then run again",
                 )
             time.sleep(0.05)
         return checkpointed
@@ -303,15 +304,14 @@ class _MariaDbWatermarks(Watermarks):
         try:
             return checkpointed_file(self.connection, file)
         except UnlistedError as error:
-            # From 11.7 on a large transaction gets a file of its own, and stands before what is looked for there.
+            # From 11.7 on, a large transaction gets its own file, in which it precedes the wanted event.
             if _flush_binlog(self.connection):
                 return None
             raise TransientError(
-                f"the events of binlog file {file} cannot be listed, because one of them is larger than "
-                "max_allowed_packet "
-                f"({error.message})",
+                f"the events in binlog file {file} cannot be listed, because one of them is larger than "
+                f"max_allowed_packet ({error.message})",
                 "Run FLUSH BINARY LOGS, GRANT RELOAD ON *.* TO the user of the connection, or SET GLOBAL "
-                "max_allowed_packet to more than the largest row, old and new, then run again",
+                "max_allowed_packet to more than the old and new image of the largest row together, then run again",
             ) from None
 
     def high(self) -> tuple[Position, int]:
@@ -321,19 +321,19 @@ class _MariaDbWatermarks(Watermarks):
         return high
 
     def hold_view(self) -> None:
-        """See :meth:`Watermarks.hold`: the view has been open since :meth:`low`."""
+        """See :meth:`Watermarks.hold_view`. The view has been open since :meth:`low`."""
 
     def high_in_view(self) -> tuple[Position, int]:
-        """See :meth:`Watermarks.bound`."""
+        """See :meth:`Watermarks.high_in_view`."""
         at, clock = super().high_in_view()
         if self._view_position and at < self._view_position:
             raise OtherHistoryError(
-                f"the binlog of the server ends at {at}, and had reached {self._view_position} before"
+                f"the binlog of the server ends at {at}, but had already reached {self._view_position}"
             )
         return self._view_position or at, clock
 
     def _count_xa_commits(self) -> str:
-        """How many XA COMMIT statements have begun on the server."""
+        """Return how many XA COMMIT statements have begun on the server."""
         return query_pairs(self.connection, "SHOW GLOBAL STATUS LIKE 'Com_xa_commit'")["Com_xa_commit"]
 
     def _start_view(self) -> Position:
@@ -343,9 +343,9 @@ class _MariaDbWatermarks(Watermarks):
 
 
 def make_watermarks(connection: Connection[Any], server: str | None = None) -> Watermarks:
-    """The watermarks that fit the server.
+    """Return the watermarks for the product of the server.
 
-    :param connection: autocommit connection; reads between a low and a high watermark go over it.
+    :param connection: autocommit connection; reads between a low and a high watermark must use it.
     :param server: expected identity of the server; ``None`` accepts any.
     """
     return (_MariaDbWatermarks if is_mariadb(connection) else _MySqlWatermarks)(connection, server)
@@ -354,7 +354,10 @@ def make_watermarks(connection: Connection[Any], server: str | None = None) -> W
 def take_low_watermark(
     connection: Connection[Any], server: str | None = None, timeout: float = BARRIER_SECONDS
 ) -> Offset:
-    """A low watermark by itself, as an offset to start from; parameters and errors as :class:`Watermarks`."""
+    """Take a low watermark without a read, as an offset to start from.
+
+    Parameters and errors are those of :class:`Watermarks`.
+    """
     marks, numbered = make_watermarks(connection, server), is_gtid_mode_on(connection)
     at = marks.low(timeout)
     marks.high()
@@ -364,12 +367,12 @@ def take_low_watermark(
 def _gtids_at(connection: Connection[Any], at: Position) -> str:
     if is_mariadb(connection):
         return gtids_at_position(connection, at)
-    # Read after the low watermark, so it has every GTID at or before the position, and perhaps some just behind it.
+    # It is read after the low watermark, so it includes every GTID at or before the position, and possibly later ones.
     return str(GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or ""))
 
 
 def _flush_binlog(connection: Connection[Any]) -> bool:
-    """Begin a new binlog file, if the user may."""
+    """Begin a new binlog file; return whether the user has the privilege."""
     try:
         query_rows(connection, "FLUSH LOCAL BINARY LOGS")
     except NotReadyError:
@@ -378,9 +381,9 @@ def _flush_binlog(connection: Connection[Any]) -> bool:
 
 
 def wait_until_gone(noted: frozenset[str], present: Callable[[], frozenset[str]], end: float) -> frozenset[str]:
-    """Look again until each name has once not been present, or the time is over; what is left then.
+    """Poll until each noted name has been absent once, or the time is up. Return the remaining names.
 
-    A name that comes again is another one's, which began later.
+    A name that reappears belongs to another transaction, which began later.
     """
     left, polls = noted, 0
     while left and (left := left & present()):

@@ -1,4 +1,4 @@
-"""Looks back in the binlog for XA transactions that were prepared before a place from which it is read."""
+"""Search the binlog backward for XA transactions that were prepared before the position where reading starts."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry, read_pr
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 
-#: Where the first event of a file stands.
+#: Position of the first event in a file.
 _FIRST_EVENT = 4
 _LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 _FRESH = "Its rows are missing: start with a fresh sink.path (or remove the old one) and run again"
 
 
 class XaLookback:
-    """Finds XA transactions that are prepared at a place.
+    """Finds XA transactions that are prepared at a position.
 
-    Files are walked from their beginning to the place, or to their end, the newest first; each once, and none before
-    the one that has what is looked for. The newest mention of a name counts, for names are used again.
+    Files are walked newest first, each from its beginning to the position or to its end. Each is walked once, and none
+    that is older than the file with the wanted transaction. Names are reused, so the newest occurrence of one counts.
 
-    :param position: the place, between two transactions.
-    :param files: the server's binlog files in their order, and the size of each.
-    :param open_at: opens a binlog stream at a position, beside the one that is being read.
+    :param at: the position, between two transactions.
+    :param files: returns the server's binlog files in order, with the size of each.
+    :param open_at: opens a binlog stream at a position, in addition to the one that is being read.
     :param captured: captured tables.
+    :param remedy: remedy of the error for rows that are no longer in the binlog.
     """
 
     def __init__(
@@ -49,24 +50,23 @@ class XaLookback:
         self._scanned_files: dict[str, dict[str, Position | None]] = {}
 
     def prepared_rows(self, xa_commit: Transaction) -> tuple[RowsEvent, ...]:
-        """The rows of captured tables of an XA transaction that is prepared at the place and ends behind it.
+        """Return the captured rows of an XA transaction that is prepared at the position and ends after it.
 
-        :param xa_commit: its XA COMMIT.
-        :raises UnknownPrepareError: if they are not in the binlog.
+        :param xa_commit: XA COMMIT of the transaction.
+        :raises UnknownPrepareError: if the rows are not in the binlog.
         """
         xid = str(xa_commit.xa_finished)
         place = self.prepare_position(xid)
         if place is None:
             raise UnknownPrepareError(
-                f"XA transaction {xid} is committed at {Position(xa_commit.file, xa_commit.start_position)}, and what "
-                "it changed "
-                "is no longer in the binlog (or was prepared with sql_log_bin=0)",
+                f"XA transaction {xid} is committed at {Position(xa_commit.file, xa_commit.start_position)}, but what "
+                "it changed is no longer in the binlog (or it was prepared with sql_log_bin=0)",
                 self._remedy,
             )
         return read_prepared_rows([format_xa_entry(xid, place)], self._open_at, self._captured)[xid]
 
     def offset_entry(self, xid: str) -> str | None:
-        """How an offset at the place lists an XA transaction; ``None`` if the binlog does not say that it is open."""
+        """Return the entry of an XA transaction in an offset at the position; ``None`` if it is not open there."""
         place = self.prepare_position(xid)
         if place is None:
             return None
@@ -74,7 +74,7 @@ class XaLookback:
         return format_xa_entry(xid, place if has_rows else None)
 
     def prepare_position(self, xid: str) -> Position | None:
-        """Where an XA transaction begins that is prepared at the place."""
+        """Return where an XA transaction that is prepared at the position begins; ``None`` if there is none."""
         file_sizes = self._files()
         for file in reversed([f for f in file_sizes if Position(f, 0) <= self.position]):
             if file not in self._scanned_files:
@@ -84,9 +84,12 @@ class XaLookback:
         return None
 
     def _scan_file(self, file: str, high: Position) -> dict[str, Position | None]:
-        """Where those begin that are prepared in a file and stay open; ``None`` for those that end there only."""
+        """Return where the XA transactions begin that are prepared in a file and still open at its end.
+
+        :returns: name -> position; ``None`` for those that only end in the file.
+        """
         from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import (
-            BinlogReader,  # compiled: not for drivers, see SnapshotJob.read
+            BinlogReader,  # compiled code, which drivers must not import: see SnapshotJob.read
         )
 
         prepared, ended = dict[str, Position | None](), dict[str, Position | None]()
@@ -97,17 +100,19 @@ class XaLookback:
                 if item.xa_prepared is not None:
                     prepared[item.xa_prepared] = Position(item.file, item.start_position)
                 elif item.xa_finished is not None and prepared.pop(item.xa_finished, None) is None:
-                    ended[item.xa_finished] = None  # most end in the file in which they were prepared: those may go
+                    ended[item.xa_finished] = None  # most end in the file in which they were prepared, and are dropped
         return ended | prepared
 
 
 def make_xa_lookback(
     connect_args: Mapping[str, Any], server: str, captured: CapturedTables, at: Position
 ) -> XaLookback:
-    """A :class:`XaLookback` with connections of its own, as any number of readers may need at any time.
+    """Return an :class:`XaLookback` that opens its own connections, so that several readers can use one at any time.
 
     :param connect_args: pymysql.connect keyword arguments.
     :param server: identity of the server.
+    :param captured: captured tables.
+    :param at: the position.
     """
 
     def files() -> dict[str, int]:
@@ -118,7 +123,7 @@ def make_xa_lookback(
 
 
 def _open_with_random_id(connect_args: Mapping[str, Any], server: str, at: Position) -> BinlogStream:
-    """A binlog stream from a position on, under a replication server id by chance: no other reader is thrown out."""
+    """Open a binlog stream at a position. A random replication server id keeps it from disconnecting another reader."""
     return BinlogStream(
         connect_args,
         server_id=_LOWEST_ID + secrets.randbelow(_HIGHEST_ID - _LOWEST_ID),

@@ -1,1 +1,1 @@
-"""Result sets of SELECTs, straight into Arrow columns."""
+"""Result sets of SELECTs, read directly into Arrow columns."""

@@ -1,4 +1,4 @@
-"""Arrow columns while they are being filled by machine code."""
+"""Buffers of Arrow columns, filled by machine code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from airflow_provider_cdc.native.buffers import copy_to_arrow, enlarge, is_utf8
 from airflow_provider_cdc.native.primitives import PADDING
 
 _UNSIGNED = 32  # flag of a column definition
-_BINARY = 63  # character set of what is not text
+_BINARY = 63  # character set of columns that are not text
 _VECTOR = 242
 _VECTORS = pa.list_(pa.float32())
 
-#: (type on the wire, unsigned) -> the Arrow type that holds every value of it, and how it is read.
+#: (type on the wire, unsigned) -> the Arrow type that represents each of its values, and how to read it.
 _INTEGER_TYPES: dict[tuple[int, bool], tuple[pa.DataType, int]] = {
     (FIELD_TYPE.TINY, False): (pa.int8(), row_kernel.COPY_1),
     (FIELD_TYPE.TINY, True): (pa.int16(), row_kernel.WIDEN_1),
@@ -71,9 +71,9 @@ _FIRST_ROWS, _FIRST_BYTES = 1024, 1024
 
 
 def column_kind(type_code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
-    """(kind, scale) for the kernel; ``None`` if the column does not hold what is wanted.
+    """Return (kind, scale) for the kernel; ``None`` if the server's column does not match the wanted type.
 
-    :param type_code: type, ``flags``, ``charset`` and ``scale``: from the server's definition of the column.
+    :param type_code: type in the server's definition of the column, like ``flags``, ``charset`` and ``scale``.
     :param wanted: Arrow type of the column.
     """
     if type_code == FIELD_TYPE.NEWDECIMAL:
@@ -89,15 +89,15 @@ def column_kind(type_code: int, flags: int, charset: int, scale: int, wanted: pa
 
 
 class ColumnBuffers:
-    """Space for rows that grows as they come; it is used again after they have been taken.
+    """Buffers for rows, which grow with the rows and are reused after these have been copied out.
 
     :param schema: the columns.
-    :param kinds: :func:`how_to_read` of each.
+    :param kinds: :func:`column_kind` of each.
     """
 
     def __init__(self, schema: pa.Schema, kinds: tuple[tuple[int, int], ...]) -> None:
         self.schema, self.kinds, self.row_capacity = schema, kinds, 0
-        #: What the kernel is told of the columns: addresses of the arrays below, and how much room they have.
+        #: The kernel's description of the columns: addresses and capacity of the arrays below.
         self.column_lines = np.zeros((len(kinds), row_kernel.COLUMN_FIELDS), np.int64)
         self._values = [np.zeros(0, np.uint8)] * len(kinds)
         self._offsets = [np.zeros(1, np.int32)] * len(kinds)
@@ -111,11 +111,11 @@ class ColumnBuffers:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all the space."""
+        """Size of all buffers in bytes."""
         return sum(a.nbytes for arrays in (self._values, self._offsets, self._validity) for a in arrays)
 
     def grow_rows(self, rows: int | None = None) -> None:
-        """Make space for so many rows, or for twice as many as there is space for."""
+        """Make room for this many rows, or by default for twice as many as before."""
         self.row_capacity = rows or 2 * self.row_capacity
         for i, (kind, _) in enumerate(self.kinds):
             self._validity[i] = enlarge(self._validity[i], self.row_capacity // 8 + 1, 0xFF)
@@ -126,16 +126,16 @@ class ColumnBuffers:
             self._update_addresses(i)
 
     def grow_column(self, column: int, size: int) -> None:
-        """Make space for so many bytes in a column of strings, or for twice as many as there is space for."""
+        """Make room in a string column for at least ``size`` bytes, and if possible for twice as many as before."""
         size = max(size, min(2 * int(self.column_lines[column, row_kernel.CAPACITY]), buffers.MAX_STRING_BYTES))
         self._values[column] = enlarge(self._values[column], size + PADDING)
         self.column_lines[column, row_kernel.CAPACITY] = size
         self._update_addresses(column)
 
     def copy_batch(self, rows: int) -> pa.RecordBatch:
-        """The first rows, copied out of the space.
+        """Copy the first rows out of the buffers.
 
-        :raises UnfitValue: for text that is not UTF-8.
+        :raises UnsupportedValue: for text that is not UTF-8, or a damaged vector or decimal.
         """
         arrays = [self._to_arrow(i, field.type, rows) for i, field in enumerate(self.schema)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -144,7 +144,7 @@ class ColumnBuffers:
         kind, validity, used = self.kinds[i][0], None, (rows + 7) // 8
         if self.column_lines[i, row_kernel.HAS_NULLS]:
             validity = copy_to_arrow(self._validity[i][:used])
-            # The row that comes next may have been begun already: its bit, too.
+            # Also reset the bit of the next row, which the kernel may already have begun to write.
             self._validity[i][: rows // 8 + 1] = 0xFF
             self.column_lines[i, row_kernel.HAS_NULLS] = 0
         if kind != row_kernel.BYTES:
@@ -157,7 +157,7 @@ class ColumnBuffers:
                 raise UnsupportedValue(i, "text", "there is text that is not UTF-8")
             if pa.types.is_list(wanted):
                 if (offsets % 4).any():
-                    raise UnsupportedValue(i, "damaged", "a vector has a part of a number")
+                    raise UnsupportedValue(i, "damaged", "a vector contains an incomplete number")
                 floats = pa.Array.from_buffers(wanted.value_type, int(offsets[-1]) // 4, [None, values])
                 numbers = copy_to_arrow(offsets // 4)
                 return pa.Array.from_buffers(wanted, rows, [validity, numbers], children=[floats])

@@ -1,7 +1,7 @@
-"""Result sets straight into Arrow columns, by the binary protocol (docs/decisions/0017-binary-protocol.md).
+"""Read result sets directly into Arrow columns, by the binary protocol (docs/decisions/0017-binary-protocol.md).
 
-The server sends numbers and dates as they are in memory: nothing is printed, rounded or parsed. The connection is
-PyMySQL's; rows are read from its socket in large blocks, by machine code
+The server sends numbers and dates in their binary form: nothing is printed, rounded or parsed. The connection is
+PyMySQL's. Its rows are read from the socket in large blocks, by machine code
 (:mod:`airflow_provider_cdc.mysql.resultset.row_kernel`).
 """
 
@@ -25,26 +25,26 @@ from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers, column_k
 from airflow_provider_cdc.native import buffers
 from airflow_provider_cdc.native.primitives import PADDING
 
-#: Bytes that are asked for at a time. What is read is still in the processor's cache when it is decoded.
+#: Bytes to receive at a time: few enough to be in the processor's cache still when they are decoded.
 _RECEIVE_BYTES = 256 << 10
 _LARGEST_PACKET = 0xFFFFFF
-#: Space for columns is kept for the next chunk, up to so many bytes.
+#: Column buffers up to this many bytes are kept for the next chunk.
 _MAX_KEPT_BYTES = 64 << 20
 
 
 def query_arrow(connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset()) -> pa.Table:
     """Run a SELECT and return its rows.
 
-    Memory is what the rows take, and once more while they are read. A column of strings with more than 1 GiB comes in
-    several pieces.
+    While the rows are read, they need twice their size in memory. A string column of more than 1 GiB is returned in
+    several chunks.
 
     :param sql: a SELECT without parameters.
-    :param schema: one field a selected column, of the type that holds all values of the server's type.
-    :param nulls: names of the columns in which a zero date is NULL.
-    :raises UnfitValue: for a value that cannot be carried exactly, such as a zero date; the connection is closed.
+    :param schema: one field per selected column, of the type that represents all values of the server's type.
+    :param nulls: names of the columns in which a zero date becomes NULL.
+    :raises UnsupportedValue: for a value that cannot be copied exactly, such as a zero date; the connection is closed.
     :raises TransientError: if the connection breaks.
-    :raises OtherColumnsError: if the server's columns are not those of the schema.
-    :raises TerminalError: if its answer makes no sense.
+    :raises OtherColumnsError: if the server's columns do not match the schema.
+    :raises TerminalError: if the server's answer cannot be parsed.
     """
     return pa.Table.from_batches(query_arrow_batches(connection, sql, schema, nulls), schema=schema)
 
@@ -52,13 +52,15 @@ def query_arrow(connection: Connection[Any], sql: str, schema: pa.Schema, nulls:
 def query_arrow_batches(
     connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset(), size: int | None = None
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Like :func:`read`, piece by piece, at least one. The connection is busy until the last one is consumed; whoever
-    needs no more closes the iterator, which closes the connection.
+    """Like :func:`query_arrow`, but yield the rows in one or more batches.
 
-    :param size: bytes that a piece has about; a row is never split.
+    The connection is busy until the last batch is consumed. A caller that stops early must close the iterator, which
+    closes the connection.
+
+    :param size: approximate bytes per batch; a row is never split.
     """
     with translate_errors("reading from the source"):
-        wire: Any = connection  # what follows is below the driver's public face
+        wire: Any = connection  # the following is not the driver's public interface
         wire._execute_command(COMMAND.COM_STMT_PREPARE, sql)
         prepared = wire._read_packet().get_all_data()
         statement, count = prepared[1:5], int.from_bytes(prepared[5:7], "little")
@@ -66,13 +68,13 @@ def query_arrow_batches(
         try:
             reader.read_definitions(wire, count)
             wire._execute_command(COMMAND.COM_STMT_EXECUTE, statement + b"\0\1\0\0\0")
-            wire._read_packet()  # the number of columns once more, or an error
+            wire._read_packet()  # the number of columns again, or an error
             reader.prepare(reader.read_definitions(wire, count), schema, nulls, size)
             yield from reader.read_rows()
         except MySQLError:
-            raise  # said by the server, which has nothing more to say; the driver has closed a connection that broke
+            raise  # the error ends the server's answer; if the connection broke, the driver has closed it
         except BaseException:
-            wire._force_close()  # the rest of the answer is still on its way
+            wire._force_close()  # the rest of the answer is still arriving
             raise
         finally:
             if wire.open:
@@ -80,7 +82,7 @@ def query_arrow_batches(
 
 
 class _RowReader:
-    """What is kept between two statements of a connection (not the connection itself, so that it can be dropped)."""
+    """State kept between two statements of a connection, without a reference to it, so that it can be freed."""
 
     def __init__(self) -> None:
         self._data: Any = np.empty(_RECEIVE_BYTES + PADDING, np.uint8)
@@ -93,10 +95,10 @@ class _RowReader:
         self._batch_bytes: int | None = None
 
     def read_definitions(self, wire: Any, count: int) -> list[bytes]:
-        """Read the definitions of so many columns, the second to last packets of an answer."""
-        # Past the driver's buffer: with the end of an answer in that, its readinto1 would wait for more.
+        """Read the definitions of ``count`` columns, from the second packet of an answer."""
+        # Bypass the driver's buffer: if it contained the end of an answer, its readinto1 would wait for more.
         self._receive, self._at, self._end, self._packet_number = wire._rfile.raw.readinto, 0, 0, 2
-        buffered = wire._rfile.read(len(wire._rfile.peek()))  # what the driver has received of it
+        buffered = wire._rfile.read(len(wire._rfile.peek()))  # what the driver has already received
         self._make_room(len(buffered))
         self._data[: len(buffered)] = np.frombuffer(buffered, np.uint8)
         self._end = len(buffered)
@@ -106,9 +108,9 @@ class _RowReader:
         return definitions
 
     def prepare(self, definitions: list[bytes], schema: pa.Schema, nulls: Set[str], batch_bytes: int | None) -> None:
-        """Get ready for rows of columns that are defined like this.
+        """Prepare to read rows with these column definitions.
 
-        :param batch_bytes: bytes of space after which what there is is handed on.
+        :param batch_bytes: bytes of allocated buffers at which the rows are returned as a batch.
         """
         self._batch_bytes = batch_bytes
         space = self._columns
@@ -123,7 +125,7 @@ class _RowReader:
             raise OtherColumnsError(f"the server sends {len(definitions)} columns, not {len(schema)}", _ALTERED)
         kinds = []
         for field, definition in zip(schema, definitions, strict=True):
-            # Behind six strings, the last one the column's name: 12, character set, length, type, flags, decimals.
+            # After six strings, the last one the column's name: 12, character set, length, type, flags, decimals.
             tail = definition[-13:]
             charset, flags = int.from_bytes(tail[1:3], "little"), int.from_bytes(tail[8:10], "little")
             kind = column_kind(tail[7], flags, charset, tail[10], field.type)
@@ -137,7 +139,7 @@ class _RowReader:
         self._columns, self._definitions, self._nulls = ColumnBuffers(schema, tuple(kinds)), definitions, nulls
 
     def read_rows(self) -> Iterator[pa.RecordBatch]:
-        """Read the rows, to the end of the answer."""
+        """Read the rows up to the end of the answer, in batches."""
         buffers_of_columns, state = self._columns, self._state
         assert buffers_of_columns is not None
         batches: list[pa.RecordBatch] = []
@@ -160,7 +162,7 @@ class _RowReader:
                 self._handle_stop(why, batches)
         last = self._read_packet()
         if last[0] == 0xFF:
-            raise_mysql_exception(last)  # the server gave up in the middle
+            raise_mysql_exception(last)  # the server failed in the middle of the result
         if last[0] != 0xFE:
             raise _malformed("a packet that is neither a row nor an end")
         yield buffers_of_columns.copy_batch(int(state[row_kernel.ROW]))
@@ -168,7 +170,7 @@ class _RowReader:
             self._columns = None
 
     def _read_large_row(self, batches: list[pa.RecordBatch]) -> int:
-        """Read a row that is longer than a packet can be."""
+        """Read a row that spans several packets."""
         space, state, packet = self._columns, self._state, bytearray(self._read_packet())
         assert space is not None
         size = len(packet)
@@ -183,7 +185,7 @@ class _RowReader:
             self._handle_stop(why, batches)
 
     def _handle_stop(self, why: int, batches: list[pa.RecordBatch]) -> None:
-        """Do what has to be done before the kernel can go on."""
+        """Do what the kernel needs before it can continue, or raise the error that it found."""
         space, state = self._columns, self._state
         assert space is not None
         column = int(state[row_kernel.FAILED_COLUMN])
@@ -223,7 +225,7 @@ class _RowReader:
             self._receive_more(size)
 
     def _receive_more(self, size: int) -> None:
-        """Receive what there is, making space for ``size`` bytes that have not been read yet."""
+        """Receive the available bytes, after making room for ``size`` unread bytes."""
         left = self._end - self._at
         if self._at and (not left or self._at + size > len(self._data) - PADDING):
             self._data[:left] = self._data[self._at : self._end].copy()
@@ -250,7 +252,7 @@ def _malformed(what: str) -> DamageError:
 
 
 def _format_date(data: Any, at: int) -> str:
-    """The date at a place on the wire: its length, then year, month and day."""
+    """Format the date at an offset of the received data: its length, then year, month and day."""
     if not data[at]:
         return "0000-00-00"
     return f"{int(data[at + 1]) | int(data[at + 2]) << 8:04d}-{data[at + 3]:02d}-{data[at + 4]:02d}"

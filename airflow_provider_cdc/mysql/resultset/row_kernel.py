@@ -1,11 +1,11 @@
-"""Rows of the binary result protocol into Arrow buffers: one piece of machine code for every table.
+"""Decode rows of the binary result protocol into Arrow buffers, with the same machine code for every table.
 
-The code is compiled once a machine (see :mod:`airflow_provider_cdc.native.compile`) and told by numbers what a
-table looks like: one line of ``columns`` each. It trusts nothing that came over the wire: every read is checked against
-the end of its packet, every write against the space that the caller made. Importing this module costs numba's import,
-so it is done late.
+The code is compiled once per machine (see :mod:`airflow_provider_cdc.native.compile`). Numbers describe the table to
+it, one line of ``columns`` per column. It trusts nothing that came over the wire: every read is checked against the end
+of its packet, and every write against the capacity of its buffer. Importing this module also imports numba, so import
+it late.
 """
-# ruff: noqa: SIM109 (the compiler makes less of "in")
+# ruff: noqa: SIM109 (the compiler generates worse code for "in")
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from airflow_provider_cdc.native.primitives import (
     store64,
 )
 
-# How a call ends: with one row read; at the end of the data; at a packet that is not a row; at one of several pieces;
-# for want of rows or of room in a column; and with what is wrong.
+# Why a call ended: a row was read; the data ended; at a packet that is not a row; at a row of several packets; no space
+# for another row, or not enough room in a column; and errors.
 ROW_READ, NEED_DATA, NOT_A_ROW, MULTI_PACKET_ROW, NEED_ROWS, NEED_ROOM, OUT_OF_SEQUENCE, MALFORMED, INVALID_VALUE = (
     range(9)
 )
 
-# How a column is read: what is on the wire, and what becomes of it.
+# How a column is read: its form on the wire, and its conversion.
 (
-    COPY_1,  # so many bytes as they are
+    COPY_1,  # this many bytes, unchanged
     COPY_2,
     COPY_4,
     COPY_8,
     WIDEN_1,  # unsigned, into the next wider signed type
     WIDEN_2,
     WIDEN_4,
-    WIDEN_8,  # into a decimal of 128 bits
+    WIDEN_8,  # into a 128-bit decimal
     DATE,
     DATETIME,
     TIME,
@@ -55,19 +55,19 @@ ROW_READ, NEED_DATA, NOT_A_ROW, MULTI_PACKET_ROW, NEED_ROWS, NEED_ROOM, OUT_OF_S
     BYTES,
 ) = range(13)
 
-# The fields of a column's line. SCALE: digits behind the point of a decimal; of a date, whether a zero date is NULL.
+# The fields of a column's line. SCALE: digits after the point of a decimal; for a date, whether a zero date is NULL.
 KIND, SCALE, VALUES, OFFSETS, VALIDITY, HAS_NULLS, CAPACITY = range(7)
 COLUMN_FIELDS = 7
 
-# The fields of the state that calls share: where to go on, the next row and packet number, which column is in trouble,
-# and how many bytes are wanted.
+# The fields of the state that calls share: where to continue, the next row and packet number, which column failed, and
+# how many bytes are needed.
 DATA_AT, ROW, PACKET_NUMBER, FAILED_COLUMN, WANTED_BYTES = range(5)
 STATE_SIZE = 5
 
 
 @inlined  # type: ignore[untyped-decorator]
 def _read_length(data: Any, at: Any, end: Any) -> Any:
-    """(length-encoded integer, where it ends); -1 if there is none."""
+    """Return (length-encoded integer, where it ends); -1 if there is none."""
     if at >= end:
         return -1, at
     first: Any = np.int64(data[at])
@@ -78,13 +78,13 @@ def _read_length(data: Any, at: Any, end: Any) -> Any:
     if first == 253 and at + 4 <= end:
         return np.int64(read32(data, at)) >> 8, at + 4
     if first == 254 and at + 9 <= end:
-        return np.int64(read64(data, at + 1)), at + 9  # a negative one is refused like any that is too long
+        return np.int64(read64(data, at + 1)), at + 9  # the caller rejects a negative length like one that is too long
     return -1, at
 
 
 @inlined  # type: ignore[untyped-decorator]
 def _read_clock(data: Any, at: Any, size: Any) -> Any:
-    """Microseconds of hour, minute, second and, if there are 7 bytes, microseconds; -1 if that is no time of day."""
+    """Return a time of day in microseconds; -1 if it is invalid. It has a fraction if ``size`` is 7 bytes."""
     hour, minute, second = np.int64(data[at]), np.int64(data[at + 1]), np.int64(data[at + 2])
     micros = np.int64(read32(data, at + 3)) if size == 7 else np.int64(0)
     if hour > 23 or minute > 59 or second > 59 or micros > 999_999:
@@ -94,12 +94,12 @@ def _read_clock(data: Any, at: Any, size: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _store_decimal(data: Any, at: Any, end: Any, scale: Any, address: Any) -> Any:
-    """Store a decimal number that the server printed; whether it is one, with so many digits behind the point."""
+    """Store a decimal in text form; return whether it is valid and has ``scale`` digits after the point."""
     negative = at < end and data[at] == ord("-")
     if negative:
         at += 1
     digits, point, low, power, high = 0, -1, np.uint64(0), np.uint64(1), np.uint64(0)
-    # The first 19 digits that count go into one word, the others into a second one: high * power + low.
+    # The first 19 significant digits go into one word, the others into a second one: high * power + low.
     for i in range(at, end):
         c = np.int64(data[i])
         if c == ord("."):
@@ -144,7 +144,7 @@ def _store_decimal(data: Any, at: Any, end: Any, scale: Any, address: Any) -> An
 
 @inlined  # type: ignore[untyped-decorator]
 def _store_temporal(data: Any, at: Any, end: Any, kind: Any, address: Any) -> Any:
-    """Store a date, a date with time, or a time; where it ends, or minus what is wrong."""
+    """Store a date, a date with time, or a time; return where it ends, or the negative error code."""
     if at >= end:
         return -MALFORMED
     size = np.int64(data[at])
@@ -183,7 +183,7 @@ def _store_temporal(data: Any, at: Any, end: Any, kind: Any, address: Any) -> An
 
 @inlined  # type: ignore[untyped-decorator]
 def _store_null(kind: Any, values: Any, row: Any) -> Any:
-    """What stands where there is NULL: always the same."""
+    """Store zero in place of NULL, so that the buffers are deterministic."""
     if kind == DECIMAL or kind == WIDEN_8:
         store64(values + 16 * row, np.uint64(0))
         store64(values + 16 * row + 8, np.uint64(0))
@@ -199,7 +199,7 @@ def _store_null(kind: Any, values: Any, row: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _read_row(data: Any, at: Any, end: Any, columns: Any, row: Any, state: Any) -> Any:
-    """Read one row; the same row may be read again after ROOM."""
+    """Read one row. After NEED_ROOM, the same row may be read again."""
     count = columns.shape[0]
     nulls = at + 1
     at = nulls + ((count + 9) >> 3)
@@ -300,7 +300,7 @@ def _read_row(data: Any, at: Any, end: Any, columns: Any, row: Any, state: Any) 
 
 @compiled("int64(uint8[::1], int64, int64, int64[:, ::1], int64, int64[::1])", __file__, primitives.__file__)
 def read_row(data: Any, at: Any, end: Any, columns: Any, row: Any, state: Any) -> Any:
-    """Read one row that stands at [at, end) without packet headers."""
+    """Read one row at [at, end), without packet headers."""
     if at < 0 or at >= end or end + PADDING > data.shape[0]:
         return MALFORMED
     return _read_row(data, at, end, columns, row, state)
@@ -308,11 +308,11 @@ def read_row(data: Any, at: Any, end: Any, columns: Any, row: Any, state: Any) -
 
 @compiled("int64(uint8[::1], int64, int64[:, ::1], int64, int64[::1])", __file__, primitives.__file__)
 def read_rows(data: Any, end: Any, columns: Any, rows: Any, state: Any) -> Any:
-    """Read the packets of rows that stand in a byte array before ``end``, from ``state[AT]`` on.
+    """Read the row packets in a byte array from ``state[DATA_AT]`` up to ``end``.
 
-    :param rows: rows that the columns have space for.
-    :param state: is brought up to date for the next call.
-    :returns: why it ended; never READ.
+    :param rows: number of rows that the columns have space for.
+    :param state: updated for the next call.
+    :returns: why the call ended; never ROW_READ.
     """
     at, row, number = state[DATA_AT], state[ROW], state[PACKET_NUMBER]
     if at < 0 or end + PADDING > data.shape[0]:

@@ -1,1 +1,1 @@
-"""The Delta sink: tables, slices, resume points and upkeep. Nothing else knows Delta."""
+"""The Delta sink: tables, slices, resume points and maintenance. No other package depends on Delta."""

@@ -1,6 +1,6 @@
-"""A Delta table that something else has made becomes the copy of a source table (``sink.adopt``).
+"""Adoption of a Delta table made by other software as the sink table of a captured table (``sink.adopt``).
 
-Its rows say nothing of where in the binlog they stand, so none of them is kept: the snapshot writes them anew.
+Its rows do not record a binlog position, so none of them is kept: the snapshot writes all rows again.
 """
 
 from __future__ import annotations
@@ -15,29 +15,27 @@ from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import merge_protocols, protocol_with_feed
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
 
-#: How the description of a table begins that a pipeline owns, and the property that names it: people may write another
-#: description, and somebody who replaces the table takes the property away.
+#: Prefix of the description of a table that a pipeline owns, and the property that names the pipeline: users may change
+#: the description, and replacing the table removes the property.
 OWNER_DESCRIPTION_PREFIX, OWNER_PROPERTY = "airflow-cdc pipeline ", f"{OWN_PREFIX}pipeline"
 
 
 def owner_of(metadata: Mapping[str, Any]) -> str | None:
-    """The pipeline that owns a table, ``None`` if no pipeline does.
+    """Return the pipeline that owns a table, or ``None`` if no pipeline does.
 
-    :param metadata: of the table.
+    :param metadata: metadata of the table.
     """
     owner: str | None = (metadata.get("configuration") or {}).get(OWNER_PROPERTY)
     description = str(metadata.get("description") or "")
-    if owner is None and description.startswith(
-        OWNER_DESCRIPTION_PREFIX
-    ):  # the only sign that older versions have left
+    if owner is None and description.startswith(OWNER_DESCRIPTION_PREFIX):  # older versions wrote only this
         owner = description.removeprefix(OWNER_DESCRIPTION_PREFIX)
     return owner
 
 
 def check_adoptable(log: DeltaLog, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]) -> None:
-    """Refuse a table that cannot be taken over; parameters as for :func:`differences`.
+    """Refuse a table that cannot be adopted; parameters as for :func:`find_adoption_obstacles`.
 
-    :raises NotReadyError: with all that is in the way.
+    :raises NotReadyError: listing all obstacles.
     """
     if obstacles := find_adoption_obstacles(log, wanted_schema, partitions, nullable):
         raise NotReadyError(
@@ -49,11 +47,11 @@ def check_adoptable(log: DeltaLog, wanted_schema: str, partitions: Sequence[str]
 def find_adoption_obstacles(
     log: DeltaLog, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]
 ) -> list[str]:
-    """What stands in the way of taking a table over.
+    """Return the obstacles to adopting a table.
 
-    :param log: the table as it stands.
-    :param wanted_schema: the schema that it shall have, as the log says it.
-    :param partitions: columns that it shall be partitioned by.
+    :param log: the current state of the table.
+    :param wanted_schema: schema that it is to have, in the format of the log.
+    :param partitions: columns that it is to be partitioned by.
     :param nullable: names of the columns that may be NULL in the source.
     """
     obstacles = []
@@ -85,10 +83,10 @@ def find_adoption_obstacles(
 
 
 def adoption_actions(log: DeltaLog, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Actions that take a table over: its rows go, and it gets an owner.
+    """Return actions that adopt a table: its rows are removed, and it gets an owner.
 
-    :param metadata: of a new table of this kind.
-    :param protocol: likewise.
+    :param metadata: metadata that a new table would have.
+    :param protocol: protocol that a new table would have.
     """
     old_metadata = log.metadata
     old_column_metadata = {

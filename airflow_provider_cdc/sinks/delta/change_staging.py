@@ -1,7 +1,7 @@
-"""Changes of batches, written by tasks where they stay: in files that become part of the table.
+"""Staged changes of batches, written by tasks to files that later become part of the table.
 
-A row is written once. What a later change of the same batch has outdated, and what deletes, is dead in the file when it
-becomes part of the table.
+Each row is written only once. Rows that a later change in the same batch has replaced, and deletes, are marked dead in
+the file when it becomes part of the table.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from airflow_provider_cdc.sinks.files.parquet import (
 from airflow_provider_cdc.sinks.protocol import ChangeWriter
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: In the metadata of a file of places: the files that these are in.
+#: Metadata key, in a file of places, of the list of files that the places refer to.
 _FILES_METADATA_KEY = "files"
 
 
 class _SoftDeleteChangeWriter(ChangeFileWriter):
-    """Changes that say of themselves whether they delete."""
+    """Writes changes with a column that marks deletes."""
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
@@ -54,12 +54,12 @@ class _SoftDeleteChangeWriter(ChangeFileWriter):
 
 
 class DeltaChangeStaging:
-    """Staging of one pipeline.
+    """Change staging of one pipeline.
 
-    :param table_storage: the storage of a table.
-    :param keyless_staging: for tables without a key, of whose changes only a sum is applied.
-    :param deletes: what becomes of rows that are deleted in the source.
-    :param partitioning_of: how a table is partitioned.
+    :param table_storage: returns the storage of a table.
+    :param keyless_staging: staging for tables without a key, whose changes are applied only as a net change.
+    :param deletes: how rows that the source deletes are handled.
+    :param partitioning_of: returns how a table is partitioned.
     """
 
     def __init__(
@@ -77,21 +77,21 @@ class DeltaChangeStaging:
         )
 
     def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
-        """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.ChangeStaging`."""
+        """Return a writer; see :class:`~airflow_provider_cdc.sinks.protocol.ChangeStaging`."""
         if not table.key:
             return self._keyless_staging.open_writer(table, range_name)
         schema = table.sink_schema
         if partitioning := self._partitioning_of(table):
             return _PartitionedChangeWriter(self._table_storage(table), range_name, partitioning, table)
         group_rows = partitioning.row_group_size
-        if self._deletes.mode_of(table) == SOFT:  # a delete is a row of the table, too
+        if self._deletes.mode_of(table) == SOFT:  # deletes are rows of the table, too
             return _SoftDeleteChangeWriter(
                 self._table_storage(table), _change_file_path(range_name), with_deleted_column(schema), group_rows
             )
         return ChangeFileWriter(self._table_storage(table), _change_file_path(range_name), schema, group_rows)
 
     def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
-        """The changes of some pieces, in this order."""
+        """Return the changes of some batch ranges, in this order."""
         if not table.key:
             return self._keyless_staging.read_changes(table, range_names)
         storage, schema = self._table_storage(table), table.sink_schema
@@ -108,7 +108,7 @@ class DeltaChangeStaging:
         )
 
     def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
-        """The same without the values, and with the place of each."""
+        """Return the same changes without their values, but with the file and row of each."""
         if not table.key:
             return self._keyless_staging.read_for_apply(table, range_names)
         storage = self._table_storage(table)
@@ -129,18 +129,18 @@ class DeltaChangeStaging:
         )
 
     def _without_ignored_deletes(self, table: TableSchema, changes: pa.Table) -> pa.Table:
-        """Without deletes that are ignored: also not in the place of an earlier change of the same key."""
+        """Return the changes without ignored deletes, which do not replace earlier changes of the same key either."""
         return select_upserts(changes) if self._deletes.mode_of(table) == IGNORE else changes
 
     def discard_applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
-        """They are part of the table, and if not, the commit has removed them."""
+        """Delete only what did not become part of the table; the commit has deleted files that it did not use."""
         if not table.key:
             self._keyless_staging.discard_applied(table, range_names)
         elif self._partitioning_of(table):
             self._table_storage(table).delete(*map(_change_file_path, range_names))
 
     def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
-        """Remove what is not to be applied."""
+        """Delete changes that are not to be applied."""
         if not table.key:
             self._keyless_staging.discard(table, range_names)
             return
@@ -152,7 +152,7 @@ class DeltaChangeStaging:
         storage.delete(*map(_change_file_path, listed))
 
     def clear_older_epochs(self, tables: Iterable[TableSchema], epoch: int) -> None:
-        """Remove what earlier epochs have left, and is not, and was not until recently, part of a table."""
+        """Delete what earlier epochs have left, unless it is, or was until recently, part of a table."""
         self._keyless_staging.clear_older_epochs((), epoch)
         for table in tables:
             storage = self._table_storage(table)
@@ -165,7 +165,7 @@ class DeltaChangeStaging:
 
 
 class _PartitionedChangeWriter:
-    """Changes of a table with partitions: files of these, and one that says in which order they come, and where."""
+    """Writes changes to one file per partition, and their order and places to one more file."""
 
     def __init__(self, storage: Storage, name: str, partitioning: Partitioning, table: TableSchema) -> None:
         folder, _, base = f"{CHANGES_FOLDER}/{name}".rpartition("/")
@@ -181,13 +181,13 @@ class _PartitionedChangeWriter:
             self._flush()
 
     def truncate(self) -> None:
-        """The table is empty here: what came before does not count any more."""
+        """Discard the changes added so far: the table is empty here."""
         self._buffer = []
         self._files.discard()
         self._order_file.truncate()
 
     def close(self) -> None:
-        """Write what is left, and last of all what says where it is."""
+        """Write the remaining changes, and finally the file with their order and places."""
         self._flush()
         files = self._files.close()
         self._order_file.close({_FILES_METADATA_KEY: json.dumps([file.to_json() for file in files])})
@@ -205,13 +205,13 @@ class _PartitionedChangeWriter:
 
 
 def _build_order_schema(table: TableSchema) -> pa.Schema:
-    """Schema of what :meth:`DeltaChangeStaging.changes` has to know of changes."""
+    """Return the schema of what :meth:`DeltaChangeStaging.read_for_apply` needs to know about changes."""
     fields = [f for f in table.sink_schema if f.name in table.key or f.name in META_COLUMNS]
     return pa.schema([*fields, (FILE_COLUMN, pa.int64()), (ROW_COLUMN, pa.int64())])
 
 
 def _read_order_files(storage: Storage, table: TableSchema, names: Sequence[str]) -> tuple[pa.Table, list[DataFile]]:
-    """Changes of some pieces in their order, with the place of each, and the files that have them."""
+    """Return the changes of some batch ranges in order, with the place of each, and the files that contain them."""
     parts, files, schema = [], list[DataFile](), _build_order_schema(table)
     for name in names:
         with open_parquet(storage, _change_file_path(name)) as order_file:

@@ -1,4 +1,4 @@
-"""Whether a Delta table is the one that it was, and is to be written to."""
+"""Checks that a Delta table is still the expected one and may be written to."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from airflow_provider_cdc.sinks.delta.table_metadata import DELETES_PROPERTY, SO
 
 
 def check_owner(log: DeltaLog, pipeline: str) -> None:
-    """Refuse a table that another pipeline owns, or none.
+    """Refuse a table that the pipeline does not own.
 
-    :raises TerminalError: if it is one.
+    :raises TerminalError: if another pipeline, or none, owns it.
     """
     if owner_of(log.metadata) != pipeline:
         raise TerminalError(
-            f"the {log.name} was not made by pipeline {pipeline}",
+            f"the {log.name} was not created by pipeline {pipeline}",
             "Choose another sink.path: only one pipeline may write to a table",
         )
 
@@ -25,34 +25,33 @@ def check_owner(log: DeltaLog, pipeline: str) -> None:
 def check_has_owner(log: DeltaLog) -> None:
     """Refuse a table that no pipeline owns.
 
-    :raises TerminalError: if it is one.
+    :raises TerminalError: if it has no owner.
     """
     if owner_of(log.metadata) is None:
         raise TerminalError(
-            f"the {log.name} belongs to no pipeline: it was replaced by another one, or made by something else",
+            f"the {log.name} belongs to no pipeline: it was replaced by another one, or created by other software",
             "Start with a fresh sink.path",
         )
 
 
 def check_settings(log: DeltaLog, partitioning: Partitioning, options: DeltaTableOptions) -> None:
-    """Refuse a table that was made under settings which cannot be changed, or of another source table.
+    """Refuse a table that was created with other unchangeable settings, or for another source table.
 
-    :raises TerminalError: if it is partitioned otherwise.
-    :raises NotReadyError: if it was made under another ``sink.deletes``, or is another one's copy.
+    :raises TerminalError: if its partitioning differs.
+    :raises NotReadyError: if its ``sink.deletes`` differs, or it is the copy of another table.
     """
     table_source, own_source = log.configuration.get(SOURCE_PROPERTY), options.properties.get(SOURCE_PROPERTY)
     if table_source is not None and own_source is not None and table_source != own_source:
         raise NotReadyError(
-            f"the {log.name} is the copy of table {table_source}, and not of {own_source}: two folders are one there, "
-            "as if case "
-            "did not count",
-            "Tell the tables apart in sink.table_path, or exclude one of them",
+            f"the {log.name} is the copy of table {table_source}, and not of {own_source}: their folders are the same "
+            "there, as if case did not count",
+            "Give the tables different folders in sink.table_path, or exclude one of them",
         )
     partitioning.check_partition_columns(log.name, log.metadata)
     table_deletes = log.configuration.get(DELETES_PROPERTY, HARD)
     if table_deletes != options.deletes:
         raise NotReadyError(
-            f"the {log.name} was made with sink.deletes {table_deletes}, and it is {options.deletes} now",
+            f"the {log.name} was created with sink.deletes {table_deletes}, which is {options.deletes} now",
             f"It cannot be changed later: set it back to {table_deletes} for this table, or start with a fresh "
             "sink.path",
         )

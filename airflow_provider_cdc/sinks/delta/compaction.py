@@ -1,8 +1,8 @@
-"""Compaction: small files become larger ones, and dead rows go. It loses to nobody, and nobody waits for it.
+"""Compaction merges small files into larger ones and removes dead rows, without blocking other writers.
 
-What is written is a function of files that never change, so it may be run anywhere, at any time and twice: each time
-under another name, as a task that was given up may go on behind the commit of what another one has written. Only the
-commit looks at the table as it stands: rows that have died since are dead in the new file, too.
+Its output depends only on files that never change, so a compaction may run anywhere, at any time, and twice. Each run
+uses another file name, because a task that was given up may continue after the commit of its replacement. Only the
+commit uses the current state of the table: rows that have died since are dead in the new file, too.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from airflow_provider_cdc.sinks.delta.merge.table_edit import (
 from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, read_row_groups, write_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: So many files of one tier are put together: the sizes of a tier lie within a factor of eight.
+#: Number of files of one tier that are merged: the sizes within a tier differ by at most a factor of eight.
 FANOUT = 8
-#: Of a partition never fewer than these, however many partitions there are.
+#: Lower limit of this number for tables with many partitions.
 MIN_FANOUT = 4
-#: The share of dead rows above which a file is written anew, and the size below which it waits for others instead.
+#: Share of dead rows above which a file is rewritten, and size below which it waits to be merged instead.
 MAX_DEAD_SHARE, MIN_REWRITE_BYTES = 0.15, 2 << 20
-#: A file that is put together becomes no larger than the table's share: between these sizes, whatever that is.
+#: The size of merged files is limited to a share of the table's size, within these bounds.
 _MERGED_BYTES_LIMITS, _MERGED_SIZE_DIVISOR = (16 << 20, 1 << 30), 64
-#: Above so many files some readers hang if they have vectors.
+#: Some readers hang if a table has more files with vectors than this.
 _MAX_FILES = 400
 
 
 @dataclass(frozen=True)
 class DeltaCompaction:
-    """Files that shall become one.
+    """Files to be merged into one.
 
-    :param storage: that of the table's folder.
-    :param partitioning: how it is partitioned.
-    :param sources: paths, each with its dead rows (serialized).
+    :param storage: storage of the table's folder.
+    :param partitioning: how the table is partitioned.
+    :param sources: paths, each with its dead rows (serialized bitmap).
     :param stats_column: name of the single integer key column.
-    :param partition: the one that all of them are in.
+    :param partition: the partition of all of these files.
     """
 
     storage: Storage
@@ -60,9 +60,9 @@ class DeltaCompaction:
     partition: PartitionValues = field(default_factory=dict, hash=False)
 
     def run(self) -> list[DataFile]:
-        """Write the living rows of the files as one.
+        """Write the living rows of the files to one file.
 
-        :returns: what was written; nothing if no row lives.
+        :returns: the new file; empty if no row is alive.
         """
         schema = self.partitioning.file_schema
         parts = (
@@ -93,10 +93,10 @@ class DeltaCompaction:
 def plan_compactions(
     log: DeltaLog, partitioning: Partitioning, stats_column: str | None, *, deletion_vectors: bool, purge: bool = False
 ) -> list[DeltaCompaction]:
-    """What is to be compacted now.
+    """Return the compactions that are due.
 
-    :param deletion_vectors: whether rows may die by deletion vectors; if not, files that have one are written anew.
-    :param purge: whether to leave neither dead rows nor small files.
+    :param deletion_vectors: whether rows may be deleted by deletion vectors; if not, files with one are rewritten.
+    :param purge: whether to remove all dead rows and merge all small files.
     """
     return [
         DeltaCompaction(
@@ -118,13 +118,13 @@ def plan_compactions(
 def choose_file_groups(
     files: Sequence[LiveFile], count_rows_of: Any, *, deletion_vectors: bool = True, purge: bool = False
 ) -> list[list[LiveFile]]:
-    """Groups of files that shall become one each.
+    """Return groups of files, each of which is to be merged into one file.
 
-    A row is written again once for each tier that its file rises, and after that only to be rid of dead ones: once in
-    the time in which so many of its file's rows die.
+    A row is rewritten once for each tier that its file rises. After that it is rewritten only to remove dead rows, once
+    per period in which that share of the file's rows dies.
 
-    :param count_rows_of: how many rows a file has.
-    :param vectors, purge: as for :func:`plan`.
+    :param count_rows_of: returns the number of rows of a file.
+    :param deletion_vectors, purge: as for :func:`plan_compactions`.
     """
     parts: dict[Any, list[LiveFile]] = {}
     for file in files:
@@ -153,21 +153,21 @@ def choose_file_groups(
 
 
 def _max_merged_bytes(total: int) -> int:
-    """The size above which no file of a table is put together with others."""
+    """Return the maximum size of a merged file."""
     return max(
         _MERGED_BYTES_LIMITS[0], min(total // _MERGED_SIZE_DIVISOR, _MERGED_BYTES_LIMITS[1]), 2 * total // _MAX_FILES
     )
 
 
 def _tier_fanout(parts: int) -> int:
-    """Files of a tier that are too many: the more partitions there are, the fewer that is."""
+    """Return how many files of a tier trigger a merge: fewer if there are many partitions."""
     return FANOUT if parts == 1 else max(MIN_FANOUT, min(FANOUT, _MAX_FILES // 2 // parts))
 
 
 def _files_of_full_tiers(files: Sequence[LiveFile], max_bytes: int, fanout: int) -> list[LiveFile]:
-    """The files of the highest tier of a partition that has too many, and of all below it, the smallest first.
+    """Return the files of a partition's highest full tier and of all tiers below it, smallest first.
 
-    Those above half of the largest size are as large as they will be: each is in no tier.
+    Files above half of the maximum size do not grow any further and belong to no tier.
     """
     mergeable = sorted((f for f in files if 2 * f.size <= max_bytes), key=lambda f: f.size)
     tiers = Counter(map(_size_tier, mergeable))
@@ -180,7 +180,7 @@ def _size_tier(file: LiveFile) -> int:
 
 
 def _smaller_half(files: Sequence[LiveFile]) -> list[LiveFile]:
-    """The smaller half of the files of a partition, without those beside which the rest is nothing."""
+    """Return the smaller half of a partition's files, without files that dwarf the rest."""
     smallest = sorted(files, key=lambda f: f.size)[: max(2, len(files) // 2)]
     while smallest and smallest[-1].size > 4 * sum(f.size for f in smallest[:-1]):
         smallest.pop()
@@ -188,7 +188,7 @@ def _smaller_half(files: Sequence[LiveFile]) -> list[LiveFile]:
 
 
 def _pack_bins(files: Sequence[LiveFile], max_bytes: int) -> Iterator[list[LiveFile]]:
-    """Groups of several files that are no larger together: one that is left alone stays as it is."""
+    """Yield groups of at least two files with at most ``max_bytes`` in total; a file left alone is not rewritten."""
     bin_files: list[LiveFile] = []
     size = 0
     for file in files:
@@ -209,12 +209,12 @@ def prepare_compaction_commit(
     *,
     data_change: bool = False,
 ) -> tuple[PreparedCommit, int]:
-    """What is to be committed for compactions that have run, on a version of the table.
+    """Prepare the commit of compactions that have run, on the current version of the table.
 
-    Each stands by itself: if a file that was read is not there any more, or what was written must not be put in its
-    place, that is spare.
+    Each compaction succeeds or fails on its own: it is dropped if a file that it read is gone, or its output must not
+    replace these files.
 
-    :returns: this, and how many of them stand then.
+    :returns: the commit, and the number of compactions that it contains.
     """
     commit, dead_rows, committed_count, replaced_paths = PreparedCommit(), dict[str, BitMap](), 0, set[str]()
     for compaction, files in results:
@@ -222,7 +222,7 @@ def prepare_compaction_commit(
         if dead is None or any(dead and not supports_vectors(file.path) for file in files):
             commit.delete_on_success += [
                 file.path for file in files if file.path not in log.files
-            ]  # it may stand already
+            ]  # it may already be committed
             continue
         committed_count += 1
         replaced_paths |= {path for path, _ in compaction.sources}
@@ -245,7 +245,7 @@ def prepare_compaction_commit(
 
 
 def _rows_dead_since(log: DeltaLog, compaction: DeltaCompaction) -> BitMap | None:
-    """Rows of what a compaction has written that are dead by now; ``None`` if it is void."""
+    """Return the rows of a compaction's output that have died since; ``None`` if the compaction is void."""
     start, dead = 0, BitMap()
     for path, serialized_dead in compaction.sources:
         if path not in log.files:
@@ -253,7 +253,7 @@ def _rows_dead_since(log: DeltaLog, compaction: DeltaCompaction) -> BitMap | Non
         live_file = log.files[path]
         dead_before, dead_now = BitMap.deserialize(serialized_dead), log.dead_rows(live_file)
         if not dead_before.issubset(dead_now):
-            return None  # rows came back: somebody has restored an older version
+            return None  # rows came back: an older version was restored
         newly_dead = np.asarray((dead_now - dead_before).to_array(), np.int64)
         dead |= BitMap(
             (start + newly_dead - np.searchsorted(np.asarray(dead_before.to_array(), np.int64), newly_dead)).astype(

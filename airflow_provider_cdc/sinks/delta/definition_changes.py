@@ -1,11 +1,11 @@
-"""A table follows a change of its definition: its log says so, and no file of it is written again.
+"""Following changes of a table's definition: only the log changes, and no file is rewritten.
 
-Files from before lack the columns that are new. Whoever reads such a file takes them for NULL, as the Delta protocol
-has it (:func:`~airflow_provider_cdc.sinks.files.parquet.read_row_groups`). They still have those that are gone, which
-nobody reads: no column of such a name may come without the rows being exchanged. Compaction evens that out in the
-course of time.
+Existing files lack new columns; readers return NULL for them, as the Delta protocol requires
+(:func:`~airflow_provider_cdc.sinks.files.parquet.read_row_groups`). Existing files still contain removed columns, which
+are not read: a column with the name of a removed one may be added only by an overwrite. Compaction removes these
+differences over time.
 
-Where more changes than that, the rows are read again, and exchanged as a whole: no file from before is left.
+Other changes need a re-snapshot that overwrites all rows, after which no older file is left.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _FRESH_PATH_REMEDY = "Start with a fresh sink.path"
 def alter_actions(
     log: DeltaLog, old_table: TableSchema, row_identity: RowIdentity, options: DeltaTableOptions
 ) -> list[dict[str, Any]]:
-    """Actions that give a table other columns; none if nothing changes.
+    """Return actions that give a table other columns; none if nothing changes.
 
-    :param log: the table as it stands.
-    :param old_table: the definition whose columns it has.
-    :param row_identity: of the definition whose columns it is to have.
-    :param options: likewise.
-    :raises TerminalError: if it has not the columns of ``old_table``, or cannot be given the others.
+    :param log: the current state of the table.
+    :param old_table: the definition that the table's columns match now.
+    :param row_identity: row identity under the new definition.
+    :param options: options under the new definition.
+    :raises TerminalError: if the table does not have the columns of ``old_table``, or cannot get the new ones.
     """
     declared = row_identity.partitioning.table_schema
     old_schema = (
@@ -62,7 +62,7 @@ def alter_actions(
     if not has_same_columns(log, pa.schema([*old_schema, *[*declared][len(row_identity.schema) :]])):
         raise TerminalError(
             f"the {log.name} has other columns than {old_table.label} had before its definition changed",
-            f"Something else has altered it. {_FRESH_PATH_REMEDY}",
+            f"Other software has altered it. {_FRESH_PATH_REMEDY}",
         )
     if problem := _why_not_alterable(old_table, old_schema, row_identity):
         raise TerminalError(
@@ -72,7 +72,7 @@ def alter_actions(
     metadata = {**log.metadata, "schemaString": _altered_schema(log, old_table, row_identity, options)}
     needed_protocol = protocol_for(declared, vectors=False)
     protocol = merge_protocols(log.protocol, needed_protocol)
-    check_protocol(log.name, protocol, metadata)  # as everybody does who reads it afterwards: then it is too late
+    check_protocol(log.name, protocol, metadata)  # every later reader checks this, and would fail too late
     actions: list[dict[str, Any]] = [{"protocol": protocol}] if protocol is not log.protocol else []
     if schema_fields(metadata["schemaString"]) != schema_fields(log.metadata["schemaString"]):
         actions.append({"metaData": metadata})
@@ -86,22 +86,22 @@ def overwrite_actions(
     slices: Sequence[DataFile],
     retained_files: RetainedFiles,
 ) -> list[dict[str, Any]]:
-    """Actions that put slices in the place of all rows, and give the table the columns of a definition.
+    """Return actions that replace all rows by slices, and the columns by those of a definition.
 
-    Slices are added as they are, however rows die here. Its change data feed says that all rows are deleted and others
-    inserted, and readers take that from the files that go and come: files of its own would need the new columns, which
-    the old rows need not have, nor be of the new key.
+    Slices are added unchanged, whichever way rows are deleted in this table. A change data feed reports all old rows as
+    deleted and the new ones as inserted; readers derive that from the removed and added files. Feed files would need
+    the new columns, which old rows may lack, and would use the new key.
 
-    :param log: the table as it stands.
-    :param row_identity: of the definition whose columns and key it is to have.
-    :param options: likewise.
-    :param slices: what it is to hold. Files without rows are left out.
-    :param retained_files: rows that stay.
-    :raises TerminalError: if it cannot be given such columns, or has one of the slices already.
+    :param log: the current state of the table.
+    :param row_identity: row identity under the new definition.
+    :param options: options under the new definition.
+    :param slices: new content of the table. Files without rows are left out.
+    :param retained_files: rows to keep.
+    :raises TerminalError: if the table cannot get these columns, or already has one of the slices.
     """
     declared = row_identity.partitioning.table_schema
     files = {file.path: file for part in slices for file in part.files if file.rows}
-    # What has become of its rows since would be undone. And a version must not remove and add the same file.
+    # Adding it again would undo changes to its rows. Also, a version must not remove and add the same file.
     if already_live := sorted(files.keys() & log.files.keys()):
         raise TerminalError(
             f"the file {log.storage.location(already_live[0])} is part of the table already", _FRESH_PATH_REMEDY
@@ -119,7 +119,7 @@ def overwrite_actions(
     check_protocol(log.name, protocol, metadata)
     return [
         *([{"protocol": protocol}] if protocol is not log.protocol else []),
-        {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
+        {"metaData": metadata},  # even if equal: makes concurrent transactions of other programs conflict
         *drop_clustering_columns(log.domain_metadata, declared.names),
         *(
             file.remove_action(data_change=True)
@@ -131,9 +131,9 @@ def overwrite_actions(
 
 
 def reset_actions(log: DeltaLog, partitioning: Partitioning, options: DeltaTableOptions) -> list[dict[str, Any]]:
-    """Actions that give a table whatever other columns: all of its rows go.
+    """Return actions that remove all rows of a table and give it any other columns.
 
-    :param log: the table as it stands.
+    :param log: the current state of the table.
     """
     vectors = uses_vectors(log.protocol, log.configuration)
     new_protocol = merge_protocols(log.protocol, protocol_for(partitioning.table_schema, vectors=vectors))
@@ -146,16 +146,16 @@ def reset_actions(log: DeltaLog, partitioning: Partitioning, options: DeltaTable
 
 
 def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, row_identity: RowIdentity) -> str | None:
-    """Why the columns of a definition cannot become those of another one; ``None`` if they can.
+    """Return why the columns cannot change to those of another definition; ``None`` if they can.
 
-    Whatever else than columns that come and go a table is to follow has to be let through here, and expressed.
+    To support changes other than added and removed columns, allow them here and create actions for them.
     """
     if [*old_table.key] != [*row_identity.key_columns]:
-        return f"its key was ({', '.join(old_table.key)}), and is ({', '.join(row_identity.key_columns)})"
+        return f"its key was ({', '.join(old_table.key)}) and is now ({', '.join(row_identity.key_columns)})"
     for field in old_schema:
         index = row_identity.schema.get_field_index(field.name)
         if index >= 0 and (kind := row_identity.schema.field(index).type) != field.type:
-            return f"column {field.name} was {field.type}, and is {kind}"
+            return f"column {field.name} was {field.type} and is now {kind}"
     return _duplicate_column(row_identity.partitioning.table_schema)
 
 
@@ -168,7 +168,10 @@ def _duplicate_column(declared: pa.Schema) -> str | None:
 def _altered_schema(
     log: DeltaLog, old_table: TableSchema, row_identity: RowIdentity, options: DeltaTableOptions
 ) -> str:
-    """The new columns as the log says them. What others have told of a column stays, and what was told here goes."""
+    """Return the new columns in the format of the log.
+
+    Column metadata from other programs is kept; metadata that this project set for the old definition is dropped.
+    """
     new_schema = json.loads(build_metadata(row_identity.schema, options, {}, "")["schemaString"])
     current_metadata = {column["name"]: column["metadata"] for column in schema_fields(log.metadata["schemaString"])}
     own_metadata = build_column_metadata(old_table)
@@ -180,8 +183,10 @@ def _altered_schema(
 
 
 def _overwritten_schema(log: DeltaLog, row_identity: RowIdentity, options: DeltaTableOptions) -> str:
-    """Columns as the log says them, whatever there were. What others have told of those that stay as they are stays:
-    a comment that is not told here any more may be theirs.
+    """Return the new columns in the format of the log, whatever columns the table had.
+
+    Metadata from other programs is kept for unchanged columns. So is a comment that this project no longer sets,
+    because it may be theirs.
     """
     new_schema = json.loads(build_metadata(row_identity.schema, options, {}, "")["schemaString"])
     before = {column["name"]: column for column in schema_fields(log.metadata["schemaString"])}
@@ -193,5 +198,5 @@ def _overwritten_schema(log: DeltaLog, row_identity: RowIdentity, options: Delta
 
 
 def _foreign_metadata(column_metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is told by this project, and what makes values of a column follow from others."""
+    """Return column metadata without this project's own, and without rules that compute values from other columns."""
     return {name: value for name, value in column_metadata.items() if not name.startswith((OWN_PREFIX, "delta."))}

@@ -1,4 +1,4 @@
-"""Reading a Delta table back in portions: one for each data file."""
+"""Reading a Delta table back with one scan task per data file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from airflow_provider_cdc.sinks.storage.storage import Storage
 
 @dataclass(frozen=True)
 class FileScanTask:
-    """The living rows of a data file.
+    """Reads the living rows of a data file.
 
-    :param storage: that of the table's folder.
+    :param storage: storage of the table's folder.
     :param schema: schema of the table's rows.
-    :param path: name in the folder.
+    :param path: path in the folder.
     :param size_bytes: bytes.
-    :param serialized_dead: rows of it that are dead (serialized).
+    :param serialized_dead: its dead rows (serialized bitmap).
     :param partition: values of the columns that are not in the file.
     """
 
@@ -36,7 +36,7 @@ class FileScanTask:
     partition: PartitionValues = field(default_factory=dict, hash=False)
 
     def read_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Row group by row group; see :class:`~airflow_provider_cdc.sinks.scan_tasks.ScanTask`."""
+        """Yield the rows, row group by row group; see :class:`~airflow_provider_cdc.sinks.scan_tasks.ScanTask`."""
         read_columns = [*columns, DELETED_COLUMN] if DELETED_COLUMN in self.schema.names else columns
         groups = read_row_groups(
             self.storage, self.path, self.schema, read_columns, self.partition, may_lack_columns=True
@@ -46,7 +46,7 @@ class FileScanTask:
 
 
 def plan_file_scan(log: DeltaLog, schema: pa.Schema) -> list[FileScanTask]:
-    """Portions of a version.
+    """Return the scan tasks of a version.
 
     :param schema: schema of its rows.
     """

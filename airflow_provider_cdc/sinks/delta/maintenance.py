@@ -1,4 +1,4 @@
-"""What keeps the folder of a Delta table small: checkpoints of its log, and files that nobody needs."""
+"""Keeps the folder of a Delta table small: checkpoints of its log, and deletion of files that are no longer needed."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ from airflow_provider_cdc.sinks.delta.merge.change_data_feed import feed_file_ti
 from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER, is_part_file
 from airflow_provider_cdc.sinks.files.table_size import TableSize
 
-#: Hours for which files are kept that only older versions refer to, at least: for those who read one just now.
+#: Minimum hours for which files of older versions are kept, for readers of such a version.
 MIN_RETENTION_HOURS = 1
-#: Hours after which a file that no version refers to was left by somebody who was killed.
+#: Hours after which a file that no version refers to is abandoned: its writer was killed.
 _ABANDONED_HOURS = 48
-#: What delta-rs raises if it cannot do its work; an OSError where an object store did not answer it.
+#: Errors of delta-rs; OSError if an object store did not respond.
 _OF_DELTA_RS = (DeltaError, OSError)
 _PROTECTED_BEFORE_PROPERTY = "delta.requireCheckpointProtectionBeforeVersion"
 #: Commits between two checkpoints.
 _CHECKPOINT_INTERVAL = 100
-#: Commits after which whoever commits writes the checkpoint: upkeep, which does not hold up a stream, has failed to.
+#: Commits after which the committer itself writes the checkpoint, because maintenance, which does not delay the stream,
+#: has not done so.
 OVERDUE_COMMITS = 2 * _CHECKPOINT_INTERVAL
 
 
 def is_checkpoint_due(log: DeltaLog, commits: int | None = None) -> bool:
-    """Whether a log has so many commits since its newest checkpoint that was seen.
+    """Return whether a log has had enough commits since its newest known checkpoint.
 
-    :param commits: how many; by default those between two checkpoints.
+    :param commits: number of commits; by default the regular interval between checkpoints.
     """
     return log.version - (log.checkpoint_version or 0) >= (_CHECKPOINT_INTERVAL if commits is None else commits)
 
 
 def write_checkpoint_if_due(log: DeltaLog, commits: int | None = None) -> None:
-    """Write a checkpoint of the log, if one is due, and delete what of the log is older than its retention.
+    """Write a checkpoint of the log if one is due, and delete log files older than the log's retention.
 
-    :param commits: since the last checkpoint, from which on one is due.
+    :param commits: number of commits since the last checkpoint after which one is due.
     :raises TransientError: if that is not possible now.
     """
     if not is_checkpoint_due(log, commits):
         return
-    if log.checkpoint_version is not None:  # else one of the protocol that is in force is wanted
-        log.refresh_checkpoint_version()  # another process may have written one
+    if log.checkpoint_version is not None:  # otherwise a checkpoint with the current protocol is needed
+        log.refresh_checkpoint_version()  # by another process
         if not is_checkpoint_due(log, commits):
             return
     try:
@@ -62,23 +63,24 @@ def write_checkpoint_if_due(log: DeltaLog, commits: int | None = None) -> None:
             table.cleanup_metadata()
     except _OF_DELTA_RS as error:
         raise TransientError(
-            f"no checkpoint could be written of the {log.name}: {_one_line(error)}", "It is the next time"
+            f"no checkpoint of the {log.name} could be written: {_one_line(error)}",
+            "The next maintenance run will try again",
         ) from None
     log.checkpoint_version = log.version
 
 
 def _one_line(error: Exception) -> str:
-    """The text of an error of delta-rs, which draws a tree in colours."""
+    """Return the text of an error of delta-rs, which prints a coloured tree, as one line."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", str(error)).split())
 
 
 def check_live_files(log: DeltaLog) -> None:
-    """See that delta-rs finds the same live files in the log as this project: before files are deleted for good.
+    """Check that delta-rs finds the same live files in the log, before files are permanently deleted.
 
-    Of two programs that read a log with code of their own, one that misses a part of it disagrees with the other.
+    The two programs read the log with independent code, so that a part missed by one of them shows as a difference.
 
-    :raises TransientError: if delta-rs cannot read it now.
-    :raises TerminalError: if it finds others.
+    :raises TransientError: if delta-rs cannot read the log now.
+    :raises TerminalError: if it finds other files.
     """
     try:
         table = DeltaTable(
@@ -88,27 +90,27 @@ def check_live_files(log: DeltaLog) -> None:
     except _OF_DELTA_RS as error:
         raise TransientError(
             f"no old files of the {log.name} were deleted: delta-rs cannot read it: {_one_line(error)}",
-            "They are the next time",
+            "The next maintenance run will try again",
         ) from None
     if delta_rs_paths != log.files.keys():
         names = sorted(delta_rs_paths ^ log.files.keys())
         raise TerminalError(
-            f"no old files of the {log.name} were deleted: version {log.version} has {len(log.files)} data files, and "
-            f"{len(delta_rs_paths)} as delta-rs reads it; {names[0]} is in one of the two only",
+            f"no old files of the {log.name} were deleted: version {log.version} has {len(log.files)} data files, but "
+            f"{len(delta_rs_paths)} as delta-rs reads it; {names[0]} is in only one of the two lists",
             "Do not run VACUUM. Stop the stream, run airflow-cdc verify, and report it with the folder _delta_log",
         )
 
 
 def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
-    """Delete data files and vectors that no version within the table's retention refers to, those of the change data
-    feed that are older, and those that somebody has left.
+    """Delete files that no version within the table's retention needs.
 
-    Only one clock counts, that of the storage: files were removed when the commit that says so was written there. The
-    times that commits state are those of other hosts.
+    These are data files and vectors, older files of the change data feed, and abandoned files. Only the storage's clock
+    counts: a file was removed when the commit that removes it was written. The times stated in commits are those of
+    other hosts.
 
-    :param retention: seconds for which files stay; ``None`` for what the table says.
+    :param retention: seconds for which files are kept; ``None`` for the table's own retention.
     :raises TransientError: if that is not possible now.
-    :raises TerminalError: if it is not understood for how long the table keeps its files.
+    :raises TerminalError: if the table's retention is not understood.
     """
     retention = _retention_seconds(log) if retention is None else retention
     live = {*log.files} | {
@@ -120,7 +122,7 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
         if not unneeded:
             return
         now = _storage_time(log)
-        # Commits that are gone from the log tell nothing: a process that has run for long knows by its own clock.
+        # Commits no longer in the log have no time; a long-running process knows these versions by its own clock.
         last_expired = max(
             log.newest_version_before(commit_versions(unlisted_names, log.version), now - retention),
             log.newest_version_older_than(retention),
@@ -129,7 +131,7 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
             log.date_tombstones(last_expired)
 
         def is_old(name: str) -> bool:
-            if name.startswith(f"{FEED}/"):  # by its name, most of them need no look
+            if name.startswith(f"{FEED}/"):  # the name alone rules out most of them
                 return feed_file_time(name) < now - retention and _written_at(log, name) < now - retention
             if (version := log.tombstones.get(name)) is not None:
                 return version <= last_expired
@@ -141,19 +143,19 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
         log.forget_tombstones(last_expired)
     except OSError as error:
         raise TransientError(
-            f"old files of the {log.name} could not be deleted: {error}", "They are the next time"
+            f"old files of the {log.name} could not be deleted: {error}", "The next maintenance run will try again"
         ) from None
 
 
 def _is_own_leftover(name: str) -> bool:
-    """Whether a file that no version refers to can be one that a run has left: not a slice, which may be waiting."""
+    """Return whether a file that no version refers to can be left over from a run, rather than a waiting slice."""
     return is_part_file(name) or name.startswith((f"{CHANGES_FOLDER}/", f"{VECTORS}/", f"{FEED}/"))
 
 
 def _storage_time(log: DeltaLog) -> float:
-    """The time by the clock that dates the files of a table: that of a file which is written just now.
+    """Return the current time by the clock that dates the files of a table: that of a file written now.
 
-    On a disk that is full, that of its newest commit: old files are deleted most of all then.
+    On a full disk, return the time of the newest commit, because that is when deleting old files matters most.
     """
     name = f"{CHANGES_FOLDER}/clock-{uuid.uuid4().hex}"
     try:
@@ -164,15 +166,15 @@ def _storage_time(log: DeltaLog) -> float:
     finally:
         log.storage.delete(name)
     if written_at_time is None or written_at_time == float("inf"):
-        raise FileNotFoundError(f"{log.storage.location(name)} was deleted at once")
+        raise FileNotFoundError(f"{log.storage.location(name)} was deleted immediately")
     return written_at_time
 
 
 def measure_size(files: Collection[LiveFile], compaction_count: int) -> TableSize:
-    """What a version takes.
+    """Return the size of a version.
 
-    :param files: of the version.
-    :param compaction_count: how many there were.
+    :param files: live files of the version.
+    :param compaction_count: number of compactions so far.
     """
     rows = [n for file in files if isinstance(n := file.stats.get("numRecords"), int)]
     dead = sum(file.dead_row_count for file in files)
@@ -187,16 +189,16 @@ def measure_size(files: Collection[LiveFile], compaction_count: int) -> TableSiz
 
 
 def _written_at(log: DeltaLog, name: str) -> float:
-    """When a file was written, by the storage's clock; one that is gone will never have been."""
+    """Return when a file was written, by the storage's clock; infinity if it no longer exists."""
     written = log.storage.modified_at(name)
     return float("inf") if written is None else written
 
 
 def _may_clean_log(log: DeltaLog) -> bool:
-    """Whether commits that are older than the log's retention may be deleted.
+    """Return whether commits older than the log's retention may be deleted.
 
-    Where somebody has taken a feature out, Spark asks (feature ``checkpointProtection``) that commits before that
-    version go together: they do when that version is as old.
+    After a feature was dropped, Spark requires (feature ``checkpointProtection``) that all commits before that version
+    are deleted together. They are, once that version itself is older than the retention.
     """
     protected_before = str(log.configuration.get(_PROTECTED_BEFORE_PROPERTY, "0"))
     retention = log_retention(log.configuration)
@@ -209,13 +211,13 @@ def _may_clean_log(log: DeltaLog) -> bool:
 
 
 def _retention_seconds(log: DeltaLog) -> float:
-    """For how many seconds files stay that no version needs: what the table says, and an hour at least."""
+    """Return for how many seconds removed files are kept: the table's own retention, but at least an hour."""
     retention = file_retention(log.configuration)
     if retention is None:
         raise TerminalError(
             f"no old files of the {log.name} are deleted: it has {DELETED_FILE_RETENTION} = "
             f"{log.configuration[DELETED_FILE_RETENTION]!r}, "
             "which this version does not understand",
-            "Write it as interval 7 days: in sink.table_properties, or with ALTER TABLE",
+            "Write it in the form interval 7 days, in sink.table_properties or with ALTER TABLE",
         )
     return max(retention, MIN_RETENTION_HOURS * 3600)

@@ -34,7 +34,7 @@ _SCHEMA = pa.schema(
 class DeltaResumePoint:
     """The resume point of one pipeline: a table with one row.
 
-    :param storage: that of its folder.
+    :param storage: storage of its folder.
     :param pipeline: name of the pipeline.
     """
 
@@ -44,11 +44,11 @@ class DeltaResumePoint:
         self._pipeline = pipeline
 
     def exists(self) -> bool:
-        """Whether the table has been created."""
+        """Return whether the table has been created."""
         return self.sink_table.exists()
 
     def markers(self) -> Markers:
-        """The markers of the table."""
+        """Return the markers of the table."""
         return self.sink_table.markers()
 
     def raise_fence(self, fence: Fence) -> bool:
@@ -70,15 +70,15 @@ class DeltaResumePoint:
             self.sink_table.reset(self._pipeline, Fence(f"cdc/{self._pipeline}/generation", generation), [])
 
     def read(self) -> Offset | None:
-        """The resume point, ``None`` before the first batch."""
+        """Return the resume point, or ``None`` before the first batch."""
         resume_state = self.read_with_timeline()
         return resume_state[0] if resume_state else None
 
     def read_with_timeline(self) -> tuple[Offset, Timeline] | None:
-        """The resume point and the lineage of its server, ``None`` before the first batch."""
+        """Return the resume point and the timeline of its server, or ``None`` before the first batch."""
         if not self.sink_table.exists():
             return None
-        # Not the time of the commit: it loads pandas.
+        # Without the commit time, which would load pandas.
         rows = self.sink_table.read_with_soft_deleted().select(["offset", "lineage"]).to_pylist()
         if not rows:
             return None
@@ -108,11 +108,11 @@ class DeltaResumePoint:
         self._clean_up_if_due()
 
     def _clean_up_if_due(self) -> None:
-        """Tidy when the version says so: most runs are too short for a count of their own commits to get anywhere."""
+        """Clean up depending on the version: most runs are too short to count enough commits of their own."""
         if self.sink_table.is_checkpoint_due():
             with suppress(TransientError):  # it is still due after the next commit
                 self.sink_table.clean_up()
 
     def clean_up(self) -> None:
-        """Delete what nobody needs; see :class:`~airflow_provider_cdc.sinks.protocol.ResumePoint`."""
+        """Delete what is no longer needed; see :class:`~airflow_provider_cdc.sinks.protocol.ResumePoint`."""
         self.sink_table.clean_up()

@@ -1,4 +1,4 @@
-"""The Delta sink: one Delta table a captured table, below one folder."""
+"""The Delta sink: one Delta table per captured table, below one folder."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class DeltaSink:
 
     :param path: ``sink.path``.
     :param pipeline: name of the pipeline.
-    :param copy_on_write_tables: patterns ``database.table`` of the tables that are merged by copies.
-    :param index_bytes: what the index of a table's keys may take in memory.
-    :param access: what a connection says of the object store that the path names.
-    :param deletes: what becomes of rows that are deleted in the source.
-    :param table_path: where tables lie.
-    :param table_properties: what the configuration of tables has besides.
-    :param adopt: whether tables that something else has made are taken over.
-    :param partition_by: for patterns of tables, the columns and units of what they are partitioned by.
+    :param copy_on_write_tables: patterns ``database.table`` of the tables that use copy-on-write.
+    :param index_bytes: memory limit in bytes of the key index of each table.
+    :param access: settings and credentials for the object store of ``path``, from a connection.
+    :param deletes: how rows that the source deletes are handled.
+    :param table_path: how the folders of tables are named.
+    :param table_properties: additional table properties.
+    :param adopt: whether tables made by other software are adopted.
+    :param partition_by: patterns of tables, each with the columns and date units that partition these tables.
     """
 
     path: str
@@ -55,9 +55,9 @@ class DeltaSink:
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaSinkTable:
-        """Delta table of a captured table.
+        """Return the Delta table of a captured table.
 
-        :raises NotReadyError: if it cannot be partitioned, or have the properties, that the settings say.
+        :raises NotReadyError: if the configured partitioning or table properties do not fit the table.
         """
         deletes, deletion_vectors = (
             self.deletes.mode_of(table),
@@ -67,10 +67,9 @@ class DeltaSink:
         properties = {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label}
         if has_feed(properties) and (reserved_names := reserved_by_feed(c.name for c in table.sink_columns)):
             raise NotReadyError(
-                f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, which readers of a "
-                "change data "
-                "feed take for one of theirs",
-                f"Leave the table out of those with {CHANGE_DATA_FEED}, or the column out by source.exclude_columns",
+                f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, a name that readers "
+                "of a change data feed use themselves",
+                f"Do not set {CHANGE_DATA_FEED} for this table, or leave the column out with source.exclude_columns",
             )
         nullable = frozenset(c.name for c in table.sink_columns if c.nullable or c.name in table.null_date_columns)
         options = DeltaTableOptions(
@@ -88,16 +87,16 @@ class DeltaSink:
         )
 
     def change_staging(self) -> DeltaChangeStaging:
-        """Beside the rows of the tables, and a folder for what does not become part of them."""
+        """Return change staging in the tables' folders, and in a folder for what does not become part of them."""
         keyless_staging = FileChangeStaging(self._storage, self._layout.change_staging_folder)
         return DeltaChangeStaging(self._table_storage, keyless_staging, self.deletes, self._partitioning)
 
     def resume_point(self) -> DeltaResumePoint:
-        """The table ``_cdc_progress``."""
+        """Return the resume point: the table ``_cdc_progress``."""
         return DeltaResumePoint(self._storage.subfolder(self._layout.resume_point_folder), self.pipeline)
 
     def _partitioning(self, table: TableSchema) -> Partitioning:
-        """The first pattern that fits counts."""
+        """Return the partitioning of a table; the first matching pattern applies."""
         matching_fields = (
             parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name)
         )

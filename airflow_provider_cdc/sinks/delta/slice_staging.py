@@ -1,4 +1,4 @@
-"""Slices of the snapshot, written by tasks beside the files of a Delta table, of which they become a part."""
+"""Slices of the snapshot, written by tasks to the folder of a Delta table, of which they later become a part."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
 class SliceStaging:
-    """The slices of one table, and what is needed to write them.
+    """Writes and reads the slices of one table.
 
-    :param storage: that of the table's folder.
-    :param partitioning: how it is partitioned.
-    :param row_identity: how its rows are told apart.
+    :param storage: storage of the table's folder.
+    :param partitioning: how the table is partitioned.
+    :param row_identity: how its rows are identified.
     """
 
     def __init__(self, storage: Storage, partitioning: Partitioning, row_identity: RowIdentity) -> None:
@@ -30,13 +30,13 @@ class SliceStaging:
         self._partitioning, self._row_identity = partitioning, row_identity
 
     def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
-        """Write a slice of the snapshot, beside the files of the table."""
+        """Write a slice of the snapshot to the table's folder."""
         name = f"{SLICES_FOLDER}/{staging_path}.parquet"
         if self._partitioning:
             partitioned_file = self._stage_partitioned(name, rows)
             if partitioned_file.rows:
                 return partitioned_file
-            rows = ()  # a file without rows: that of no partition
+            rows = ()  # no rows: write one empty file without a partition
         try:
             schema, stat = self._partitioning.file_schema, self._row_identity.stats_column
             flagged_rows = (add_deleted_column(part, self.schema) for part in rows)
@@ -67,23 +67,23 @@ class SliceStaging:
             raise
 
     def is_staged(self, file: DataFile) -> bool:
-        """Whether its files are there, and of the size that was written."""
+        """Return whether all of its files exist with the size that was written."""
         sizes_match = all(self.storage.size(part.path) == part.size for part in file.files)
         return sizes_match and sum(part.size for part in file.files) == file.size
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
-        """The rows of a slice, row group by row group."""
+        """Yield the rows of a slice, row group by row group."""
         names = [name for name in self.schema.names if name != DELETED_COLUMN]
         for part in file.files:
             partition = part.partition or dict.fromkeys(self._partitioning.columns)  # of a slice without rows
             yield from read_row_groups(self.storage, part.path, self.schema, names, partition, may_lack_columns=True)
 
     def discard_staged(self, file: DataFile) -> None:
-        """Remove the files of a slice."""
+        """Delete the files of a slice."""
         self.storage.delete(*(part.path for part in file.files))
 
     def clear_staged(self, staging_folder: str) -> None:
-        """Remove what is staged below a place, and is not, and was not until recently, part of the table."""
+        """Delete the slices in a folder, unless they are, or were until recently, part of the table."""
         if names := [name for name, _ in self.storage.list(f"{SLICES_FOLDER}/{staging_folder}")]:
             log = DeltaLog(self.storage)
             log.refresh()

@@ -1,8 +1,8 @@
 """One Delta table: every write is one idempotent commit that carries its own markers.
 
-Commits are compare-and-set on the table's version: what a commit was decided on (markers, fence, live files) is that of
-version ``v``, and the commit stands only as ``v + 1``; otherwise everything is read and decided again. So a marker can
-never be written twice and a writer that has been overtaken can never commit.
+Commits are compare-and-set on the table's version: the state on which a commit was decided (markers, fence, live files)
+is that of version ``v``, and the commit succeeds only as version ``v + 1``; otherwise the state is read and the
+decision made again. A marker can therefore never be written twice, and an overtaken writer can never commit.
 """
 
 from __future__ import annotations
@@ -80,18 +80,19 @@ from airflow_provider_cdc.sinks.protocol import DecideChange, Fence, Markers, Pr
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 _COMMIT_TRIES = 50
-_STALE_VERSION_ERRORS = (CdcError, MissingRowsError, FileNotFoundError)  # so perhaps only in an old version
-#: Counts compactions: for people, nothing depends on it.
+_STALE_VERSION_ERRORS = (CdcError, MissingRowsError, FileNotFoundError)  # possibly only because the version is outdated
+#: Counts compactions, for display only.
 _COMPACTION_COUNTER = "airflow-cdc/compactions"
 
 
 class DeltaSinkTable(SliceStaging):
     """One Delta table.
 
-    :param storage: that of its folder.
+    :param storage: storage of its folder.
     :param schema: Arrow schema of its rows.
-    :param key_columns: names of the key columns; none if equal rows are told by counting them.
-    :param stats_column: column that file statistics are kept for (a single integer key).
+    :param key_columns: names of the key columns; none if equal rows are counted instead.
+    :param stats_column: column of the file statistics (a single integer key).
+    :param options: options of the table.
     """
 
     def __init__(
@@ -115,20 +116,21 @@ class DeltaSinkTable(SliceStaging):
 
     @property
     def name(self) -> str:
-        """What messages call the table."""
+        """Name of the table in messages."""
         return self._log.name
 
     def exists(self) -> bool:
-        """Whether the table has been created."""
+        """Return whether the table has been created."""
         return DeltaLog(self.storage).exists()
 
     def create(self, pipeline: str, configuration: Mapping[str, str] | None = None) -> None:
-        """Create the table if it does not exist, or take it over from whoever has made it, if that is wanted.
+        """Create the table if it does not exist, or adopt an existing one if configured.
 
-        :param pipeline: the pipeline that owns the table: two that wrote to one table would double its rows.
-        :param configuration: properties that a new table has in the place of the usual ones.
-        :raises TerminalError: if it exists and is another's, or has other columns.
-        :raises NotReadyError: if it is to be taken over, and cannot be.
+        :param pipeline: the pipeline that owns the table. Two pipelines that write to one table would duplicate its
+            rows.
+        :param configuration: properties of a new table that replace the default ones.
+        :raises TerminalError: if it exists and belongs to another pipeline, or has other columns.
+        :raises NotReadyError: if it should be adopted but cannot be.
         """
         properties = {**new_table_properties(self.options), **(configuration or {}), OWNER_PROPERTY: pipeline}
         new_metadata = build_metadata(self.schema, self.options, properties, OWNER_DESCRIPTION_PREFIX + pipeline)
@@ -149,12 +151,12 @@ class DeltaSinkTable(SliceStaging):
         check_column_names(self.load_log(), new_metadata)
 
     def owner(self) -> str | None:
-        """The pipeline that owns the table; see :class:`~airflow_provider_cdc.sinks.protocol.HasOwner`."""
+        """Return the pipeline that owns the table; see :class:`~airflow_provider_cdc.sinks.protocol.HasOwner`."""
         self._log.refresh()
         return owner_of(self._log.metadata)
 
     def will_adopt(self, pipeline: str) -> bool:
-        """Whether :meth:`create` takes the table over; see :class:`~airflow_provider_cdc.sinks.protocol.Adoptable`."""
+        """Return whether :meth:`create` adopts it; see :class:`~airflow_provider_cdc.sinks.protocol.Adoptable`."""
         self._log.refresh()
         if not self.options.adopt or owner_of(self._log.metadata) == pipeline:
             return False
@@ -163,43 +165,43 @@ class DeltaSinkTable(SliceStaging):
         return True
 
     def load_log(self) -> DeltaLog:
-        """The table at its newest version.
+        """Return the log at the newest version of the table.
 
-        :raises TerminalError: if it is missing, is partitioned otherwise, or has features that are not understood.
-        :raises NotReadyError: if it was made under another ``sink.deletes``.
+        :raises TerminalError: if the table is missing, its partitioning differs, or it uses unsupported features.
+        :raises NotReadyError: if it was created with another ``sink.deletes``.
         """
         self._log.refresh()
         check_settings(self._log, self._partitioning, self.options)
         return self._log
 
     def markers(self) -> Markers:
-        """The markers of the newest version; none if the table does not exist."""
+        """Return the markers of the newest version; none if the table does not exist."""
         if self._log.version < 0 and not self.exists():
             return {}
         self._log.refresh()
         if self.options.adopt and owner_of(self._log.metadata) is None:
-            return {}  # it is not ours yet
+            return {}  # not adopted yet
         check_has_owner(self._log)
         return dict(self.load_log().markers)
 
     def raise_fence(self, fence: Fence) -> bool:
-        """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit.
+        """Raise a fence to its value, unless it is already there; from then on, smaller values cannot commit.
 
-        :returns: whether this call has written it.
+        :returns: whether this call wrote the value.
         """
         return self.commit_edit(
             lambda log: None if log.markers.get(fence.name) == fence.value else TableEdit(), {}, fence
         )
 
     def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
-        """Begin the table anew, once: without rows, with the columns of this target.
+        """Remove all rows, once, and give the table the columns of this object's definition.
 
-        One that is to be taken over is left to :meth:`create`.
+        A table to be adopted is left to :meth:`create`.
 
         :param pipeline: the pipeline that owns it.
-        :param fence: raised in the same transaction; if it stands already, nothing happens.
-        :param markers: names of the markers that tell that something was published that must stay.
-        :raises TerminalError: if something was, or it is another's.
+        :param fence: raised in the same transaction; if it already has this value, nothing happens.
+        :param markers: names of the markers which show that rows were published that must be kept.
+        :raises TerminalError: if the table has such a marker, or belongs to another pipeline.
         """
         for attempt in range(_COMMIT_TRIES):
             self._log.refresh()
@@ -225,10 +227,10 @@ class DeltaSinkTable(SliceStaging):
             if log.commit([*actions, _marker_action(fence.name, fence.value)], "OVERWRITE"):
                 return
             back_off(attempt)
-        raise self._gave_up_error("others were always faster")
+        raise self._gave_up_error("other writers were always faster")
 
     def commit(self, decide: DecideChange, markers: Mapping[str, int], fence: Fence) -> bool:
-        """Change rows and markers, all or nothing; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
+        """Change rows and markers atomically; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
 
         def edit(log: DeltaLog) -> TableEdit | None:
             change = decide(dict(log.markers))
@@ -260,10 +262,10 @@ class DeltaSinkTable(SliceStaging):
         *,
         keep_deleted_to: int | None = None,
     ) -> bool:
-        """Exchange all rows; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
+        """Replace all rows; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
-        A change data feed says that all rows, but those that are marked dead, are deleted, and those of the slices
-        inserted, also where they are equal.
+        A change data feed reports all rows, except dead ones, as deleted and those of the slices as inserted, even if
+        they are equal.
         """
 
         def edit(log: DeltaLog) -> TableEdit | None:
@@ -272,8 +274,8 @@ class DeltaSinkTable(SliceStaging):
             for file in slices:
                 if not self.is_staged(file):
                     raise TerminalError(
-                        f"the slice {self.storage.location(file.path)} is not there any more, or not whole",
-                        "The table is as it was: read it again. A VACUUM must not run while that is done",
+                        f"the slice {self.storage.location(file.path)} is missing or incomplete",
+                        "The table is unchanged: re-snapshot it again, and do not run VACUUM meanwhile",
                     )
             retained_files = RetainedFiles()
             if keep_deleted_to is not None and self.options.deletes != HARD:
@@ -292,7 +294,7 @@ class DeltaSinkTable(SliceStaging):
     def overwrite_loss(
         self, old_table: TableSchema, slices: Sequence[DataFile] | None = None
     ) -> RetainedRowsLoss | None:
-        """What an exchange would lose; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
+        """Return what an overwrite would lose; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
         if self.options.deletes == HARD or not self.exists():
             return None
         return find_overwrite_loss(self.load_log(), self._key_lookup, self.options.deletes, old_table, slices)
@@ -302,16 +304,17 @@ class DeltaSinkTable(SliceStaging):
     ) -> bool:
         """Commit rows and markers in one transaction.
 
-        :param decide_edit: called with the table as it stands; returns what to do, or ``None`` to leave it as it is.
+        :param decide_edit: called with the current state of the table; returns the edit, or ``None`` to leave it
+            unchanged.
         :param markers: (name -> value) to write in the same transaction.
-        :param fence: checked, and written, in the same transaction.
-        :returns: whether something was committed.
-        :raises FencedError: if a writer with a larger fence value has been here.
+        :param fence: checked and written in the same transaction.
+        :returns: whether a commit was made.
+        :raises FencedError: if a writer with a larger fence value has committed.
         """
         log = self._log
         for attempt in range(_COMMIT_TRIES):
-            # Optimistic at first: a commit finds out whether this is the newest version. That nothing is to be done, or
-            # that it cannot be, only the newest version tells.
+            # Optimistic at first: the commit itself detects an outdated version. But only the newest version shows that
+            # there is nothing to do, or that it cannot be done.
             newest = attempt > 0 or log.version < 0 or log.seconds_since_refresh > FRESH_SECONDS
             if newest:
                 log.refresh()
@@ -329,29 +332,29 @@ class DeltaSinkTable(SliceStaging):
                 if self._try_commit(edit, {**markers, fence.name: fence.value}):
                     self._checkpoint_if_overdue()
                     return True
-            except FileNotFoundError:  # likewise
+            except FileNotFoundError:  # possibly an outdated version
                 if newest:
                     raise
                 continue
             back_off(attempt)
-        raise self._gave_up_error("others were always faster")
+        raise self._gave_up_error("other writers were always faster")
 
     def read(self) -> tuple[pa.Table, Markers]:
-        """All rows of the newest version, in the sink's schema, and its markers."""
+        """Return all rows of the newest version in the sink's schema, and its markers."""
         log = self._load_pinned_log()
         return drop_deleted_rows(read_living_rows(log, self.schema)), dict(log.markers)
 
     def plan_scan(self) -> tuple[list[FileScanTask], Markers]:
-        """The newest version in portions, and its markers; see
-        :class:`~airflow_provider_cdc.sinks.scan_tasks.Scannable`.
+        """Return scan tasks of the newest version, and its markers.
 
-        Its files stay for an hour at least after a newer version has no more use for them.
+        The files are kept for at least an hour after a newer version has removed them. See
+        :class:`~airflow_provider_cdc.sinks.scan_tasks.Scannable`.
         """
         log = self._load_pinned_log()
         return plan_file_scan(log, self.schema), dict(log.markers)
 
     def _load_pinned_log(self) -> DeltaLog:
-        """The newest version, which does not go on while it is read."""
+        """Return a separate log at the newest version, which does not advance while it is read."""
         log = DeltaLog(self.storage)
         log.refresh()
         check_settings(log, self._partitioning, self.options)
@@ -359,33 +362,33 @@ class DeltaSinkTable(SliceStaging):
         return log
 
     def read_with_soft_deleted(self) -> pa.Table:
-        """All rows of the newest version, those that are marked as deleted as well."""
+        """Return all rows of the newest version, including those marked as deleted."""
         return read_living_rows(self.load_log(), self.schema)
 
-    # ------------------------------------------------------------ upkeep
+    # ------------------------------------------------------------ maintenance
 
     def is_checkpoint_due(self) -> bool:
-        """Whether :meth:`tidy` would write a checkpoint of the log, as far as this object knows."""
+        """Return whether :meth:`clean_up` would write a checkpoint of the log, as far as this object knows."""
         return is_checkpoint_due(self._log)
 
     def clean_up(self) -> None:
-        """Delete files that nobody needs, and write a checkpoint of the log if one is due."""
+        """Delete files that are no longer needed, and write a checkpoint of the log if one is due."""
         log = self.load_log()
         vectors_disabled = not self.options.deletion_vectors and uses_vectors(log.protocol, log.configuration)
         if vectors_disabled and not any(file.deletion_vector for file in log.files.values()):
             log.commit(
                 switch_vectors_actions(log.protocol, log.metadata, vectors=False), "DROP FEATURE"
-            )  # else the next time
+            )  # if it fails, next time
             log.checkpoint_version = None
-        # An object that only looks after the table never commits rows, and would keep them all.
+        # An object used only for maintenance never commits rows, and would accumulate these keys.
         self._forget_revived_keys()
         vacuum_files(log)
         write_checkpoint_if_due(log)
 
     def plan_compactions(self, *, purge: bool = False) -> list[DeltaCompaction]:
-        """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere.
+        """Return the compactions that keep files few and large, and dead rows few; each can run on any host.
 
-        :param purge: whether to leave neither dead rows nor small files.
+        :param purge: whether to remove all dead rows and merge all small files.
         """
         self.load_log()
         self._check_definition()
@@ -398,14 +401,14 @@ class DeltaSinkTable(SliceStaging):
         )
 
     def commit_compactions(self, results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]]) -> int:
-        """Put what compactions have written into the place of what they have read.
+        """Replace the files that compactions have read by those that they have written.
 
         Rows that have died meanwhile are dead in the new files, too.
 
-        :param results: compactions, and the files that each has written.
-        :returns: how many stand; of others, somebody has written the same files anew, or deleted the new ones, and
-            nothing is lost.
-        :raises TerminalError: if the table has other columns by now; what was written is removed.
+        :param results: compactions, each with the files that it has written.
+        :returns: how many were committed. For the others, the files they read were replaced, or their new files were
+            deleted; nothing is lost.
+        :raises TerminalError: if the table now has other columns; the files written are deleted.
         """
         for attempt in range(_COMMIT_TRIES):
             log = self.load_log()
@@ -414,7 +417,7 @@ class DeltaSinkTable(SliceStaging):
                 break
             prepared, committed_count = prepare_compaction_commit(log, results, self._row_identity.stats_column)
             if not committed_count or not all(self.is_staged(file) for _, files in results for file in files):
-                break  # a VACUUM deletes what no version has
+                break  # a VACUUM deletes files that no version refers to
             counter_action = _marker_action(
                 _COMPACTION_COUNTER, log.markers.get(_COMPACTION_COUNTER, 0) + committed_count
             )
@@ -424,33 +427,34 @@ class DeltaSinkTable(SliceStaging):
                 return committed_count
             log.storage.delete(*prepared.delete_on_conflict)
             back_off(attempt)
-        # Unless it stands already: done twice it does nothing more.
+        # Except files already committed: the same results may be committed twice.
         self.storage.delete(*(f.path for _, files in results for f in files if f.path not in self._log.files))
         self._check_definition()
         return 0
 
     def table_size(self) -> TableSize:
-        """What the newest version takes, as the log says it."""
+        """Return the size of the newest version, as recorded in the log."""
         log = self.load_log()
         return measure_size(log.files.values(), log.markers.get(_COMPACTION_COUNTER, 0))
 
     @property
     def index_bytes_used(self) -> tuple[int, int]:
-        """Bytes that the index of keys takes, in memory and on disk."""
+        """Bytes that the key index uses, in memory and on disk."""
         return self._key_index.bytes_used
 
     def prefetcher(self) -> Prefetcher:
-        """See :class:`~airflow_provider_cdc.sinks.protocol.Prefetchable`."""
-        self._forget_revived_keys()  # or what is read ahead would be forgotten with the first batch
+        """Return a prefetcher; see :class:`~airflow_provider_cdc.sinks.protocol.Prefetchable`."""
+        self._forget_revived_keys()  # otherwise the first batch would forget what is prefetched
         return self._key_lookup.prefetcher(self._log)
 
     # ------------------------------------------------------------ parts
 
     def _checkpoint_if_overdue(self) -> None:
-        """Write a checkpoint where upkeep has not done so in time: no upkeep runs beside each commit, and every reader
-        pays for the commits since the last checkpoint.
+        """Write a checkpoint if maintenance has not done so in time.
+
+        Maintenance does not run with every commit, and each reader has to replay all commits since the last checkpoint.
         """
-        with suppress(TransientError):  # it is still due after the next commit
+        with suppress(TransientError):  # still due after the next commit
             write_checkpoint_if_due(self._log, OVERDUE_COMMITS)
 
     def _check_definition(self) -> None:
@@ -475,7 +479,7 @@ class DeltaSinkTable(SliceStaging):
             )
         self._forget_revived_keys()
         edit = decide_edit(self._log)
-        if edit:  # a run that does not know yet of other columns may raise its fence
+        if edit:  # without an edit, a run with outdated columns may raise its fence
             self._check_definition()
         return edit
 
@@ -498,7 +502,7 @@ class DeltaSinkTable(SliceStaging):
             prepared = prepare_copy_on_write(log, edit, self._row_identity.stats_column, self._partitioning)
         if self.options.deletion_vectors and not uses_vectors(
             log.protocol, log.configuration
-        ):  # until now merged by copies
+        ):  # copy-on-write until now
             metadata_actions = switch_vectors_actions(log.protocol, metadata, vectors=True)
         else:
             metadata_actions = reconfigure_actions(log.protocol, log.metadata, metadata)
@@ -516,7 +520,7 @@ class DeltaSinkTable(SliceStaging):
         return True
 
     def _add_change_feed(self, edit: TableEdit, prepared: PreparedCommit) -> None:
-        """Let it say as well which rows it changes."""
+        """Add change data feed files for the rows that the commit changes."""
         feed = ChangeFeedWriter(
             self._log, self._partitioning, self._key_hasher, keyed=bool(self._row_identity.key_columns)
         )
@@ -537,12 +541,12 @@ class DeltaSinkTable(SliceStaging):
     def _gave_up_error(self, reason: str) -> TransientError:
         return TransientError(
             f"the {self.name} could not be committed in {_COMMIT_TRIES} tries: {reason}",
-            "Pause other writers of the table and look at the storage, then run again",
+            "Pause other writers of the table and check the storage, then run again",
         )
 
 
 def _has_markers(log: DeltaLog, markers: Mapping[str, int]) -> bool:
-    """Whether there are markers, and all of them stand, at these values or higher ones."""
+    """Return whether there are markers, and the log has all of them at these values or higher ones."""
     return bool(markers) and all(log.markers.get(name, value - 1) >= value for name, value in markers.items())
 
 

@@ -1,4 +1,4 @@
-"""How a table is kept, and what its log says of that."""
+"""Options of a Delta table, and the metadata in its log."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from airflow_provider_cdc.sinks.delta.log.features import VECTORS_PROPERTY, has_
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
 from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, Partitioning
 
-#: Property of a table whose deleted rows stay: which of the two ways.
+#: Property of a table that keeps rows deleted in the source: ``sink.deletes``.
 DELETES_PROPERTY = "airflow-cdc.deletes"
-#: Property of a table: the source table that it is the copy of.
+#: Property of a table: the source table of which it is the copy.
 SOURCE_PROPERTY = f"{OWN_PREFIX}source"
-#: Property of a table that was exchanged: the columns of its key. Nothing else in its log tells it.
+#: Property of a table that was overwritten: the columns of its key, which nothing else in its log records.
 KEY_PROPERTY = f"{OWN_PREFIX}key"
-#: Of a new table.
+#: Default properties of a new table.
 _DEFAULT_PROPERTIES = {
     LOG_RETENTION: "interval 1 days",
     DELETED_FILE_RETENTION: "interval 2 hours",
     "delta.checkpointInterval": "100",
 }
-#: Rows of a row group of a table with a change data feed: to read one of them, all are read.
+#: Rows per row group in a table with a change data feed: reading one row means reading its row group.
 _FEED_ROW_GROUP_SIZE = 4096
 
 
 @dataclass(frozen=True)
 class DeltaTableOptions:
-    """How a table is kept.
+    """Options of a table.
 
-    :param deletion_vectors: rows die by deletion vectors; else files are written anew.
-    :param index_bytes: what the index of its keys may take in memory.
-    :param deletes: what becomes of rows that are deleted in the source; one of
+    :param deletion_vectors: whether rows are deleted by deletion vectors; otherwise files are rewritten.
+    :param index_bytes: memory limit in bytes of its key index.
+    :param deletes: how rows that the source deletes are handled; one of
         :data:`~airflow_provider_cdc.config.delete_policy.DELETE_MODES`.
-    :param properties: what the table's configuration has beside what the project decides.
-    :param column_metadata: metadata of columns.
-    :param adopt: whether a table that something else has made is taken over.
+    :param properties: table properties in addition to those that the project sets.
+    :param column_metadata: metadata by column.
+    :param adopt: whether a table made by other software is adopted.
     :param nullable_columns: names of the columns that may be NULL in the source.
     :param partitioned_by: columns, and parts of dates.
     """
@@ -63,16 +63,16 @@ class DeltaTableOptions:
 
     @property
     def row_group_size(self) -> int | None:
-        """Rows of a row group, where single rows are read again."""
+        """Rows per row group, if single rows are read back; otherwise ``None``."""
         return _FEED_ROW_GROUP_SIZE if has_feed(self.properties) else None
 
 
-#: The defaults.
+#: Default options.
 DEFAULT_OPTIONS = DeltaTableOptions()
 
 
 def new_table_properties(options: DeltaTableOptions) -> dict[str, str]:
-    """Properties of a new table."""
+    """Return the properties of a new table."""
     deletes_property = {} if options.deletes == HARD else {DELETES_PROPERTY: options.deletes}
     return {
         **_DEFAULT_PROPERTIES,
@@ -85,11 +85,11 @@ def new_table_properties(options: DeltaTableOptions) -> dict[str, str]:
 def build_metadata(
     schema: pa.Schema, options: DeltaTableOptions, configuration: Mapping[str, str], owner: str
 ) -> dict[str, Any]:
-    """Metadata of a table.
+    """Return the metadata of a table.
 
-    :param schema: of its rows.
+    :param schema: schema of its rows.
     :param configuration: its properties.
-    :param owner: what its description says.
+    :param owner: its description.
     """
     partitioning = Partitioning(schema, options.partitioned_by)
     fields = json.loads(Schema.from_arrow(partitioning.table_schema).to_json())
@@ -107,7 +107,7 @@ def build_metadata(
 
 
 def build_column_metadata(table: TableSchema) -> dict[str, dict[str, str]]:
-    """What is told of the columns: their type in the source, and their comment."""
+    """Return metadata by column: its type in the source, and its comment."""
     comments = dict(table.comments)
     return {
         column.name: {f"{OWN_PREFIX}type": column.column_type}
@@ -117,46 +117,46 @@ def build_column_metadata(table: TableSchema) -> dict[str, dict[str, str]]:
 
 
 def with_current_properties(log: DeltaLog, options: DeltaTableOptions) -> Mapping[str, Any]:
-    """A table's metadata with the properties that it is to have now; the very same if it has them."""
+    """Return a table's metadata with the properties that it is to have now; the same object if nothing changes."""
     wanted_properties = {**log.configuration, **drop_shorter_retentions(log.configuration, options.properties)}
     return (
         log.metadata if wanted_properties == log.configuration else {**log.metadata, "configuration": wanted_properties}
     )
 
 
-_FRESH_PATH_REMEDY = "Something else did that, and what it has written would be lost: use a fresh sink.path"
+_FRESH_PATH_REMEDY = "Other software did that, and what it has written would be lost: use a fresh sink.path"
 
 
 def check_not_replaced(log: DeltaLog, known_metadata: Mapping[str, Any] | None) -> None:
-    """Refuse a table that somebody has replaced by another one.
+    """Refuse a table that was replaced by another one.
 
-    :param known_metadata: its metadata as it was before, if that is known.
-    :raises TerminalError: saying so.
+    :param known_metadata: its earlier metadata, if known.
+    :raises TerminalError: if it was replaced.
     """
     if known_metadata is not None and log.metadata.get("id") != known_metadata.get("id"):
         raise TerminalError(f"the {log.name} was replaced by another one", _FRESH_PATH_REMEDY)
 
 
 def check_columns(log: DeltaLog, schema: pa.Schema) -> None:
-    """Refuse a table that has other columns: somebody has given it those, or it follows a newer definition.
+    """Refuse a table with other columns: it was altered, or follows a newer definition.
 
-    :param schema: of the table as readers see it.
-    :raises TerminalError: saying so.
+    :param schema: schema of the table as readers see it.
+    :raises TerminalError: if the columns differ.
     """
     if not has_same_columns(log, schema):
         raise TerminalError(f"the {log.name} has other columns than its source table", _FRESH_PATH_REMEDY)
 
 
 def key_property_value(key_columns: Sequence[str]) -> str:
-    """The columns of a key as :data:`KEY` has them."""
+    """Return the value of :data:`KEY_PROPERTY` for the columns of a key."""
     return json.dumps(list(key_columns), ensure_ascii=False)
 
 
 def check_key(log: DeltaLog, key_columns: Sequence[str]) -> None:
-    """Refuse a table that was given another key: its rows would not be found by this one.
+    """Refuse a table that was given another key, by which this definition would not find its rows.
 
     :param key_columns: columns of the key; none if there is no key.
-    :raises TerminalError: saying so.
+    :raises TerminalError: if the keys differ.
     """
     current_key = log.configuration.get(KEY_PROPERTY)
     if current_key is not None and current_key != key_property_value(key_columns):
@@ -164,9 +164,11 @@ def check_key(log: DeltaLog, key_columns: Sequence[str]) -> None:
 
 
 def has_same_columns(log: DeltaLog, schema: pa.Schema) -> bool:
-    """Whether the names and types of a table's columns, in their order, are these; of a nested type only what it is.
+    """Return whether the table has these column names and types, in this order.
 
-    :param schema: of the table as readers see it.
+    Of a nested type, only its kind is compared.
+
+    :param schema: schema of the table as readers see it.
     """
     return _names_and_types(log.metadata["schemaString"]) == _names_and_types(Schema.from_arrow(schema).to_json())
 
@@ -176,27 +178,27 @@ def _names_and_types(schema: str) -> list[tuple[str, str]]:
 
 
 def schema_fields(schema: str) -> list[dict[str, Any]]:
-    """The columns of a table.
+    """Return the columns of a table.
 
-    :param schema: as the log says it.
+    :param schema: schema in the format of the log.
     """
     columns: list[dict[str, Any]] = json.loads(schema)["fields"]
     return columns
 
 
 def check_column_names(log: DeltaLog, wanted_metadata: Mapping[str, Any]) -> None:
-    """Refuse a table that was made with other columns.
+    """Refuse a table that was created with other columns.
 
     :param wanted_metadata: metadata of a new table.
-    :raises TerminalError: if it was.
+    :raises TerminalError: if the column names differ.
     """
     if column_names(log.metadata) != column_names(wanted_metadata):
         raise TerminalError(
             f"the {log.name} has other columns than its source table",
-            "It was written by something else or under another definition: use a fresh sink.path, or remove it",
+            "It was written by other software, or under another definition: use a fresh sink.path, or remove it",
         )
 
 
 def column_names(metadata: Mapping[str, Any]) -> list[str]:
-    """Names of a table's columns, in their order."""
+    """Return the names of a table's columns, in order."""
     return [column["name"] for column in schema_fields(metadata["schemaString"])]

@@ -1,1 +1,1 @@
-"""Files of a sink: Parquet, names on disk, staged files, notes."""
+"""Files of a sink: Parquet files, names on disk, staged changes, and signals between processes."""

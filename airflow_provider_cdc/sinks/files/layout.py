@@ -3,12 +3,12 @@
 ::
 
     <database>/<table>/                                   the table, unless sink.table_path says where
-    <database>/<table>/snapshot/<gen>/<group>/<attempt>/  slices of the snapshot, each with its manifest beside it
+    <database>/<table>/snapshot/<gen>/<group>/<attempt>/  slices of the snapshot, each next to its manifest
     _cdc_progress/<pipeline>/                             the stream's resume point
-    _cdc/<pipeline>/                                      plan, manifests, notes, staged batches; and the local files,
+    _cdc/<pipeline>/                                      plan, manifests, signals, staged batches; and local files,
                                                           if it is a folder
 
-A name never changes: a copy that was made by an older version goes on.
+Names never change, so that a copy made by an older version can be continued.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from airflow_provider_cdc.system import permissions as rights
 
 
 class Layout:
-    """Names of one pipeline, in the storage of its sink.
+    """File and folder names of one pipeline in the storage of its sink.
 
     :param pipeline: name of the pipeline.
     :param table_paths: how the folders of tables are named.
@@ -38,114 +38,117 @@ class Layout:
 
     def __init__(self, pipeline: str, table_paths: TablePaths = DEFAULT_TABLE_PATHS) -> None:
         self._table_paths = table_paths
-        #: Folder of what the pipeline writes for itself.
+        #: Folder of the files for the pipeline's own use.
         self.pipeline_folder = f"_cdc/{pipeline}"
         #: Folder of the resume point.
         self.resume_point_folder = f"_cdc_progress/{pipeline}"
         self.plan = f"{self.pipeline_folder}/plan.json"
-        #: Where the batch ends that is being applied, or was the last one; written before its first commit.
+        #: End of the current or last batch; written before the first commit of the batch.
         self.current_batch = f"{self.pipeline_folder}/batch.json"
-        #: Folder of staged batches; one folder an epoch below.
+        #: Folder of staged batches, with a subfolder per epoch.
         self.change_staging_folder = f"{self.pipeline_folder}/staging"
 
     def next_plan(self, generation: int) -> str:
-        """The plan of a snapshot that takes the place of another; written once, before it becomes :attr:`plan`."""
+        """Return the file for the plan of a replacement snapshot; written once, before it becomes :attr:`plan`."""
         return f"{self.pipeline_folder}/plans/{generation}.json"
 
     def amendments_folder(self, generation: int) -> str:
-        """Folder of a snapshot's amendments."""
+        """Return the folder of a snapshot's amendments."""
         return f"{self.pipeline_folder}/amended/{generation}"
 
     def amendment(self, generation: int, table: int, revision: int) -> str:
-        """How a table was planned again after it was altered during its snapshot; written once."""
+        """Return the file for the new plan of a table that was altered during its snapshot; written once."""
         return f"{self.amendments_folder(generation)}/{table}-{revision}.json"
 
     def definition(self, generation: int, table: int, seq: int) -> str:
-        """What a table is behind a DDL that the stream has followed, by the DDL's ``_cdc_seq``; written once."""
+        """Return the file for the definition of a table after a followed DDL with this ``_cdc_seq``; written once."""
         return f"{self.amendments_folder(generation)}/{table}-at-{seq}.json"
 
     def suspension(self, generation: int, table: int, revision: int) -> str:
-        """Why and where a table was suspended, once a revision of its definitions; written once."""
+        """Return the file that records why and where a revision of a table was suspended; written once."""
         return f"{self.amendments_folder(generation)}/{table}-suspended-{revision}.json"
 
     def addition(self, generation: int, table: int) -> str:
-        """A table that was added to the plan; written once."""
+        """Return the file for a table that was added to the plan; written once."""
         return f"{self.amendments_folder(generation)}/{table}-added.json"
 
     def table_folder(self, table: TableSchema) -> str:
-        """Folder of a table."""
+        """Return the folder of a table."""
         return self._table_paths.path_of(*table.id)
 
     def groups_folder(self, generation: int) -> str:
-        """Folder of the folders of a snapshot's chunk groups."""
+        """Return the parent folder of the folders of a snapshot's chunk groups."""
         return f"{self.pipeline_folder}/groups/{generation}"
 
     def group_folder(self, generation: int, group: int) -> str:
-        """Folder of a chunk group's manifests; one file an attempt."""
+        """Return the folder of a chunk group's manifests, with one file per attempt."""
         return f"{self.groups_folder(generation)}/{group}"
 
     def group_plan(self, generation: int, group: int) -> str:
-        """A chunk group's share of the plan: what its tasks read in place of the whole."""
+        """Return the file for a chunk group's part of the plan, which its tasks read instead of the whole plan."""
         return f"{self.group_folder(generation, group)}/plan.json"
 
     def attempt_manifest(self, generation: int, group: int, attempt: int) -> str:
-        """Manifest of one attempt of a group."""
+        """Return the manifest file of one attempt at a group."""
         return f"{self.group_folder(generation, group)}/attempt-{attempt}.json"
 
     def resnapshots_folder(self, generation: int) -> str:
-        """Folder of what was read again: a file for each number that was drawn."""
+        """Return the folder of re-snapshots, with one file for each number drawn."""
         return f"{self.pipeline_folder}/readings/{generation}"
 
     def resnapshot(self, generation: int, number: int) -> str:
-        """What a reading with a number reads again; written once, by whoever draws the number."""
+        """Return the file that defines a re-snapshot; written once, by the process that draws its number."""
         return f"{self.resnapshots_folder(generation)}/{number}.json"
 
     def resnapshot_outcome(self, generation: int, number: int) -> str:
-        """How a reading of a table, or of ranges of its keys, has ended."""
+        """Return the file for the outcome of a re-snapshot of a table or of key ranges."""
         return f"{self.group_folder(generation, number)}/outcome.json"
 
     def signals_folder(self, generation: int, group: int, attempt: int) -> str:
-        """Folder of the notes between driver and readers of an attempt; gone when it ends."""
+        """Return the folder of signals between driver and readers of an attempt; removed when the attempt ends."""
         return f"{self.group_folder(generation, group)}/notes-{attempt}"
 
     def task_request(self, generation: int, group: int, task: str) -> str:
-        """Which request of a scheduler's task a chunk group was last finished for; one file a task."""
+        """Return the file for the last request of a scheduler task for which a chunk group was finished."""
         return f"{self.group_folder(generation, group)}/tasks/{hashlib.sha256(task.encode()).hexdigest()[:32]}.json"
 
     def slices_folder(self, table: TableSchema, generation: int, group: int) -> str:
-        """Folder of a group's slices of one table; one folder an attempt below."""
+        """Return the folder of a group's slices of one table, with a subfolder per attempt."""
         return f"{self.table_folder(table)}/snapshot/{generation}/{group}"
 
     def slice_manifest(self, table: TableSchema, generation: int, group: int, attempt: int, number: int) -> str:
-        """Manifest of a slice, written once, when the slice is finished."""
+        """Return the manifest file of a slice; written once, when the slice is complete."""
         return f"{self.slices_folder(table, generation, group)}/{attempt}/slice-{number:05d}.json"
 
     def staged_reads_folder(self, generation: int) -> str:
-        """Folder of what waits for the stream: a file for each attempt that was read again and is to be published."""
+        """Return the folder of staged reads, with one file for each attempt that waits to be published."""
         return f"{self.pipeline_folder}/staged/{generation}"
 
     def reload_request(self, generation: int) -> str:
-        """Which tables the running stream is asked to copy from now on."""
+        """Return the file that lists the tables that the running stream is to copy from now on."""
         return f"{self.staged_reads_folder(generation)}/reload.json"
 
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """What a pipeline keeps in a file system of the host that it runs on, whatever storage its sink is.
+    """Files that a pipeline keeps in a file system of its own host, whatever storage its sink uses.
 
-    None of it decides about rows: the bookkeeping is a mirror of the sink, and Spark's checkpoint begins anew with each
-    epoch.
+    None of them decides about rows: the state database mirrors the sink, and each epoch starts with an empty Spark
+    checkpoint.
 
-    :param folder: their folder.
+    :param folder: folder of the files.
     """
 
     folder: Path
 
     @classmethod
     def for_pipeline(cls, path: str | Path, pipeline: str) -> LocalFiles:
-        """Those of a pipeline: beside the plan where the sink is a folder, else in a folder for state of this host.
+        """Return the local files of a pipeline.
+
+        They are next to the plan if the sink is a folder, otherwise in a state folder on this host.
 
         :param path: ``sink.path``.
+        :param pipeline: name of the pipeline.
         """
         address = StoreAddress.parse(str(path))
         if address is None:
@@ -155,51 +158,53 @@ class LocalFiles:
 
     @property
     def state_database(self) -> Path:
-        """SQLite file of the bookkeeping, unless that is in a database of its own."""
+        """SQLite file of the state database, unless ``state.conn_id`` names another database."""
         return self.folder / "bookkeeping.db"
 
     @property
     def log_folder(self) -> Path:
-        """Folder of the logs of streams that Airflow has started."""
+        """Folder of the logs of streams started by Airflow."""
         return self.folder / "logs"
 
     def checkpoint_folder(self, epoch: int, section: int) -> Path:
-        """Folder of Spark's checkpoint of one section of an epoch."""
+        """Return the folder of Spark's checkpoint for one section of an epoch."""
         return self.folder / "checkpoint" / f"epoch-{epoch}" / str(section)
 
     def clear_checkpoints(self) -> None:
-        """Remove those of all epochs."""
+        """Delete the checkpoints of all epochs."""
         shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
 
     def remove_folder(self) -> None:
-        """Remove all of it."""
+        """Delete the folder with everything in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def create_folder(self) -> None:
-        """Make the folder, for nobody outside of the owner's group: the bookkeeping holds bounds of keys."""
+        """Create the folder, accessible only to the owner and their group: the state database holds key bounds."""
         rights.make_private_folder(self.folder)
 
 
 def _local_state_folder() -> Path:
-    """Where programs of this user keep state: a run on another host finds none there, and makes it anew."""
+    """Return the folder for state of this user; a run on another host finds none there and rebuilds it."""
     configured = os.environ.get("AIRFLOW_CDC_STATE_DIR", "")
     if configured:
         if not os.path.isabs(configured):
-            raise NotReadyError("AIRFLOW_CDC_STATE_DIR is not an absolute path", "Name a folder of this host")
+            raise NotReadyError(
+                "AIRFLOW_CDC_STATE_DIR is not an absolute path", "Set it to the absolute path of a folder on this host"
+            )
         return Path(configured)
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
         parent = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # a user without a home directory
         raise NotReadyError(
-            "there is no folder for the bookkeeping: this user has no home",
-            "Name a database in state.conn_id, or a folder of this host in AIRFLOW_CDC_STATE_DIR",
+            "there is no folder for the state database: this user has no home directory",
+            "Name a database in state.conn_id, or a folder on this host in AIRFLOW_CDC_STATE_DIR",
         ) from None
     return parent / "airflow-provider-cdc"
 
 
 def read_plan(storage: Storage, layout: Layout) -> Plan | None:
-    """The plan in the sink with all of its amendments; ``None`` if there is none."""
+    """Return the plan in the sink with all of its amendments, or ``None`` if there is none."""
     plan_json = read_json(storage, layout.plan)
     if plan_json is None:
         return None
@@ -208,11 +213,11 @@ def read_plan(storage: Storage, layout: Layout) -> Plan | None:
         amendments = [read_json(storage, name) for name in list_amendments(storage, layout, plan.generation)]
         if None not in amendments:
             return plan.with_amendments(amendments)
-        # One was removed since it was listed: so a newer one of its table is there, which may not have been listed.
+        # One was removed after it was listed: a newer one of its table exists, which may not have been listed.
 
 
 def amendment_file(layout: Layout, generation: int, amendment: Amendment) -> str:
-    """Name of the file in which a step is written down."""
+    """Return the name of the file that stores an amendment."""
     if isinstance(amendment, FollowedDdl):
         return layout.definition(generation, amendment.table, amendment.seq)
     if isinstance(amendment, Rejoin):
@@ -223,5 +228,5 @@ def amendment_file(layout: Layout, generation: int, amendment: Amendment) -> str
 
 
 def list_amendments(storage: Storage, layout: Layout, generation: int) -> list[str]:
-    """Names of a snapshot's amendments, in any order."""
+    """Return the names of the files of a snapshot's amendments, in any order."""
     return [name for name, _ in storage.list(layout.amendments_folder(generation)) if name.endswith(".json")]

@@ -1,4 +1,4 @@
-"""Parquet files: the one place where they are written and read."""
+"""Parquet files: all reading and writing of them."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from airflow_provider_cdc.model.schema import DELETED_COLUMN, META_COLUMNS, SEQ_
 from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: Bytes in memory of a row group that is put together from small tables.
+#: Bytes in memory of a row group that is combined from small tables.
 _ROW_GROUP_BYTES = 32 << 20
-#: Bytes of changes that are put together to one.
+#: Bytes of changes that are combined into one write.
 CHANGE_BUFFER_BYTES = 16 << 20
 _COMPRESSION = "zstd"
-#: Rows that tell whether the values of a column repeat.
+#: Rows sampled to see whether the values of a column repeat.
 _SAMPLE_ROWS = 2048
-#: Columns that are not in a file, since all of its rows have one value there: as text, as the Delta log has it.
+#: Values, as text in the format of the Delta log, of columns that are not in a file because all of its rows have the
+#: same value.
 PartitionValues = Mapping[str, str | None]
 NO_PARTITION: PartitionValues = {}
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of rows inside the table's folder: Parquet, where this module has written it.
+    """A file of rows in the table's folder; Parquet if this module wrote it.
 
     :param path: path relative to the table's folder.
     :param size: bytes.
-    :param rows: rows.
+    :param rows: number of rows.
     :param low: smallest key, only for a single integer key.
     :param high: largest key, likewise.
     :param oldest: smallest ``_cdc_seq``.
     :param newest: largest ``_cdc_seq``.
     :param partition: values of the columns that are not in the file.
-    :param parts: the files that have the rows, if it stands for several; then there is none of its own path.
+    :param parts: the files with the rows, if this object represents several files; then ``path`` itself does not exist.
     """
 
     path: str
@@ -60,11 +61,11 @@ class DataFile:
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        """The files that have its rows."""
+        """The files that contain its rows."""
         return self.parts or (self,)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; the keyword arguments of the class."""
+        """Return a plain JSON value: the keyword arguments of the class."""
         fields = {**self.__dict__, "parts": [part.to_json() for part in self.parts]}
         return {name: value for name, value in fields.items() if value or name not in ("partition", "parts")}
 
@@ -82,15 +83,16 @@ def write_file(
 ) -> DataFile:
     """Write tables as one Parquet file.
 
-    Small ones share a row group: each costs about as much as compressing a few thousand rows. No more of them are held.
+    Small tables share a row group, because each row group costs about as much as compressing a few thousand rows. No
+    more tables than those of one row group are kept in memory.
 
-    :param storage: that of the table's folder.
+    :param storage: storage of the table's folder.
     :param name: name of the file in it.
     :param schema: schema of all tables.
     :param stats_column: name of the single integer key column, for statistics.
     :param ordered_by: columns by which the rows are ordered.
-    :param partition: what all rows have in columns that the schema lacks.
-    :param row_group_size: rows of a row group; ``None`` for as many as are gathered.
+    :param partition: values, the same for all rows, of the columns that the schema lacks.
+    :param row_group_size: rows per row group; ``None`` for all rows that are combined.
     """
     spans = {name: _MinMax() for name in (stats_column, SEQ_COLUMN) if name is not None and name in schema.names}
     rows = 0
@@ -101,7 +103,7 @@ def write_file(
     with storage.open(name, "wb") as file:
         with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_writer_options(first, ordered_by)) as writer:
             while first is not None:
-                group, first = first, None  # not held while the next one is made
+                group, first = first, None  # free it before the next one is created
                 writer.write_table(group, row_group_size=row_group_size or max(1, group.num_rows))
                 rows += group.num_rows
                 for column, span in spans.items():
@@ -120,7 +122,7 @@ class _MinMax:
         self.high: int | None = None
 
     def add(self, column: pa.ChunkedArray) -> None:
-        """Take in values."""
+        """Update the bounds with the values of a column."""
         extremes = pc.min_max(column).as_py()
         if extremes["min"] is not None:
             low, high = int(extremes["min"]), int(extremes["max"])
@@ -131,16 +133,16 @@ class _MinMax:
 def _file_bounds(
     spans: Mapping[str, _MinMax], stats_column: str | None
 ) -> tuple[int | None, int | None, int | None, int | None]:
-    """What :class:`DataFile` says of a file's values."""
+    """Return the bounds for a :class:`DataFile`: smallest and largest key, smallest and largest ``_cdc_seq``."""
     keys, seqs = (spans.get(name or "", _MinMax()) for name in (stats_column, SEQ_COLUMN))
     return keys.low, keys.high, seqs.low, seqs.high
 
 
 def _writer_options(sample: pa.Table, ordered_by: Collection[str]) -> dict[str, list[str]]:
-    """What makes writing fast: dictionaries and statistics only where they are of use.
+    """Return options that make writing fast: dictionaries and statistics only where they help.
 
-    A dictionary of values that hardly repeat is given up when it has grown too large, after all the work. Lowest and
-    highest texts tell nothing unless rows are ordered by them.
+    If values rarely repeat, the writer builds a dictionary only to give it up when it grows too large. Lowest and
+    highest text values are of no use unless the rows are ordered by them.
     """
     sample = sample.slice(0, _SAMPLE_ROWS)
     flat = [f for f in sample.schema if not pa.types.is_nested(f.type)]
@@ -155,7 +157,7 @@ def _is_text_type(kind: pa.DataType) -> bool:
 
 
 def concat_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The tables, put together as far as they are small (without copying)."""
+    """Yield the tables, with small ones concatenated (without copying)."""
     pending: list[pa.Table] = []
     size = 0
     for table in tables:
@@ -169,24 +171,24 @@ def concat_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:
-    """A table without rows. Not ``empty_table()`` of the schema: that loads pandas where it has timestamps."""
+    """Return a table without rows. ``Schema.empty_table()`` would load pandas for timestamp columns."""
     return pa.Table.from_batches([], schema)
 
 
 @contextmanager
 def open_parquet(storage: Storage, name: str) -> Iterator[pq.ParquetFile]:
-    """A file, open to be read."""
+    """Open a file for reading."""
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
         yield file
 
 
 def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
-    """Where each read is a request, what is wanted of a row group is read with as few as possible."""
+    """Open a file; if each read is a request, fetch the wanted part of a row group in as few reads as possible."""
     return pq.ParquetFile(opened, pre_buffer=storage.is_remote)
 
 
 def has_only_columns(storage: Storage, name: str, schema: pa.Schema) -> bool:
-    """Whether all columns of a file are such of a schema, and of the same types."""
+    """Return whether every column of a file is in a schema, with the same type."""
     with open_parquet(storage, name) as file:
         known_types = {field.name: field.type for field in schema}
         return all(known_types.get(field.name) == field.type for field in file.schema_arrow)
@@ -200,19 +202,19 @@ def read_row_groups(
     partition: PartitionValues = NO_PARTITION,
     may_lack_columns: bool = False,
 ) -> Iterator[pa.Table]:
-    """Rows of a file, row group by row group.
+    """Yield the rows of a file, row group by row group.
 
     :param schema: schema of its rows.
-    :param columns: only these columns.
-    :param partition: columns that are not in the file, as in :class:`DataFile`.
-    :param may_lack_columns: whether the file may be older than some of the table's columns: those are NULL in all of
+    :param columns: read only these columns; ``None`` for all.
+    :param partition: values of the columns that are not in the file, as in :class:`DataFile`.
+    :param may_lack_columns: whether the file may be older than some columns of the table, which are then NULL in all of
         its rows.
-    :raises TerminalError: if it lacks others.
+    :raises TerminalError: if it lacks other columns.
     """
     wanted_schema = schema if columns is None else pa.schema([schema.field(c) for c in columns])
     with open_parquet(storage, name) as file:
         stored = _stored_schema(storage, name, file, wanted_schema, partition, may_lack_columns)
-        # Not read_row_group(columns=...): it takes a dot in a column's name for a path into a struct.
+        # Not read_row_group(columns=...): it interprets a dot in a column name as a path into a struct.
         reads_all_columns = columns is None and stored.names == wanted_schema.names
         indices = None if reads_all_columns else [file.schema_arrow.get_field_index(c) for c in stored.names]
         for number in range(file.metadata.num_row_groups):
@@ -229,10 +231,10 @@ def read_row_numbers(
     partition: PartitionValues = NO_PARTITION,
     may_lack_columns: bool = False,
 ) -> Iterator[pa.Table]:
-    """Some rows of a file in their order, in portions. Row groups that have none of them are not read.
+    """Yield some rows of a file, in order and in portions. Row groups without any of them are not read.
 
-    :param row_numbers: their numbers, in ascending order.
-    :param schema: as for :func:`row_groups`, and ``partition``, and ``may_lack_columns``.
+    :param schema: as for :func:`read_row_groups`, like ``partition`` and ``may_lack_columns``.
+    :param row_numbers: their row numbers, in ascending order.
     """
     with open_parquet(storage, name) as file:
         stored = _stored_schema(storage, name, file, schema, partition, may_lack_columns)
@@ -262,13 +264,13 @@ def _stored_schema(
     partition: PartitionValues,
     may_lack_columns: bool,
 ) -> pa.Schema:
-    """The columns that stand in a file, of those that are wanted."""
+    """Return those of the wanted columns that are in a file."""
     file_columns = set(file.schema_arrow.names)
     absent_columns = [n for n in wanted_schema.names if n not in file_columns and n not in partition]
     if missing := [n for n in absent_columns if not may_lack_columns or n in (*META_COLUMNS, DELETED_COLUMN)]:
         raise TerminalError(
             f"the file {storage.location(name)} lacks column {missing[0]}",
-            "It was written by something else, or under another definition: use a fresh sink.path",
+            "It was written by other software, or under another definition: use a fresh sink.path",
         )
     return pa.schema([f for f in wanted_schema if f.name not in partition and f.name not in absent_columns])
 
@@ -276,7 +278,7 @@ def _stored_schema(
 def _add_missing_columns(
     table: pa.Table, row_count: int, wanted_schema: pa.Schema, partition: PartitionValues
 ) -> pa.Table:
-    """Rows with the columns that are not in their file."""
+    """Return rows with the columns that are not in their file."""
 
     def column(field: pa.Field) -> Any:
         if field.name in partition:
@@ -294,8 +296,8 @@ def read_file(
     partition: PartitionValues = NO_PARTITION,
     may_lack_columns: bool = False,
 ) -> pa.Table:
-    """Likewise, all rows at once."""
-    if columns is None and not partition:  # all row groups at the same time
+    """Return all rows of a file; parameters as for :func:`read_row_groups`."""
+    if columns is None and not partition:  # all row groups in parallel
         with open_parquet(storage, name) as file:
             stored = _stored_schema(storage, name, file, schema, partition, may_lack_columns)
             table = file.read().select(stored.names).cast(stored)
@@ -309,7 +311,7 @@ def read_file(
 def describe_file(
     storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str], stats_column: str | None
 ) -> tuple[DataFile, pa.Table]:
-    """A file that was written elsewhere, and some of its columns.
+    """Return the description of a file that was written elsewhere, and some of its columns.
 
     :param stats_column: as for :func:`write_file`.
     """
@@ -317,7 +319,7 @@ def describe_file(
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
         _stored_schema(
             storage, name, file, schema, NO_PARTITION, may_lack_columns=False
-        )  # it is to become part of the table as it is
+        )  # it becomes part of the table unchanged
         indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
         table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
         size = opened.size()
@@ -328,11 +330,11 @@ def describe_file(
 
 
 class ChangeFileWriter:
-    """Changes of one table in a piece of a batch; small batches of rows are put together to larger ones.
+    """Writes the changes of one table in a batch range; small record batches are combined into larger ones.
 
     :param name: name of the file.
     :param schema: schema of its rows.
-    :param row_group_size: rows of a row group; ``None`` for as many as are put together.
+    :param row_group_size: rows per row group; ``None`` for all rows that are combined.
     """
 
     def __init__(self, storage: Storage, name: str, schema: pa.Schema, row_group_size: int | None = None) -> None:
@@ -342,7 +344,7 @@ class ChangeFileWriter:
 
     def _open_file(self) -> None:
         self._file = self._storage.open(self._name, "wb")
-        self._writer: pq.ParquetWriter | None = None  # begun with the first rows: they tell how to write the others
+        self._writer: pq.ParquetWriter | None = None  # created with the first rows, which determine its options
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
@@ -351,15 +353,15 @@ class ChangeFileWriter:
             self._flush()
 
     def truncate(self) -> None:
-        """The table is empty here: what came before does not count any more."""
+        """Discard the changes added so far: the table is empty here."""
         self._buffer = []
         self._close_file()
         self._open_file()
 
     def close(self, metadata: Mapping[str, str] = {}) -> None:
-        """Write what is left, and the end of the file.
+        """Write the remaining changes and finish the file.
 
-        :param metadata: goes into the file's metadata.
+        :param metadata: added to the metadata of the file.
         """
         self._flush()
         self._close_file(metadata)
@@ -384,7 +386,9 @@ class ChangeFileWriter:
 
 
 def split_by_size(tables: Iterable[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:
-    """Tables as groups of about a size, each to be read before the next one is asked for. Those without rows go.
+    """Yield groups of tables of about the given size, without empty tables.
+
+    Each group must be consumed before the next one is requested.
 
     :param size: bytes in memory.
     """

@@ -1,4 +1,4 @@
-"""What a table of a sink takes."""
+"""The size of a sink table."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TableSize:
-    """What a table takes, as far as its log says it: no file of rows is looked into.
+    """The size of a table, as recorded in its log: no data file is opened.
 
-    :param files: files of rows.
+    :param files: number of data files.
     :param bytes: their size.
-    :param rows: living rows; ``None`` if that does not stand there.
-    :param dead_rows: rows that are in files still, and do not count any more.
-    :param files_with_vectors: files that have such rows.
-    :param compactions: how many files have been compacted into one since the table was made.
+    :param rows: living rows; ``None`` if the log does not record their number.
+    :param dead_rows: dead rows that are still in files.
+    :param files_with_vectors: files that have a deletion vector.
+    :param compactions: compactions committed since the table was created.
     """
 
     files: int
@@ -25,5 +25,5 @@ class TableSize:
     compactions: int
 
     def to_json(self) -> dict[str, int | None]:
-        """Plain JSON value."""
+        """Return a plain JSON value."""
         return dict(self.__dict__)

@@ -13,10 +13,10 @@ from airflow_provider_cdc.model.errors import NoRoomError
 
 @contextmanager
 def translate_disk_full(path: str | Path | None = None) -> Iterator[None]:
-    """Say of a full disk what it is.
+    """Translate errors of a full disk.
 
-    :param path: what is written, if that is known.
-    :raises NoRoomError: in the place of the system's error.
+    :param path: the path that is written, if known.
+    :raises NoRoomError: instead of the system's error.
     """
     try:
         yield
@@ -27,15 +27,15 @@ def translate_disk_full(path: str | Path | None = None) -> Iterator[None]:
         disk = f"the disk of {Path(os.fsdecode(failed_path)).parent}" if failed_path else "the disks of this host"
         raise NoRoomError(
             f"{failed_path or 'a file'} could not be written: {os.strerror(error.errno)}",
-            f"Make room on {disk} (or raise the quota), then run again: nothing is lost",
+            f"Make room on {disk} (or raise the quota), then run again: no data is lost",
         ) from None
 
 
 def fsync_folder(folder: Path) -> None:
-    """Force the names of a folder's files to disk, where the file system can do that for folders."""
+    """Force the directory entries of a folder to disk, if the file system supports that."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # it may be writable and not readable, or gone with the file
+    except OSError:  # it may be writable but not readable, or deleted together with the file
         return
     try:
         os.fsync(descriptor)

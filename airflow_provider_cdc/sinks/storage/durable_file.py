@@ -1,4 +1,4 @@
-"""Files of a file system that are written in pieces."""
+"""Files of a file system that are written in several parts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pyarrow as pa
 from airflow_provider_cdc.sinks.storage.disk import fsync_folder, translate_disk_full
 
 
-class DurableFile(pa.OSFile):  # type: ignore[misc]  # pyarrow says nothing of its types
-    """A file that is written, and is on disk when it is closed: a commit names it then.
+class DurableFile(pa.OSFile):  # type: ignore[misc]  # pyarrow has no type information
+    """A file for writing that is durable on disk once it is closed, so that a commit may refer to it.
 
-    :param path: the file; it is made, or emptied.
+    :param path: the file; it is created or truncated.
     """
 
     def __new__(cls, path: Path) -> DurableFile:
-        """See the class."""
+        """Open the file."""
         file: DurableFile = super().__new__(cls, str(path), "wb")
         return file
 
@@ -26,7 +26,7 @@ class DurableFile(pa.OSFile):  # type: ignore[misc]  # pyarrow says nothing of i
         self._path = path
 
     def close(self) -> None:
-        """Close it, and force it and its name to disk."""
+        """Close the file and force its content and its name to disk."""
         if self.closed:
             return
         with translate_disk_full(self._path):

@@ -1,4 +1,4 @@
-"""A storage on a file system."""
+"""Storage on a file system."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _T = TypeVar("_T")
-#: How often a folder is made again that somebody removes, since it is empty, before there is a file in it.
+#: How often a folder is created again if another process removes it, because it is empty, before it has a file.
 _CREATE_TRIES = 100
 
 
@@ -30,7 +30,7 @@ _UNFINISHED_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{32}\.tmp")
 class LocalStorage:
     """A folder of a file system that all processes share.
 
-    Files get their names by ``rename`` and ``link``, which are atomic in a POSIX file system. What a file holds is
+    Files get their names by ``rename`` and ``link``, which are atomic in a POSIX file system. The content of a file is
     forced to disk before it gets its name, and the name before the call returns.
 
     :param root: the folder; it need not exist.
@@ -62,7 +62,7 @@ class LocalStorage:
                 first = True
             except FileExistsError:
                 first = False
-        fsync_folder(self._path(name).parent)  # also for whoever comes second, and goes by what is there
+        fsync_folder(self._path(name).parent)  # also for a later writer, which relies on the existing file
         return first
 
     def size(self, name: str) -> int | None:
@@ -87,7 +87,7 @@ class LocalStorage:
             for file in files:
                 if not _UNFINISHED_NAME.fullmatch(file):
                     path = Path(parent, file)
-                    with suppress(FileNotFoundError):  # deleted by now
+                    with suppress(FileNotFoundError):  # deleted meanwhile
                         yield path.relative_to(self._root).as_posix(), path.stat().st_size
 
     def delete(self, *names: str) -> None:
@@ -107,7 +107,7 @@ class LocalStorage:
         """See :class:`Storage`."""
         path = self._path(name)
         if mode == "rb":
-            import pyarrow as pa  # not for those that only look at plans and manifests
+            import pyarrow as pa  # only for data files: plans and manifests do not need it
 
             return pa.OSFile(str(path), "rb")
         from airflow_provider_cdc.sinks.storage.durable_file import DurableFile
@@ -136,11 +136,11 @@ class LocalStorage:
         return {}
 
     def _remove_empty_folders(self, folder: Path) -> None:
-        """Remove a folder if it is empty, and those above it: else each run of a stream would leave some."""
+        """Remove a folder and its parents if they are empty; otherwise each run of a stream would leave some behind."""
         while folder != self._root:
             try:
                 folder.rmdir()
-            except OSError:  # something is in it, or it is gone
+            except OSError:  # not empty, or already removed
                 return
             folder = folder.parent
 
@@ -149,7 +149,7 @@ class LocalStorage:
 
     @contextmanager
     def _temporary_file(self, name: str, data: bytes) -> Iterator[Path]:
-        """The data in a file under a name of its own, in the folder of the file that it is to become."""
+        """Write the data to a file with a temporary name, in the folder of the final file."""
         folder = self._path(name).parent
         path = folder / f".{uuid.uuid4().hex}.tmp"
         try:
@@ -164,7 +164,7 @@ class LocalStorage:
 
 
 def _create_in_folder(folder: Path, create: Callable[[], _T]) -> _T:
-    """Create a file, and its folder, which another process removes at any moment when it is empty."""
+    """Create a file and its folder, which another process may remove at any moment while it is empty."""
     changed_folders = list[Path]()
     for is_last_try in (*[False] * (_CREATE_TRIES - 1), True):
         try:
@@ -174,16 +174,16 @@ def _create_in_folder(folder: Path, create: Callable[[], _T]) -> _T:
             if is_last_try:
                 raise
             continue
-        for changed_folder in dict.fromkeys(changed_folders):  # now that nobody removes them any more
+        for changed_folder in dict.fromkeys(changed_folders):  # no process removes them from now on
             fsync_folder(changed_folder)
         return created
     raise AssertionError("unreachable")
 
 
 def _make_folder(folder: Path, changed_folders: list[Path]) -> None:
-    """Make a folder, and those above it, as far as they are missing.
+    """Create a folder and its missing parents.
 
-    :param changed_folders: gets the folders in which there are new names.
+    :param changed_folders: receives the folders that got new entries.
     """
     if not folder.is_dir():
         _make_folder(folder.parent, changed_folders)

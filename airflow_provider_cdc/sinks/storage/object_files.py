@@ -1,4 +1,4 @@
-"""Files of an object store that are read in parts, or written in pieces."""
+"""Files of an object store that are read, or written, in parts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 
-#: Bytes up to which a file is read at once, and bytes of a piece that is read or written.
+#: Size in bytes up to which a file is read at once, and size of the pieces of larger files.
 PART_BYTES = 8 << 20
-#: Bytes that are read at least: columns of a row group lie side by side.
+#: Minimum number of bytes to read: the columns of a row group are adjacent.
 _MIN_READ_BYTES = 1 << 20
 
 
 class ObjectReader:
-    """A file that is read in parts. For :class:`pyarrow.PythonFile`.
+    """A file that is read in parts, for :class:`pyarrow.PythonFile`.
 
-    :param size: its size.
-    :param read_ranges: reads parts, from some places to others, at the same time.
+    :param size: size in bytes.
+    :param read_ranges: reads byte ranges, given as a list of starts and one of ends, in parallel.
     """
 
     closed = False
@@ -31,7 +31,7 @@ class ObjectReader:
         self._buffer, self._buffer_start = b"", 0
 
     def read(self, count: int = -1) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         end = self._size if count is None or count < 0 else min(self._position + count, self._size)
         if not self._buffer_start <= self._position <= end <= self._buffer_start + len(self._buffer):
             self._fetch(self._position, min(max(end, self._position + _MIN_READ_BYTES), self._size))
@@ -46,41 +46,41 @@ class ObjectReader:
         self._buffer, self._buffer_start = parts[0] if len(parts) == 1 else b"".join(parts), start
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go elsewhere."""
+        """Move to another position and return it."""
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         return self._position
 
     def tell(self) -> int:
-        """Where it is."""
+        """Return the current position."""
         return self._position
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Close the file and free its buffer."""
         self.closed, self._buffer = True, b""
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return ``True``."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
+        """Return ``True``."""
         return True
 
     def writable(self) -> bool:
-        """No."""
+        """Return ``False``."""
         return False
 
 
 class _AbortedError(Exception):
-    """Ends an upload."""
+    """Aborts an upload."""
 
 
-#: Writes a file of bytes, or of pieces, which it gives up if their iterator raises an error.
+#: Writes an object from bytes or an iterator of pieces; aborts the upload if the iterator raises an error.
 PutObject = Callable[[bytes | Iterator[bytes]], None]
 
 
 class _Sender:
-    """Sends pieces in a thread of its own, which does not keep the upload alive that hands them on."""
+    """Sends pieces in its own thread, which does not keep the :class:`UploadWriter` alive."""
 
     def __init__(self, put_object: PutObject) -> None:
         self._put_object = put_object
@@ -90,7 +90,7 @@ class _Sender:
         self._thread.start()
 
     def send(self, piece: bytes | _AbortedError | None) -> None:
-        """Hand on a piece, or the end; nothing if all is over."""
+        """Pass on a piece, an abort, or the end (``None``); do nothing if the thread has ended."""
         while self._thread.is_alive():
             try:
                 self._pieces.put(piece, timeout=0.1)
@@ -99,7 +99,7 @@ class _Sender:
                 continue
 
     def finish(self) -> None:
-        """Wait until the file is there."""
+        """Wait until the upload has ended."""
         self.send(None)
         self._thread.join()
 
@@ -119,12 +119,12 @@ class _Sender:
 
 
 class UploadWriter:
-    """A file that is written in pieces: in one request if it is small.
+    """A file that is written in pieces, in one request if it is small.
 
-    It is there when it is closed, and never in part: an upload that is given up, or forgotten, leaves nothing but
+    The file exists once it is closed, and never partially: an upload that is aborted, or never closed, leaves only
     pieces that the store does not show.
 
-    :param put_object: how it is written.
+    :param put_object: writes the object.
     """
 
     closed = False
@@ -149,14 +149,14 @@ class UploadWriter:
         return len(data)
 
     def tell(self) -> int:
-        """How many bytes were written."""
+        """Return the number of bytes written."""
         return self._bytes_written
 
     def flush(self) -> None:
-        """Nothing: there is no file before it is closed."""
+        """Do nothing: the file does not exist before it is closed."""
 
     def close(self) -> None:
-        """Write what is left; then the file is there."""
+        """Write the remaining bytes and complete the file."""
         if self.closed:
             return
         if self._sender is None:
@@ -170,7 +170,7 @@ class UploadWriter:
             raise self._sender.error
 
     def abort(self) -> None:
-        """Leave no file."""
+        """Abort the upload, so that no file is created."""
         if not self.closed:
             self.closed, self._buffer = True, []
             if self._sender is not None:
@@ -180,15 +180,15 @@ class UploadWriter:
         self.abort()
 
     def readable(self) -> bool:
-        """No."""
+        """Return ``False``."""
         return False
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return ``True``."""
         return True
 
     def seekable(self) -> bool:
-        """No."""
+        """Return ``False``."""
         return False
 
     def _send_buffer(self) -> None:
@@ -201,8 +201,8 @@ class UploadWriter:
             raise self._sender.error
 
 
-class ArrowUploadFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow says nothing of its types
-    """An upload for those who write Arrow and Parquet: given up if an error leaves its context.
+class ArrowUploadFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow has no type information
+    """An upload as an Arrow file. It is aborted if its ``with`` block raises an error.
 
     :param upload: the upload.
     """

@@ -1,10 +1,11 @@
-"""An object store as storage: S3 and what speaks its protocol, Google Cloud Storage, Azure.
+"""Storage in an object store: S3 and compatible stores, Google Cloud Storage, and Azure.
 
-Nothing rests on rename, append or locks. A file is there, whole, when its upload has ended; of several writers who
-want to be the first (``If-None-Match: *``), the store lets one be it.
+Nothing depends on rename, append or locks. A file appears as a whole when its upload ends; if several writers try to
+create it (``If-None-Match: *``), the store lets exactly one succeed.
 
-An answer can be lost, and the library asks again: the second request then finds what the first has written. So each
-file that is written once bears a number of its write among its metadata, by which it knows its own.
+A response can be lost, and then the library repeats the request, which finds the file that the first request wrote.
+Each file that is written once therefore carries an identifier of its write in its metadata, by which the writer
+recognizes its own file.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from airflow_provider_cdc.sinks.storage.store_client import Bucket, open_bucket
 
 T = TypeVar("T")
 
-#: Name of the metadata that tells a write. Letters only: Azure allows no others, and some proxies drop underscores.
+#: Metadata name of the write identifier. Letters only: Azure restricts it, and some proxies drop underscores.
 _WRITE_ID_ATTRIBUTE = "cdcwrite"
-#: How often, and for how many seconds, it is tried to be the first where a store says neither yes nor no.
+#: How often, and for how many seconds, write_once tries again while the store gives no clear answer.
 _WRITE_ONCE_TRIES, _WRITE_ONCE_SECONDS = 6, 60.0
-#: How often a listing is begun, or gone on with behind what was listed.
+#: How often a listing is started, or continued after the last name listed.
 _LIST_TRIES = 4
-_STORE_REMEDY = "Look at the store and at the way to it, then run again"
-#: How often it is tried to read something whose answer breaks off.
+_STORE_REMEDY = "Check the store and the network connection to it, then run again"
+#: How often a read is tried if its response breaks off.
 _READ_TRIES = 5
-#: Uploads of a piece, at the same time.
+#: Pieces uploaded in parallel.
 _CONCURRENT_UPLOADS = 4
 
 
 @dataclass(frozen=True)
 class ObjectStorage:
-    """Files of an object store, below a prefix. See :class:`~airflow_provider_cdc.sinks.storage.local_storage.Storage`.
+    """Files of an object store, below a prefix. See :class:`~airflow_provider_cdc.sinks.storage.storage.Storage`.
 
     :param address: the prefix.
-    :param access: what a connection says; ``None`` for what the environment of each host says. It travels to tasks, as
-        the password of the source does.
+    :param access: settings and credentials from a connection; ``None`` to use the environment of each host. They are
+        sent to tasks, like the password of the source.
     """
 
     address: StoreAddress
@@ -81,7 +82,7 @@ class ObjectStorage:
     def write_once(self, name: str, data: bytes) -> bool:
         """See :class:`Storage`.
 
-        :raises StoreError: if it is not known whether this call has written it, or ever will.
+        :raises StoreError: if it is unknown whether this call has written the file, or still will.
         """
         write_id = uuid.uuid4().hex
         deadline = time.monotonic() + _WRITE_ONCE_SECONDS
@@ -98,20 +99,20 @@ class ObjectStorage:
                 problem = None
             except StoreError as error:
                 problem = error
-            # What is there may be what this call has written: an answer was lost, or the library has asked again.
+            # An existing file may be from this call: a response was lost, or the library repeated the request.
             try:
                 found_id = self._read_write_id(name)
             except StoreError:
                 raise problem or StoreError(f"writing {self.location(name)} failed", _STORE_REMEDY) from None
             if found_id is not None:
                 return found_id == write_id
-            # Nothing is there, yet: a request may still be under way, or others were at it. To ask again with the same
-            # number does no harm: whichever request of this call comes first, the others find its number.
+            # The file does not exist yet: a request may still be in flight, or requests of others conflicted. Repeating
+            # the request with the same identifier is safe: whichever request of this call is first, the others find it.
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05 * 2**attempt)
         raise problem or StoreError(
-            f"writing {self.location(name)} failed: the store says that it is there, and that it is not",
+            f"writing {self.location(name)} failed: the store reports both that it exists and that it does not",
             _STORE_REMEDY,
         )
 
@@ -141,7 +142,7 @@ class ObjectStorage:
                             last_path = item["path"]
                             yield last_path[len(root) :], int(item["size"])
                 return
-            except StoreError:  # an answer that ends in the middle is not asked for again by the library
+            except StoreError:  # the library does not retry a response that breaks off
                 if not tries_left:
                     raise
 
@@ -154,7 +155,7 @@ class ObjectStorage:
                 with self._bucket_errors("deleting", names[start], FileNotFoundError) as (bucket, _):
                     current_counts().count("delete")
                     bucket.store.delete(key_batch)
-            except FileNotFoundError:  # of some stores, at the first that is not there
+            except FileNotFoundError:  # some stores fail at the first missing file
                 for key in key_batch:
                     with (
                         suppress(FileNotFoundError),
@@ -174,7 +175,7 @@ class ObjectStorage:
         if mode == "rb":
             return self._open_reader(name)
         self._key(name)
-        counts = current_counts()  # what is large is sent by another thread
+        counts = current_counts()  # another thread sends large files
 
         def put(content: bytes | Iterator[bytes]) -> None:
             with self._bucket_errors("writing", name) as (bucket, key):
@@ -198,7 +199,7 @@ class ObjectStorage:
         return replace(self, address=self.address.child(folder))
 
     def make_private(self, folder: str) -> None:
-        """Nothing: who may read a store, its own rules say."""
+        """Do nothing: the access rules of the store apply."""
 
     def location(self, name: str = "") -> str:
         """See :class:`Storage`."""
@@ -209,7 +210,7 @@ class ObjectStorage:
         return self.address.uri(name)
 
     def storage_options(self) -> dict[str, str]:
-        """See :class:`Storage`: for libraries on top of ``object_store``. Keys of a role hold for a while only."""
+        """See :class:`Storage`; for libraries that use ``object_store``. The keys of an assumed role expire."""
         bucket = self._open_bucket
         config = {name: _option_text(value) for name, value in bucket.config.items() if name != "aws_endpoint_url_s3"}
         if bucket.credential_provider is not None:
@@ -222,21 +223,21 @@ class ObjectStorage:
         return config | {name: _option_text(value) for name, value in client.items()}
 
     def _open_reader(self, name: str) -> pa.NativeFile:
-        counts = current_counts()  # what is wanted of a large file, threads of Arrow read
+        counts = current_counts()  # threads of Arrow read large files
 
         def begin() -> tuple[int, bytes | None]:
             with self._bucket_errors("reading", name, FileNotFoundError) as (bucket, key):
                 current_counts().count("get")
                 response = bucket.store.get(key)
                 size = int(response.meta["size"])
-                if size > PART_BYTES:  # only its size is of use: what is wanted of a large file is read in parts
+                if size > PART_BYTES:  # large files are read in parts: only the size is needed
                     return size, None
                 current_counts().count("get", requests=0, received=size)
                 return size, response.bytes().to_bytes()
 
         def read_ranges(starts: list[int], ends: list[int]) -> list[Any]:
             with self._bucket_errors("reading", name, FileNotFoundError) as (bucket, key):
-                counts.count("get", received=sum(ends) - sum(starts))  # side by side: they are asked for as one
+                counts.count("get", received=sum(ends) - sum(starts))  # adjacent ranges: one request
                 return list(bucket.store.get_ranges(key, starts=starts, ends=ends, coalesce=0))
 
         size, content = _retry_broken_reads(begin)
@@ -247,16 +248,16 @@ class ObjectStorage:
 
     def _head(self, name: str) -> Any:
         try:
-            with self._bucket_errors("looking at", name, FileNotFoundError) as (bucket, key):
+            with self._bucket_errors("checking", name, FileNotFoundError) as (bucket, key):
                 current_counts().count("head")
                 return bucket.store.head(key)
         except FileNotFoundError:
             return None
 
     def _read_write_id(self, name: str) -> str | None:
-        """Number of the write that a file bears; empty if it bears none, ``None`` if there is no file."""
+        """Return the write identifier in a file's metadata; empty if it has none, ``None`` if there is no file."""
         try:
-            with self._bucket_errors("looking at", name, FileNotFoundError) as (bucket, key):
+            with self._bucket_errors("checking", name, FileNotFoundError) as (bucket, key):
                 current_counts().count("head")
                 attributes: Mapping[Any, Any] = bucket.store.get(key, options={"head": True}).attributes
                 return str(attributes.get(_WRITE_ID_ATTRIBUTE, ""))
@@ -281,7 +282,7 @@ class ObjectStorage:
 
 
 def _retry_broken_reads(read: Callable[[], T]) -> T:
-    """Read, and read again where an answer breaks off."""
+    """Read, and retry if a response breaks off."""
     for tries_left in reversed(range(_READ_TRIES)):
         try:
             return read()
@@ -291,7 +292,7 @@ def _retry_broken_reads(read: Callable[[], T]) -> T:
     raise AssertionError
 
 
-#: Settings whose names are the same for all stores.
+#: Options that have the same name for all stores.
 _UNPREFIXED_OPTIONS = ("skip_signature",)
 
 
@@ -300,12 +301,12 @@ def _option_text(value: Any) -> str:
 
 
 def _multipart_requests(size: int) -> int:
-    """Requests of an upload in parts: those of the parts, its beginning and its end."""
+    """Return the number of requests of a multipart upload: one per part, plus its start and its end."""
     return 2 + max(1, -(-size // PART_BYTES))
 
 
 class _CountedPieces:
-    """Pieces, and the size of those that were taken.
+    """Counts the bytes of the pieces that have been consumed.
 
     :param pieces: the pieces.
     """

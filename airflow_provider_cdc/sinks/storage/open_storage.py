@@ -1,4 +1,4 @@
-"""Open the storage of a path: a local folder or an object store."""
+"""Opens the storage of a path: a local folder or an object store."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
 def open_storage(path: str | Path, access: StoreAccess | None = None) -> Storage:
-    """The storage of ``sink.path``.
+    """Return the storage of ``sink.path``.
 
-    :param access: what ``sink.conn_id`` says of an object store.
+    :param access: settings and credentials of an object store, from ``sink.conn_id``.
     """
     address = StoreAddress.parse(str(path))
     if address is None:
         return LocalStorage(local_folder_of(str(path)) or path)
-    from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage  # not for those who have a folder
+    from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage  # not needed for a local folder
 
     return ObjectStorage(address, access)

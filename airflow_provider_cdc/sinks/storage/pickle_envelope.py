@@ -1,4 +1,4 @@
-"""Objects on their way to tasks, without the secrets of the stores that they use."""
+"""Pickling of objects for tasks, without the secrets of the stores that they use."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from airflow_provider_cdc.config.store_access import StoreAccess
 
 
 class PickleEnvelope:
-    """Work on its way to tasks. It may be large, and what is large goes by way of disks: it holds no secret.
+    """Work to be sent to tasks. Large data passes through disks, so the pickled data contains no secrets.
 
-    :param store_accesses: what the connections of object stores say, which travel by themselves.
+    :param store_accesses: settings and credentials of object stores, which are sent separately.
     """
 
     def __init__(self, store_accesses: Sequence[StoreAccess] = ()) -> None:
         self.store_accesses = list(store_accesses)
 
     def pack(self, payload: object) -> bytes:
-        """One piece of work, and its secrets among the keys."""
+        """Return one object pickled; add its credentials to :attr:`store_accesses`."""
         store_accesses = self.store_accesses
 
         class Pickler(pickle.Pickler):
@@ -36,7 +36,7 @@ class PickleEnvelope:
         return buffer.getvalue()
 
     def unpack(self, data: bytes) -> Any:
-        """The piece of work again."""
+        """Return the unpickled object."""
         store_accesses = self.store_accesses
 
         class Unpickler(pickle.Unpickler):

@@ -1,7 +1,7 @@
-"""What is asked of object stores: counted where it is asked, for whatever it is asked for.
+"""Counts the requests to object stores, per batch, chunk group or run.
 
-A batch, a chunk group or a run has a :class:`RequestCounts`; what is asked while it is counting (:func:`counting`) is
-counted there. Tasks on other hosts count for themselves, and return the numbers with their results.
+Each of these has a :class:`RequestCounts`; requests made inside :func:`count_requests_in` are added to it. Tasks on
+other hosts count their own requests and return the numbers with their results.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Names of the kinds of requests, in their order.
+#: Kinds of requests, in display order.
 REQUEST_KINDS = ("get", "head", "put", "list", "delete")
 _SENT, _RECEIVED = "bytes_sent", "bytes_received"
 
 
 class RequestCounts:
-    """How many requests were made, and how many bytes of files went there and back.
+    """Number of requests, and of bytes of files sent and received.
 
-    What the library asks again, after an error or for want of an answer, counts once.
+    A request that the library retries, after an error or without a response, counts once.
 
-    :param parent: what it is a part of, where the same is counted as well.
+    :param parent: counts of the enclosing work, which are updated as well.
     """
 
     def __init__(self, parent: RequestCounts | None = None) -> None:
@@ -36,26 +36,29 @@ class RequestCounts:
     def count(self, kind: str, *, sent: int = 0, received: int = 0, requests: int = 1) -> None:
         """Count requests.
 
-        :param kind: one of :data:`KINDS`. An upload in parts is of the kind ``put``, whatever its requests are.
+        :param kind: one of :data:`REQUEST_KINDS`. All requests of a multipart upload count as ``put``.
+        :param sent: bytes of files sent.
+        :param received: bytes of files received.
+        :param requests: number of requests.
         """
         self.add({kind: requests, _SENT: sent, _RECEIVED: received})
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Count what somebody else has counted: :meth:`to_json`."""
+        """Add counts from elsewhere, in the form of :meth:`to_json`."""
         with self._lock:
             self._counts.update({name: counts.get(name, 0) for name in (*REQUEST_KINDS, _SENT, _RECEIVED)})
         if self._parent is not None:
             self._parent.add(counts)
 
     def to_json(self) -> dict[str, int]:
-        """Plain values: ``requests``, the same by kind, ``bytes_sent`` and ``bytes_received``."""
+        """Return plain values: ``requests``, the number per kind, ``bytes_sent`` and ``bytes_received``."""
         with self._lock:
             kinds = {kind: self._counts[kind] for kind in REQUEST_KINDS if self._counts[kind]}
             return {"requests": sum(kinds.values()), **kinds, **{n: self._counts[n] for n in (_SENT, _RECEIVED)}}
 
 
 def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """One of several :meth:`RequestCounts.to_json`."""
+    """Return the sum of several results of :meth:`RequestCounts.to_json`."""
     total = RequestCounts()
     for part in counts:
         total.add(part)
@@ -63,7 +66,7 @@ def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """A :meth:`RequestCounts.to_json` for people."""
+    """Return human-readable text for a result of :meth:`RequestCounts.to_json`."""
     kinds = ", ".join(f"{counts[kind]:,} {kind.upper()}" for kind in REQUEST_KINDS if counts.get(kind))
     total = counts["requests"]
     text = f"{total:,} request{'' if total == 1 else 's'}" + (f" ({kinds})" if kinds else "")
@@ -71,18 +74,18 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 
 _CURRENT: ContextVar[RequestCounts | None] = ContextVar("traffic", default=None)
-#: Takes what nobody wants to know.
+#: Receives requests that are not to be counted.
 _DISCARDED = RequestCounts()
 
 
 def current_counts() -> RequestCounts:
-    """Where requests are counted now."""
+    """Return the counts to which requests are added now."""
     return _CURRENT.get() or _DISCARDED
 
 
 @contextmanager
 def count_requests_in(counts: RequestCounts) -> Iterator[RequestCounts]:
-    """Count there what this thread asks in this block, and nowhere else."""
+    """Count the requests of this thread in ``counts``, and nowhere else, within the block."""
     token = _CURRENT.set(counts)
     try:
         yield counts
@@ -91,7 +94,7 @@ def count_requests_in(counts: RequestCounts) -> Iterator[RequestCounts]:
 
 
 def with_current_counts(function: Callable[P, T]) -> Callable[P, T]:
-    """Work for another thread, whose requests are counted where they are counted now."""
+    """Wrap a function that another thread calls, so that its requests are added to the current counts."""
     counts = current_counts()
 
     def counted(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,8 +1,8 @@
-"""Where files lie: the one way to plans, manifests, notes, staged batches and data files.
+"""The interface to all files: plans, manifests, signals, staged batches and data files.
 
-A name is a relative string with ``/`` between folders, such as ``_cdc/shop/plan.json``. Folders need not be made.
-``tests/sinks/storage/test_storage.py`` holds what any storage must do; each promise that exactly-once rests on is
-tested there.
+A name is a relative path with ``/`` between folders, such as ``_cdc/shop/plan.json``. Folders need not be created.
+``tests/sinks/storage/test_storage.py`` defines what every storage must do, and tests each guarantee that exactly-once
+delivery relies on.
 """
 
 from __future__ import annotations
@@ -16,81 +16,79 @@ if TYPE_CHECKING:
 
 
 class Storage(Protocol):
-    """A tree of files. It travels to Spark tasks, so it can be pickled.
+    """A tree of files. It can be pickled, because it is sent to Spark tasks.
 
-    ``remote`` says whether each call is a request to a server: then many are made at a time, and none in vain.
-
-    What one process has written (:meth:`write` and :meth:`write_once` have returned, a file of :meth:`open` is closed)
-    every process reads and lists from then on, also after a host has lost power.
+    Once a process has written a file (:meth:`write` or :meth:`write_once` has returned, or a file from :meth:`open` is
+    closed), every process can read and list it, even after a host has lost power.
     """
 
     @property
     def is_remote(self) -> bool:
-        """See above."""
+        """Whether each call is a request to a server, so that calls should run in parallel and be few."""
 
     def read(self, name: str) -> bytes | None:
-        """What a file holds; ``None`` if there is none of this name."""
+        """Return the content of a file, or ``None`` if it does not exist."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, or replace it, whole or not at all: also if the writer is killed, and while others read."""
+        """Write or replace a file atomically, even if the writer is killed or others read it at the same time."""
 
     def write_once(self, name: str, data: bytes) -> bool:
-        """Like :meth:`write`, but a file that is there stays: of several writers, the first one wins.
+        """Write a file like :meth:`write` unless it exists: of several writers, the first one wins.
 
-        :returns: whether this call has written it.
+        :returns: whether this call wrote it.
         """
 
     def size(self, name: str) -> int | None:
-        """Size of a file in bytes; ``None`` if there is none of this name."""
+        """Return the size of a file in bytes, or ``None`` if it does not exist."""
 
     def modified_at(self, name: str) -> float | None:
-        """When a file was written, in seconds since 1970 by the storage's clock; ``None`` if there is none."""
+        """Return when a file was written (seconds since 1970, by the storage's clock), or ``None`` if it is missing."""
 
     def list(self, folder: str) -> Iterator[tuple[str, int]]:
-        """Names and sizes (bytes) of all files in a folder and below, in any order; none if there is no such folder.
+        """Yield names and sizes (bytes) of all files in a folder and below, in any order.
 
-        Names are relative to the root, as for all other methods. What a writer has not finished is not listed, other
-        than files of :meth:`open`.
+        A missing folder has no files. Names are relative to the root, as in all other methods. Unfinished files are not
+        listed, except those of :meth:`open`.
 
         :param folder: ``""`` for the root.
         """
 
     def delete(self, *names: str) -> None:
-        """Delete files; those that are not there are passed over. A folder that is empty then is no more."""
+        """Delete files, ignoring those that do not exist. Folders that become empty are removed."""
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder with everything below it, as far as that is possible now. It must not be the root."""
+        """Delete a folder with everything in it, as far as that is possible now. It must not be the root."""
 
     def open(self, name: str, mode: Literal["rb", "wb"]) -> pa.NativeFile:
-        """Open a file to read it, or to write it in pieces; a context manager.
+        """Open a file for reading, or for writing in several parts; a context manager.
 
-        A file that is being written may be seen in part, also after its writer was killed. So it needs a name that
-        nobody else uses, and counts only when something that was written whole names it.
+        While it is being written, and after its writer was killed, others may see it partially. It therefore needs a
+        name that no other writer uses, and is valid only once a completely written file refers to it.
 
-        :raises FileNotFoundError: if it is to be read and not there.
+        :raises FileNotFoundError: if a file to read does not exist.
         """
 
     def subfolder(self, folder: str) -> Storage:
-        """The storage of a folder: the same files, under names relative to it."""
+        """Return the storage of a folder: the same files, with names relative to the folder."""
 
     def make_private(self, folder: str) -> None:
-        """Keep a folder from those outside of the owner's group, where files have such rights."""
+        """Deny access to a folder to everyone outside the owner's group, where files have such permissions."""
 
     def location(self, name: str = "") -> str:
-        """Where a file, a folder or the root is, for people."""
+        """Return the human-readable location of a file, a folder or the root."""
 
     def uri(self, name: str = "") -> str:
-        """The same for libraries that find files by themselves."""
+        """Return the same location as a URI, for libraries that open files themselves."""
 
     def storage_options(self) -> dict[str, str]:
-        """What such libraries need to know besides; it may hold secrets."""
+        """Return further options for such libraries; they may contain secrets."""
 
 
 def checked_name(name: str, root: object) -> str:
-    """A name of a file or folder, as it is.
+    """Return the name of a file or folder unchanged.
 
-    :param root: where it is looked for.
-    :raises ValueError: if it is none, or leads elsewhere.
+    :param root: location of the root, for the error message.
+    :raises ValueError: if the name is not valid or leads outside the root.
     """
     if not all(part not in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"{name!r} is not the name of a file below {root}")
@@ -98,16 +96,16 @@ def checked_name(name: str, root: object) -> str:
 
 
 def read_json(storage: Storage, name: str) -> Any:
-    """JSON value of a file; ``None`` if there is none of this name.
+    """Return the JSON value in a file, or ``None`` if the file does not exist.
 
-    :raises ValueError: if it is damaged.
+    :raises ValueError: if the file is damaged.
     """
     data = storage.read(name)
     return None if data is None else json.loads(data)
 
 
 def read_json_if_intact(storage: Storage, name: str) -> Any:
-    """Like :func:`read_json`, and ``None`` also if the file is damaged."""
+    """Return the same as :func:`read_json`, but ``None`` also if the file is damaged."""
     try:
         return read_json(storage, name)
     except ValueError:
@@ -115,13 +113,13 @@ def read_json_if_intact(storage: Storage, name: str) -> Any:
 
 
 def write_json(storage: Storage, name: str, value: Any) -> None:
-    """Write a JSON value as :meth:`Storage.write` does."""
+    """Write a JSON value with :meth:`Storage.write`."""
     storage.write(name, json.dumps(value).encode())
 
 
 def write_json_once(storage: Storage, name: str, value: Any) -> bool:
-    """Write a JSON value as :meth:`Storage.write_once` does.
+    """Write a JSON value with :meth:`Storage.write_once`.
 
-    :returns: whether this call has written it.
+    :returns: whether this call wrote it.
     """
     return storage.write_once(name, json.dumps(value).encode())

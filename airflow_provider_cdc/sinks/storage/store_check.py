@@ -1,4 +1,4 @@
-"""Whether a storage keeps the promises that exactly-once rests on, found out by trying."""
+"""Checks by trial whether a storage keeps the guarantees that exactly-once delivery relies on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: Writers that want to be the first at the same time.
+#: Writers that try to create the same file at the same time.
 _WRITERS = 4
 
 
 def check_storage_guarantees(storage: Storage, folder: str) -> None:
-    """Write, read, list and delete a small file; nothing is left behind.
+    """Write, read, list and delete a small file, leaving nothing behind.
 
-    :param folder: the folder of the pipeline in the storage.
-    :raises NotReadyError: if the storage does not do what it must do.
+    :param folder: folder of the pipeline in the storage.
+    :raises NotReadyError: if the storage does not keep a guarantee.
     """
     name = f"{folder}/check/{uuid.uuid4().hex}"
     where = storage.location(folder)
@@ -31,18 +31,19 @@ def check_storage_guarantees(storage: Storage, folder: str) -> None:
         content = storage.read(name)
         if sum(won) != 1 or storage.write_once(name, b"later") or storage.read(name) != content:
             raise NotReadyError(
-                f"the store does not let one writer be the first: several have written {storage.location(name)}",
+                f"the store does not let only one writer create a file: several have created {storage.location(name)}",
                 "It must honour If-None-Match: * in PUT. Use a newer version of it, another store, or no proxy that "
-                "takes that header out",
+                "removes this header",
             )
         if (
             content != b"%d" % won.index(True)
             or [listed_name for listed_name, _ in storage.list(f"{folder}/check")].count(name) != 1
         ):
             raise NotReadyError(
-                f"what was written to {where} is not read and listed at once", "Use a store that is strongly consistent"
+                f"a file written to {where} cannot be read and listed immediately",
+                "Use a store that is strongly consistent",
             )
     finally:
         storage.delete(name)
     if storage.read(name) is not None:
-        raise NotReadyError(f"what was deleted in {where} is still read", "Use a store that is strongly consistent")
+        raise NotReadyError(f"a file deleted in {where} can still be read", "Use a store that is strongly consistent")

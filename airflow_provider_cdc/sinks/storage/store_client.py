@@ -1,4 +1,4 @@
-"""A bucket of an object store, as a process has opened it: settings, keys and errors."""
+"""A bucket of an object store that a process has opened: settings, credentials and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLIENT_OPTIONS: Mapping[str, Any] = {
     "timeout": timedelta(seconds=60),
     "user_agent": "airflow-provider-cdc",
 }
-#: How often the library asks again, and for how long.
+#: How often, and for how long, the library retries a request.
 RETRY_CONFIG: Any = {
     "max_retries": 10,
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
@@ -34,10 +34,10 @@ RETRY_CONFIG: Any = {
 
 @dataclass(frozen=True)
 class AssumedRoleCredentials:
-    """Asks AWS for the keys of a role, whenever those that it gave expire.
+    """Requests the keys of a role from AWS, and new ones when they expire.
 
-    :param keys: who asks; ``None`` for the environment.
-    :param region: region of the service that is asked.
+    :param keys: keys for the request; ``None`` to use the environment.
+    :param region: region of the STS service.
     :param role: arguments of ``AssumeRole``.
     """
 
@@ -46,7 +46,7 @@ class AssumedRoleCredentials:
     role: tuple[tuple[str, Any], ...]
 
     def __call__(self) -> Any:
-        """Keys, and how long they hold."""
+        """Return keys and their expiry time."""
         import boto3
 
         session = boto3.session.Session(*(self.keys or (None, None, None)), region_name=self.region)
@@ -55,12 +55,12 @@ class AssumedRoleCredentials:
             "access_key_id": credentials["AccessKeyId"],
             "secret_access_key": credentials["SecretAccessKey"],
             "token": credentials["SessionToken"],
-            "expires_at": credentials["Expiration"].astimezone(UTC),  # the library takes no other class of time zone
+            "expires_at": credentials["Expiration"].astimezone(UTC),  # the library accepts no other time zone class
         }
 
 
 class _StaticCredentials:
-    """Keys that hold. Given this way, nothing of the environment is mixed into them."""
+    """Keys that do not expire. Passed this way, they are not mixed with keys from the environment."""
 
     def __init__(self, keys: tuple[str, str, str | None]) -> None:
         self._keys = keys
@@ -71,7 +71,7 @@ class _StaticCredentials:
 
 
 class Bucket:
-    """A bucket, as this process has opened it: with its connections, which all storages in it share."""
+    """A bucket that this process has opened, with the connections that all storages in it share."""
 
     def __init__(self, address: StoreAddress, access: StoreAccess | None) -> None:
         self.secrets = access.secrets if access else ()
@@ -98,36 +98,42 @@ class Bucket:
 
     @contextmanager
     def translate_errors(self, operation: str, *expected: type[BaseException]) -> Iterator[None]:
-        """Errors of the library become the project's own.
+        """Translate errors of the library into the project's own.
 
-        :param expected: those that the caller knows what to do about. That there is no bucket is none of them.
+        :param operation: what is done, for the message.
+        :param expected: errors that the caller handles and that are raised as they are, except for a missing bucket.
         """
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
             if isinstance(error, expected) and not is_missing_bucket(error):
-                raise type(error)(operation) from None  # its text has the whole request in it
+                raise type(error)(operation) from None  # its text contains the whole request
             raise translate_store_error(error, operation, self.secrets) from None
 
     def check_not_forked(self) -> None:
-        """Refuse to work in a process that was forked when the store was open: its threads are not there, it hangs."""
+        """Refuse to work in a process that was forked after the bucket was opened.
+
+        The client's threads do not exist there, so that requests would hang.
+
+        :raises RuntimeError: if the process was forked.
+        """
         if os.getpid() != self._opened_in_pid:
-            raise RuntimeError("an object store was opened before this process was forked: start it afresh")
+            raise RuntimeError("an object store was opened before this process was forked: start a new process")
 
 
 def obstore_config(address: StoreAddress, access: StoreAccess | None) -> dict[str, Any]:
-    """Settings of a store, by the names of obstore, without keys of AWS."""
+    """Return the settings of a store under their obstore names, without AWS keys."""
     config: dict[str, Any] = dict(access.config) if access else {}
     if address.store == S3:
         endpoint, virtual = config.get("endpoint"), config.get("virtual_hosted_style_request")
         if virtual is None and not endpoint and not any(os.environ.get(name) for name in _AWS_ENDPOINT_VARIABLES):
-            virtual = "." not in address.bucket  # no certificate covers a bucket whose name has dots
+            virtual = "." not in address.bucket  # no certificate covers a bucket name with dots
         if virtual and endpoint:
             scheme, _, host = endpoint.partition("://")
             config["endpoint"] = f"{scheme}://{address.bucket}.{host}"
         if virtual is not None:
             config["virtual_hosted_style_request"] = virtual
-        if endpoint:  # or else one for S3 alone in the environment would go first
+        if endpoint:  # otherwise an S3-specific one in the environment would take precedence
             config["aws_endpoint_url_s3"] = config["endpoint"]
         if access is not None:
             config.setdefault("skip_signature", False)
@@ -148,7 +154,7 @@ def _credential_provider(access: StoreAccess | None, region: str | None) -> Any:
     if access.assume_role_args:
         if find_spec("boto3") is None:
             raise NotReadyError(
-                f"{access.label} has a role_arn, and boto3 is not installed",
+                f"{access.label} has a role_arn, but boto3 is not installed",
                 'Run on every host: pip install "airflow-provider-cdc[aws]"',
             )
         return AssumedRoleCredentials(access.aws_keys, region, access.assume_role_args)
@@ -162,11 +168,11 @@ def _read_certificates(path: str) -> bytes:
     except OSError as error:
         raise NotReadyError(
             f"the certificates {path} (extra verify) cannot be read: {type(error).__name__}",
-            "The file must be on every host",
+            "The file must exist on every host",
         ) from None
 
 
 @lru_cache(maxsize=32)
 def open_bucket(address: StoreAddress, access: StoreAccess | None) -> Bucket:
-    """The bucket of an address, opened once in a process."""
+    """Return the bucket of an address, opened once per process."""
     return Bucket(address, access)

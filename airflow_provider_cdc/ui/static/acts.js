@@ -1,8 +1,8 @@
-// What can be done. Each act first says what it will do, and asks; the server decides, and says why not.
+// Actions. Each one is first described and confirmed. The server decides, and gives the reason for a refusal.
 
 import { act, h } from "./dom.js";
 
-/** A dialog. `kids` make its content from what closes it; it is answered by what that is given. */
+/** A dialog. `kids` makes its content and gets `close`, whose argument becomes the result. */
 function dialog(title, kids) {
   return new Promise((answer) => {
     const alert = h("p", { class: "error", role: "alert" });
@@ -22,7 +22,7 @@ const button = (label, how, click) => {
   return made;
 };
 
-/** Say what an act will do, ask, and do it. True if it was done. */
+/** Describe an action, ask for confirmation, and perform it. True if it was performed. */
 export async function perform(base, name, label, about) {
   const path = `${base}/acts/${name}`;
   const plan = await act(path, { ...about, dry_run: true }).catch((error) => ({ why_not: error.message }));
@@ -52,26 +52,26 @@ export async function perform(base, name, label, about) {
   });
 }
 
-/** What can be done with a table, to choose from. Returns name, label and table of an act, or nothing. */
+/** Let the user choose an action for a table. Returns name, label and table of the action, or nothing. */
 export function choose(table, state) {
   const acts = state === "suspended"
-    ? [["reread", "Resume", "It is read again as a whole, and rejoins the stream."]]
-    : [["suspend", "Suspend", "The stream goes on without it."], ["reread", "Read again", "All of its rows are exchanged."], ["reread_keys", "Read some keys again", "Only the rows that a condition on the key says."]];
+    ? [["reread", "Resume", "Re-snapshots the whole table, which then rejoins the stream."]]
+    : [["suspend", "Suspend", "The stream continues without it."], ["reread", "Re-snapshot", "Replaces all of its rows."], ["reread_keys", "Re-snapshot some keys", "Replaces only the rows that meet a condition on the key."]];
   return dialog(table, (close) => [
     h("ul", { class: "choices" }, acts.map(([name, label, says]) => h("li", null, button(label, {}, () => close([name, `${label}: ${table}`, { table }])), " ", h("small", null, says)))),
     h("div", { class: "top" }, button("Cancel", {}, () => close(null))),
   ]);
 }
 
-/** A button for an act; one that is impossible now says why. */
+/** A button for an action. If the action is impossible now, the dialog says why. */
 export const offer = (name, label, about = {}, how = {}) =>
   h("button", { type: "button", "data-act": name, "data-label": label, "data-about": JSON.stringify(about), ...how }, how.short ?? label);
 
-/** What people have asked the stream for, and what has become of it. */
+/** Control requests and their outcomes. */
 export function requests(p, ago) {
-  const words = { open: "waits for the stream", taken: "the stream is at it", done: "done", refused: "refused", withdrawn: "withdrawn" };
+  const words = { open: "waiting for the stream", taken: "in progress", done: "done", refused: "refused", withdrawn: "withdrawn" };
   return h("ul", { class: "events" }, p.requests.map((r) => h("li", { class: `ev ${r.state === "refused" ? "bad" : ""}`, "data-key": `request ${r.id}` },
-    h("b", null, `${r.kind === "suspend" ? "suspend" : r.part ? "read some keys again" : "read again"} ${r.table}`), " ", h("small", null, `by ${r.by}, `, ago(r.at)),
+    h("b", null, `${r.kind === "suspend" ? "suspend" : r.part ? "re-snapshot some keys of" : "re-snapshot"} ${r.table}`), " ", h("small", null, `by ${r.by}, `, ago(r.at)),
     r.condition && h("div", null, h("code", null, r.condition)),
     h("div", null, words[r.state] ?? r.state, r.finished_at && [" ", ago(r.finished_at)], r.outcome && `: ${r.outcome}`),
     r.state === "open" && p.may_act && h("div", null, offer("withdraw", "Withdraw", { id: r.id }, { "aria-label": `Withdraw: ${r.kind} ${r.table}` })))));
@@ -79,12 +79,12 @@ export function requests(p, ago) {
 
 const quoted = (text) => (/^[\w.-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
-/** The command that tells how a row came to be: values are shown there, never here. */
+/** The command that explains how a row came to be. It shows values, which the page never does. */
 export function why(p, chosen) {
   const names = p.tables_list.map((t) => `${t.database}.${t.table}`);
   const table = names.includes(chosen) ? chosen : names[0];
   return [
-    h("p", null, "The command line says which chunk read a row, which changes corrected it, and what touched it last. It shows values; this page never does."),
+    h("p", null, "This command shows which chunk read a row, which changes corrected it, and what changed it last. It shows values, which this page never does."),
     h("p", null, h("label", { for: "why" }, "Table "), h("select", { id: "why" }, names.map((name) => h("option", { value: name }, name)))),
     h("p", null, h("code", { id: "command" }, `airflow-cdc explain -f FILE --table ${quoted(table)} --key KEY`)),
   ];

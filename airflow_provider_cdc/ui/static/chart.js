@@ -1,9 +1,9 @@
-// A line chart in SVG: time from left to right, one line for each series; the value under the pointer is said.
+// A line chart in SVG: time from left to right, and one line for each series.
 
 import { s, h } from "./dom.js";
 
 const W = 400, H = 130, BOTTOM = 18, TOP = 8;
-//: Width of a character of a label, and what is left free around it.
+//: Width of a character of a label, and the margin around the label.
 const CHARACTER = 6.4, FREE = 10;
 
 /** A round number at or above `n`. */
@@ -16,8 +16,8 @@ function ceiling(n) {
 const clock = (t, long) => new Date(t * 1000).toLocaleString("en-GB", long ? { day: "2-digit", month: "short", hour: "2-digit", minute: "2-digit" } : { hour: "2-digit", minute: "2-digit" });
 
 /**
- * data: {since, until, step, points: [[time, value, ...]]}; series: [{name, column, cls}]; say: a value as text.
- * Returns nodes; the whole is one image to a screen reader, with the newest values in its name.
+ * data: {since, until, step, points: [[time, value, ...]]}; series: [{name, column, cls}]; say: formats a value.
+ * Returns nodes. To a screen reader the chart is one image, with the newest values in its name.
  */
 export function chart(label, data, series, say) {
   const { since, until, step, points } = data;

@@ -1,12 +1,12 @@
-// The map of chunks: one cell for each, or for a band of them. It is fetched as runs, and afterwards by what changed.
+// The map of chunks: one cell for each chunk, or for a band of chunks. Fetched as runs, afterwards only what changed.
 
 import { ask, h, number, seconds, bytes } from "./dom.js";
 
 const WORDS = {
   waiting: "waiting", reading: "being read", read: "read, not yet published", published: "published",
-  corrected: "published, corrected by the binlog", retried: "published by a later attempt", failed: "failed, waits for a retry",
+  corrected: "published, corrected by the binlog", retried: "published by a later attempt", failed: "failed, waiting for a retry",
 };
-//: Of a band, the state that a person should know of first.
+//: States in order of importance. A band shows its most important state.
 const FIRST = ["failed", "reading", "read", "waiting", "retried", "corrected", "published"];
 const SMALLEST = 5, HEIGHT = 190, MOST_GROUPS = 300;
 
@@ -33,7 +33,7 @@ export class ChunkMap {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  /** Bring the map up to date with the pipeline: only groups that changed, or are being read, are asked for. */
+  /** Update the map. Only groups that have changed or are being read are fetched. */
   async update(pipeline, signal) {
     const path = `${this.base}/chunks?generation=${pipeline.generation}`;
     if (pipeline.generation !== this.generation) {

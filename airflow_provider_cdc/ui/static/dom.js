@@ -1,4 +1,4 @@
-// Elements and words. Text only ever becomes text: nothing here, or anywhere on the page, parses HTML.
+// Elements and texts. Text is only ever inserted as text: nothing on the page parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -12,13 +12,13 @@ function element(node, attributes, kids) {
   return node;
 }
 
-/** An element of HTML with attributes and content. */
+/** An HTML element with attributes and content. */
 export const h = (tag, attributes, ...kids) => element(document.createElement(tag), attributes, kids);
 
-/** An element of SVG. */
+/** An SVG element with attributes and content. */
 export const s = (tag, attributes, ...kids) => element(document.createElementNS(SVG, tag), attributes, kids);
 
-/** Make `old` look like `fresh` and keep its nodes, so that focus, selection and scroll positions stay. */
+/** Make `old` look like `fresh`, but keep its nodes, to preserve focus, selection and scroll positions. */
 export function morph(old, fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || key(old) !== key(fresh)) {
     old.replaceWith(fresh);
@@ -28,7 +28,7 @@ export function morph(old, fresh) {
     if (old.data !== fresh.data) old.data = fresh.data;
     return;
   }
-  if (old.hasAttribute("data-own")) return; // drawn by itself
+  if (old.hasAttribute("data-own")) return; // draws itself
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   const known = new Map([...old.childNodes].filter(key).map((node) => [key(node), node]));
@@ -55,26 +55,26 @@ export function fill(node, ...kids) {
   morph(node, fresh);
 }
 
-/** Ask the application. The error of an answer has `message` and `remedy`. */
+/** Query the application. Errors have `message` and `remedy`. */
 export async function ask(path, signal) {
   let answer;
   try {
     answer = await fetch(path, { signal, headers: { Accept: "application/json" } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw Object.assign(new Error("Airflow's API server does not answer"), { remedy: "It is asked again all the while" });
+    throw Object.assign(new Error("Airflow's API server does not answer"), { remedy: "Trying again" });
   }
   if (answer.ok) return answer.json();
   const said = await answer.json().catch(() => ({}));
-  const words = { 401: "You are not logged in to Airflow any more", 403: "You may not see this" };
-  const remedies = { 401: "Log in, then load the page again", 403: "Ask who looks after Airflow for the right to read the DAG" };
+  const words = { 401: "You are no longer logged in to Airflow", 403: "You may not see this" };
+  const remedies = { 401: "Log in, then reload the page", 403: "Ask an Airflow administrator for the right to read the DAG" };
   throw Object.assign(new Error(words[answer.status] ?? said.detail ?? `The server answered ${answer.status}`), {
     remedy: said.remedy ?? remedies[answer.status] ?? "",
     status: answer.status,
   });
 }
 
-/** Do something: asked of nobody but this page, which the header says. */
+/** Perform an action. The header proves that the request comes from this page. */
 export async function act(path, about) {
   const headers = { "X-CDC-Page": "1", "Content-Type": "application/json", Accept: "application/json" };
   const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(about) });
@@ -103,12 +103,12 @@ export function seconds(n) {
   return `${Math.floor(n / 86400)} days ${Math.round((n % 86400) / 3600)} h`;
 }
 
-/** So many of something, in words. */
+/** A number with its noun. */
 export const many = (n, one, more) => `${number(n)} ${n === 1 ? one : (more ?? `${one}s`)}`;
 
 export const rate = (n) => (n === null || n === undefined ? "–" : `${NUMBER.format(n < 10 ? Math.round(n * 10) / 10 : Math.round(n))} /s`);
 
-/** A moment: how long ago, and when exactly to those who point at it. */
+/** A time: how long ago, with the exact time as a tooltip. */
 export function ago(text) {
   if (!text) return "–";
   const at = new Date(text);
@@ -117,7 +117,7 @@ export function ago(text) {
   return h("time", { datetime: text, title: at.toLocaleString("en-GB", { timeZone: "UTC", timeZoneName: "short" }) }, words);
 }
 
-/** A table. Each column: [head, cell of a row, {r: right, text: long}]. On a phone each row becomes a block. */
+/** A table. Each column: [head, cell of a row, {r: align right, text: long text}]. On a phone each row becomes a block. */
 export function table(label, columns, rows, name) {
   const cls = (how) => [how?.r && "r num", how?.text && "text"].filter(Boolean).join(" ") || null;
   return h("table", { class: "stack", "aria-label": label },
@@ -126,13 +126,13 @@ export function table(label, columns, rows, name) {
       columns.map(([head, cell, how]) => h("td", { class: cls(how), "data-label": head || null }, cell(row)))))));
 }
 
-/** A page of Airflow, to be opened around the frame that this page may be in. */
+/** A link to a page of Airflow, which opens outside of the frame that this page may be in. */
 export const airflow = (path, ...kids) => h("a", { href: new URL(`../${path}`, document.baseURI).href, "data-out": true }, kids);
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[data-out]");
   if (!link || window.parent === window) return;
-  // The frame may not navigate what it is in; a link of that document may.
+  // The frame may not navigate its parent, but a link in the parent document may.
   event.preventDefault();
   const outer = window.parent.document.createElement("a");
   outer.href = link.href;

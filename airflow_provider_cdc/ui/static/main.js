@@ -1,4 +1,4 @@
-// Which view is shown, how it is kept up to date, and how it looks.
+// Selects the view, keeps it up to date, and applies the theme.
 
 import { ask, fill, h } from "./dom.js";
 import { overview } from "./overview.js";
@@ -7,7 +7,7 @@ import { pipeline } from "./pipeline.js";
 const main = document.getElementById("main"), banner = document.getElementById("banner");
 let current = null;
 
-/** Airflow's own setting where this page is in a frame of it; else what it has kept, or the system's. */
+/** Airflow's current theme if the page is in its frame, else the theme that Airflow has stored, or the system's. */
 function theme() {
   let found = null;
   try {
@@ -27,7 +27,7 @@ async function show(view) {
   current?.abort();
   const mine = (current = new AbortController());
   document.title = view.title;
-  main.replaceChildren(h("p", { class: "empty", role: "status" }, "Reading the bookkeeping …"));
+  main.replaceChildren(h("p", { class: "empty", role: "status" }, "Loading …"));
   let wait = 0;
   while (!mine.signal.aborted) {
     try {
@@ -39,7 +39,7 @@ async function show(view) {
     } catch (error) {
       if (mine.signal.aborted) return;
       fill(banner, h("b", null, error.message), error.remedy ? `. ${error.remedy}.` : ".");
-      if (!main.querySelector("h1")) fill(main, h("h1", null, view.title), h("p", { class: "empty" }, "Nothing can be shown now."));
+      if (!main.querySelector("h1")) fill(main, h("h1", null, view.title), h("p", { class: "empty" }, "Nothing can be shown at the moment."));
       if (error.status === 401) return;
       wait = Math.min(15000, Math.max(view.every, wait * 2));
     }
@@ -47,7 +47,7 @@ async function show(view) {
   }
 }
 
-/** The tabs of a DAG, a run and a task lead to the pipelines concerned. */
+/** The tab of a DAG, a run or a task, which leads to its pipelines. */
 function tab(query) {
   const dag = query.get("dag_id");
   return {
@@ -62,7 +62,7 @@ function tab(query) {
       }
       fill(node, h("h1", null, "CDC pipelines of this DAG"),
         found.pipelines.length > 0 && h("ul", null, found.pipelines.map((p) => h("li", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}` }, p.name), ` ${p.phase} ${p.says}`))),
-        found.pipelines.length === 0 && h("p", { class: "empty" }, found.tasks ? "Its pipeline has not run yet: the page shows it as soon as its snapshot is planned." : "Nothing here belongs to a CDC pipeline."),
+        found.pipelines.length === 0 && h("p", { class: "empty" }, found.tasks ? "Its pipeline has not run yet. It appears here as soon as its snapshot is planned." : "This does not belong to a CDC pipeline."),
         h("p", null, h("a", { href: "#/" }, "All pipelines")));
     },
   };
@@ -77,7 +77,7 @@ function route() {
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address says which view is shown
+  event.preventDefault(); // the address's hash selects the view
   main.focus();
 });
 theme();

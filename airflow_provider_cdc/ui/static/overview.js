@@ -1,4 +1,4 @@
-// All pipelines, the worst first.
+// All pipelines, most severe first.
 
 import { ago, ask, bytes, fill, h, many, number, rate, seconds, table } from "./dom.js";
 
@@ -19,10 +19,10 @@ const COLUMNS = [
   ["phase", (p) => h("span", { class: p.level }, p.phase.replace("_", " "))],
   ["tables", tables],
   ["lag", (p) => seconds(p.lag_seconds), { r: true }],
-  ["behind", (p) => bytes(p.lag_bytes), { r: true }],
+  ["lag in bytes", (p) => bytes(p.lag_bytes), { r: true }],
   ["source keeps", (p) => (p.purge_hours === null ? "–" : seconds(p.purge_hours * 3600)), { r: true }],
   ["changes", (p) => rate(p.changes_per_second), { r: true }],
-  ["trouble", (p) => [p.says, p.error && h("div", { class: "error" }, p.error)], { text: true }],
+  ["problem", (p) => [p.says, p.error && h("div", { class: "error" }, p.error)], { text: true }],
   ["last event", (p) => p.event && [h("bdi", null, p.event.detail), " ", h("small", null, ago(p.event.at))], { text: true }],
 ];
 
@@ -32,20 +32,20 @@ function draw(main) {
   const bad = pipelines.filter((p) => p.level === "failed").length;
   fill(main,
     h("div", { class: "top" }, h("h1", null, "CDC pipelines"),
-      h("span", { class: `pill ${bad ? "failed" : "working"}`, role: "status" }, bad ? `${bad} of ${pipelines.length} need somebody` : `${pipelines.length} and no trouble`),
+      h("span", { class: `pill ${bad ? "failed" : "working"}`, role: "status" }, bad ? `${bad} of ${pipelines.length} need attention` : `${pipelines.length}, no problems`),
       h("span", { class: "grow" }),
       h("label", null, h("span", { class: "hidden" }, "Filter"), h("input", { id: "filter", type: "search", placeholder: "Filter by name, DAG, phase" }))),
-    pipelines.length === 0 && h("p", { class: "empty" }, "No pipeline has run yet, or none that you may see. Run a DAG with ", h("code", null, "cdc_pipeline"), ", or name the bookkeeping of other pipelines in ", h("code", null, "[cdc] bookkeeping"), "."),
-    pipelines.length > 0 && h("section", { class: "card", "aria-label": "Pipelines" }, table("Pipelines, the worst first", COLUMNS, wanted, address)),
+    pipelines.length === 0 && h("p", { class: "empty" }, "No pipeline that you may see has run yet. Run a DAG with ", h("code", null, "cdc_pipeline"), ", or name the state databases of other pipelines in ", h("code", null, "[cdc] bookkeeping"), "."),
+    pipelines.length > 0 && h("section", { class: "card", "aria-label": "Pipelines" }, table("Pipelines, most severe first", COLUMNS, wanted, address)),
     pipelines.length > 0 && wanted.length === 0 && h("p", { class: "empty" }, "No pipeline matches the filter."),
-    troubles.length > 0 && h("section", { class: "card" }, h("h2", null, "Bookkeeping that cannot be read"), table("Bookkeeping that cannot be read", [
+    troubles.length > 0 && h("section", { class: "card" }, h("h2", null, "State databases that cannot be read"), table("State databases that cannot be read", [
       ["where", (t) => h("code", null, t.where), { text: true }],
       ["why", (t) => t.message, { text: true }],
       ["what to do", (t) => t.remedy, { text: true }],
       ["DAGs", (t) => t.dags.join(", ")],
     ], troubles, (t) => t.where)),
-    unknown.length > 0 && h("section", { class: "card" }, h("h2", null, "Tasks whose pipeline is not known"),
-      h("p", null, "It is a template, a file, or too long for Airflow to keep. It is known when the task has run; or name its bookkeeping in ", h("code", null, "[cdc] bookkeeping"), ": ", unknown.map((u) => `${u.dag}.${u.task}`).join(", "))));
+    unknown.length > 0 && h("section", { class: "card" }, h("h2", null, "Tasks whose pipeline is unknown"),
+      h("p", null, "The pipeline is a template, a file, or too long for Airflow to store. It becomes known when the task has run. Alternatively, name its state database in ", h("code", null, "[cdc] bookkeeping"), ": ", unknown.map((u) => `${u.dag}.${u.task}`).join(", "))));
   const box = document.getElementById("filter");
   box.oninput = () => { filter = box.value.trim().toLowerCase(); draw(main); };
 }

@@ -1,4 +1,4 @@
-// One pipeline: its phases, the map of chunks, the stream, its tables, and what has happened.
+// One pipeline: its phases, the map of chunks, the stream, its tables, control requests and events.
 
 import { chart } from "./chart.js";
 import { ChunkMap } from "./chunkmap.js";
@@ -24,7 +24,7 @@ function lanes(p) {
       p.corrected ? `${many(p.corrected, "key")} corrected by the binlog` : null,
       failed ? `${many(p.groups.failed, "group")} failed` : null,
       p.left !== null && !whole ? `about ${seconds(p.left)} left` : null),
-    lane("Handover", first ? "done" : whole ? "live" : "", first ? ["the stream began ", ago(first.started_at)] : whole ? "waits for the stream" : "not yet"),
+    lane("Handover", first ? "done" : whole ? "live" : "", first ? ["the stream began ", ago(first.started_at)] : whole ? "waiting for the stream" : "not yet"),
     lane("Stream", !stream ? "" : p.level === "failed" && p.phase !== "snapshot" ? "bad" : p.phase === "streaming" ? "live" : "done",
       stream ? [`epoch ${stream.epoch}, ${p.phase.replace("_", " ")}, since `, ago(stream.started_at)] : "not yet",
       stream ? `${many(stream.changes, "change")} in ${many(stream.batches, "batch", "batches")}` : null,
@@ -33,7 +33,7 @@ function lanes(p) {
 
 const median = (values) => (values.length ? [...values].sort((a, b) => a - b)[values.length >> 1] : null);
 
-/** Changes a second of all tables, by operation; nothing until two looks have told. */
+/** Changes per second of all tables, by operation, or the total until the rates are known. */
 function operations(p) {
   const known = p.tables_list.filter((t) => t.rates);
   if (!known.length || p.phase !== "streaming") return `${number(p.stream.changes)} in this run`;
@@ -50,23 +50,23 @@ function tiles(p, lag) {
   if (p.stream) found.push(
     tile("Lag, p95", seconds(p.phase === "streaming" ? p.lag_seconds : null), newest ? `last with changes: ${seconds(newest[4])}` : "from commit to commit"),
     tile("Changes", rate(p.changes_per_second), operations(p)),
-    tile("Merge", seconds(median(p.batches.map((b) => b.seconds))), `a batch; ${many(p.stream.batches, "batch", "batches")} in this run`),
-    tile("Behind", bytes(p.lag_bytes), p.lag_unknown ?? "of binlog"),
+    tile("Merge", seconds(median(p.batches.map((b) => b.seconds))), `per batch; ${many(p.stream.batches, "batch", "batches")} in this run`),
+    tile("Lag, bytes", bytes(p.lag_bytes), p.lag_unknown ?? "of binlog"),
     tile("Binlog read", bytes(p.stream.bytes), "in this run"));
-  if (p.sampled_at) found.push(tile("Source keeps what is needed", p.purge_hours === null ? "for ever" : seconds(p.purge_hours * 3600), ["seen ", ago(p.sampled_at)]));
+  if (p.sampled_at) found.push(tile("Source keeps needed binlogs", p.purge_hours === null ? "forever" : seconds(p.purge_hours * 3600), ["sampled ", ago(p.sampled_at)]));
   return found.length ? h("div", { class: "tiles" }, found) : null;
 }
 
 function events(p) {
-  if (!p.events.length) return h("p", { class: "dim" }, "Nothing has happened that is worth a line.");
+  if (!p.events.length) return h("p", { class: "dim" }, "No events yet.");
   return h("ul", { class: "events" }, p.events.map((e) => h("li", { class: `ev ${BAD.has(e.kind) ? "bad" : WARN.has(e.kind) ? "warn" : ""}`, "data-key": e.id },
     h("b", null, e.kind.replaceAll("_", " ")), " ", h("small", null, ago(e.at)), h("div", null, e.detail),
     e.remedy && h("div", { class: "dim" }, e.remedy), e.by && h("small", null, `by ${e.by}`),
     !e.acknowledged_by && p.may_act && h("div", null, offer("acknowledge", "Acknowledge", { id: e.id }, { "aria-label": `Acknowledge: ${e.detail}` })),
-    e.acknowledged_by && h("small", null, `${e.acknowledged_by} takes care of it since `, ago(e.acknowledged_at)))));
+    e.acknowledged_by && h("small", null, `acknowledged by ${e.acknowledged_by} `, ago(e.acknowledged_at)))));
 }
 
-/** What has become of the columns of a table, the newest first. */
+/** Definitions of a table, newest first. */
 function definitions(t) {
   if (!t.definitions?.length) return null;
   const lines = [...t.definitions].reverse().map((d) => h("li", null,
@@ -81,15 +81,15 @@ const state = (t) => [h("span", { class: `dot ${t.state}` }), t.state === "snaps
 
 const OPERATIONS = ["inserts", "updates", "deletes"];
 
-/** What the stream has applied of a table, and what it applies now, by operation. */
+/** Changes of a table that the stream has applied, in total and per second, by operation. */
 const changes = (t) => t.inserts === undefined ? "–" : [number(t.inserts + t.updates + t.deletes),
   OPERATIONS.map((name) => t[name] > 0 && h("small", { class: "line" }, `${number(t[name])} ${name}${t.rates ? `, ${rate(t.rates[name])}` : ""}`))];
 
-/** How often the copy was compacted, and the last time. */
+/** Number of compactions of the copy, and the last one. */
 const compacted = (t) => t.copy?.compactions > 0 && h("small", { class: "line" }, `compacted ${many(t.copy.compactions, "time")}`,
   t.compacted_at && [", last ", ago(t.compacted_at), ` in ${seconds(t.compaction_seconds)}`]);
 
-/** What the last comparison has found, and why a later one was not possible. */
+/** Result of the last comparison, and why a later one was not possible. */
 const verified = (t) => [
   t.verified_at ? [t.last_verified?.equal === false ? h("span", { class: "failed" }, "different ") : "equal ", ago(t.verified_at)] : "never",
   t.last_verified?.not_comparable && h("small", { class: "line" }, "not comparable ", ago(t.last_verified.not_comparable.at), `: ${t.last_verified.not_comparable.reason}`)];
@@ -130,12 +130,12 @@ const RUNS = [
   ["state", (r) => r.state],
   ["host", (r) => r.host],
   ["began", (r) => ago(r.started_at)],
-  ["last sign", (r) => ago(r.heartbeat_at)],
+  ["last heartbeat", (r) => ago(r.heartbeat_at)],
   ["changes", (r) => number(r.changes), { r: true }],
   ["error", (r) => r.error && h("div", { class: "error" }, r.error), { text: true }],
 ];
 
-/** Sums over tables, the rate since the page was opened, and what is left at that rate. */
+/** Sums over tables, the recent rate, and the remaining time at that rate. */
 function sums(p, seen) {
   for (const name of ["chunks", "done", "rows", "corrected"]) p[name] = p.tables_list.reduce((sum, t) => sum + t[name], 0);
   const at = performance.now() / 1000;
@@ -152,7 +152,7 @@ export function pipeline(book, name) {
   let minutes = 60, lag = null, lagAt = -Infinity, last = null, asked = null, asking = false;
 
   async function click(main, pressed) {
-    if (!pressed || asking) return; // a second click, while the first one is answered
+    if (!pressed || asking) return; // a second click, while the first one is being handled
     asking = true;
     try {
       const { act: name, label, about, table: chosen, state } = pressed.dataset;
@@ -174,33 +174,33 @@ export function pipeline(book, name) {
   function draw(main) {
     const p = last;
     fill(main,
-      h("nav", { "aria-label": "Way back" }, h("a", { href: "#/" }, "All pipelines")),
+      h("nav", { "aria-label": "Back" }, h("a", { href: "#/" }, "All pipelines")),
       h("div", { class: "top" }, h("h1", null, p.name), h("span", { class: `pill ${p.level}`, role: "status" }, p.phase.replace("_", " ")), p.says && h("span", { class: `pill ${p.level}` }, p.says),
         p.stream?.paused_by && h("span", { class: "pill warning" }, `paused by ${p.stream.paused_by}`),
-        h("span", { class: "dim" }, `server ${p.server}, bookkeeping in ${p.where}`), h("span", { class: "grow" }),
+        h("span", { class: "dim" }, `server ${p.server}, state database ${p.where}`), h("span", { class: "grow" }),
         p.dags.map((dag) => airflow(`dags/${encodeURIComponent(dag)}`, `DAG ${dag}`))),
       p.offers.length > 0 && h("div", { class: "top", role: "group", "aria-label": "Actions" }, p.offers.map((o) =>
         offer(o.act, o.label, {}, { "data-key": o.act, "aria-disabled": o.why_not ? "true" : null, title: o.why_not }))),
-      p.error && h("section", { class: "card", "aria-label": "Error" }, h("h2", null, "Why it has stopped"), h("p", { class: "error" }, p.error)),
+      p.error && h("section", { class: "card", "aria-label": "Error" }, h("h2", null, "Why it stopped"), h("p", { class: "error" }, p.error)),
       lanes(p), tiles(p, lag),
       h("div", { class: "cols" },
         h("div", null, map.node.isConnected ? h("section", { "data-own": true }) : map.node,
           h("section", { class: "card" }, h("h2", null, `Tables: ${number(p.tables_list.length)}`), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Tables" }, table("Tables", p.may_act ? [...TABLES, TABLE_ACTS] : TABLES, p.tables_list, (t) => `${t.database}.${t.table}`))),
           h("section", { class: "card" }, h("h2", null, "Chunk groups"), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Chunk groups" }, table("Chunk groups", p.groups_list.some((g) => g.retry) ? [...GROUPS, GROUP_ACTS] : GROUPS, p.groups_list, (g) => `group ${g.no}`))),
           p.batches.length > 0 && h("section", { class: "card", "data-key": "batches" }, h("h2", null, "Newest batches"), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Newest batches" }, table("Newest batches", BATCHES, p.batches, (b) => `${b.epoch}.${b.batch}`))),
-          p.runs.length > 0 && h("section", { class: "card", "data-key": "runs" }, h("h2", null, "Runs of the stream"), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Runs of the stream" }, table("Runs of the stream", RUNS, p.runs, (r) => `epoch ${r.epoch}`)))),
+          p.runs.length > 0 && h("section", { class: "card", "data-key": "runs" }, h("h2", null, "Stream epochs"), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Stream epochs" }, table("Stream epochs", RUNS, p.runs, (r) => `epoch ${r.epoch}`)))),
         h("div", null,
           h("section", { class: "card" }, h("div", { class: "top" }, h("h2", null, "Lag and changes"), h("span", { class: "grow" }), h("select", { id: "minutes", "aria-label": "Time shown" }, MINUTES.map(([n, words]) => h("option", { value: n }, words)))),
             lag ? [h("h3", { class: "hidden" }, "Lag"), chart("Lag in seconds", lag, [{ name: "p50", column: 3, cls: "p50" }, { name: "p95", column: 4, cls: "p95" }], seconds),
-              h("h3", { class: "hidden" }, "Changes"), chart("Changes a second", lag, [{ name: "changes", column: 1, cls: "p50" }], rate),
-              h("h3", { class: "hidden" }, "Merges"), chart("Seconds to merge a batch", lag, [{ name: "median", column: 5, cls: "p50" }, { name: "longest", column: 6, cls: "p95" }], seconds)] : h("p", { class: "dim" }, "Reading …")),
-          p.stream && h("section", { class: "card", "data-key": "stream" }, h("h2", null, "Where the stream is"), h("p", null, "Epoch ", p.stream.epoch, " on ", p.stream.host, ", last sign of life ", ago(p.stream.heartbeat_at), "."),
-            p.stream.supervisor && h("p", null, "Looked after by ", p.stream.supervisor, ", ", ago(p.stream.supervised_at), "."),
+              h("h3", { class: "hidden" }, "Changes"), chart("Changes per second", lag, [{ name: "changes", column: 1, cls: "p50" }], rate),
+              h("h3", { class: "hidden" }, "Merges"), chart("Seconds to merge a batch", lag, [{ name: "median", column: 5, cls: "p50" }, { name: "longest", column: 6, cls: "p95" }], seconds)] : h("p", { class: "dim" }, "Loading …")),
+          p.stream && h("section", { class: "card", "data-key": "stream" }, h("h2", null, "Stream"), h("p", null, "Epoch ", p.stream.epoch, " on ", p.stream.host, ", last heartbeat ", ago(p.stream.heartbeat_at), "."),
+            p.stream.supervisor && h("p", null, "Supervised by ", p.stream.supervisor, ", ", ago(p.stream.supervised_at), "."),
             p.stream.at && [h("p", null, "Read up to ", place(p.stream.at)), p.stream.at.gtid_set && h("p", null, "GTIDs ", h("code", null, p.stream.at.gtid_set))],
-            p.stream.log && h("p", null, "Log of its driver: ", h("code", null, p.stream.log))),
-          p.requests.length > 0 && h("section", { class: "card", "data-key": "requests" }, h("h2", null, "Wanted of the stream"), h("div", { class: "tall", tabindex: 0, role: "region", "aria-label": "Wanted of the stream" }, requests(p, ago))),
-          h("section", { class: "card" }, h("h2", null, "What happened"), h("div", { class: "tall", tabindex: 0, role: "region", "aria-label": "What happened" }, events(p))),
-          p.tables_list.length > 0 && h("section", { class: "card", "aria-label": "Why is this row as it is?" }, h("h2", null, "Why is this row as it is?"), why(p, asked)))));
+            p.stream.log && h("p", null, "Driver log: ", h("code", null, p.stream.log))),
+          p.requests.length > 0 && h("section", { class: "card", "data-key": "requests" }, h("h2", null, "Control requests"), h("div", { class: "tall", tabindex: 0, role: "region", "aria-label": "Control requests" }, requests(p, ago))),
+          h("section", { class: "card" }, h("h2", null, "Events"), h("div", { class: "tall", tabindex: 0, role: "region", "aria-label": "Events" }, events(p))),
+          p.tables_list.length > 0 && h("section", { class: "card", "aria-label": "Explain a row" }, h("h2", null, "Explain a row"), why(p, asked)))));
     main.onclick = (event) => click(main, event.target.closest?.("[data-act], [data-table]"));
     const which = document.getElementById("why");
     if (which) which.onchange = () => { asked = which.value; draw(main); };

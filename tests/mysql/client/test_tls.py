@@ -108,7 +108,7 @@ def test_the_check_given_up(tls_server: MySQLServer, certificate: Certificate, m
             "airflow_provider_cdc.airflow.hooks.mysql.resolve_connection", {"cdc_mysql_default": found}.__getitem__
         )
         worked, text = CdcMySqlHook().test_connection()
-        assert worked and ", but " in text and "may pass for the server" in text
+        assert worked and ", but " in text and "can impersonate the server" in text
 
 
 def test_on_this_host_nothing_is_demanded(tls_server: MySQLServer) -> None:
@@ -151,18 +151,18 @@ def test_check_tells_what_is_unsafe(tls_server: MySQLServer, certificate: Certif
     assert warnings({"ssl_ca": ca}, books) == []
     client = {"ssl_ca": ca, "ssl_cert": str(certificate.cert), "ssl_key": str(key)}
     (said,) = warnings(client, ResolvedConnection("b", "sqlite", "/x"))
-    assert said == f"source.conn_id src: the key {key} can be read by others chmod 600 {key}"
+    assert said == f"source.conn_id src: the key {key} is readable by other users chmod 600 {key}"
     source, state = warnings(
         {"ssl_ca": ca, "ssl_mode": "VERIFY_CA"},
         ResolvedConnection("b", "postgres", "db.example", "u", "p", schema="d", extra={"sslmode": "disable"}),
     )
     assert source.startswith("source.conn_id src: the name in the server's certificate is not checked")
-    assert state.startswith("state.conn_id books: nothing is encrypted") and "Leave out sslmode" in state
+    assert state.startswith("state.conn_id books: nothing is encrypted") and "Remove sslmode from its extra" in state
     source, state = warnings(
         {"ssl_mode": "REQUIRED"},
         ResolvedConnection("b", "mysql", "db.example", schema="d", extra={"ssl_disabled": True}),
     )
-    assert "not checked" in source and "Leave out ssl_mode" in source and "nothing is encrypted" in state
+    assert "not checked" in source and "Remove ssl_mode from its extra" in source and "nothing is encrypted" in state
     assert not any(user["password"] in text for text in (source, state))
 
 

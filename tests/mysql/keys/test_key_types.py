@@ -252,7 +252,10 @@ def test_which_key_is_taken(server: MySQLServer, database: str) -> None:
         "e": ("a ENUM('x','?') NOT NULL PRIMARY KEY", "PRIMARY: a member of a has a question mark"),
         "none": ("a INT NOT NULL, KEY x (a)", ""),
         "f": ("a FLOAT NOT NULL PRIMARY KEY", " (PRIMARY: a is of type float)"),
-        "d": ("a ENUM(x'8754',x'FA4A') CHARACTER SET cp932 NOT NULL PRIMARY KEY", "two members of a have one text"),
+        "d": (
+            "a ENUM(x'8754',x'FA4A') CHARACTER SET cp932 NOT NULL PRIMARY KEY",
+            "two members of a have the same text",
+        ),
     }
     if isinstance(server, MariaDBServer):
         made["c"] = ("a CHAR(9) COLLATE utf8mb4_nopad_bin NOT NULL PRIMARY KEY", "another order in the index")

@@ -108,7 +108,7 @@ def test_only_on_request(tmp_path: Path) -> None:
     write(tmp_path)
     target = sink(tmp_path, adopt=False)
     assert not target.will_adopt("p")
-    with pytest.raises(TerminalError, match="was not made by pipeline p"):
+    with pytest.raises(TerminalError, match="was not created by pipeline p"):
         target.create("p")
     assert target.load_log().version == 0
 

@@ -75,16 +75,16 @@ def without(kind: str) -> Change:
     [
         (without("protocol"), "it lacks protocol"),
         (without("metaData"), "it lacks metaData"),
-        (lambda lines: lines.append({"manifest": {"path": "more"}}), "of the unknown kind 'manifest'"),
+        (lambda lines: lines.append({"manifest": {"path": "more"}}), "has the unknown kind 'manifest'"),
         (lambda lines: lines.append({"add": lines[0], "remove": lines[0]}), "is not one action"),
-        (lambda lines: of(lines, "checkpointMetadata").update(version=3), "it says that it is of version 3"),
+        (lambda lines: of(lines, "checkpointMetadata").update(version=3), "it declares version 3"),
         (
             lambda lines: of(lines, "checkpointMetadata").update(tags={"numOfAddFiles": "99"}),
-            r"it has \d+ data files, and says that it has 99",
+            r"it has \d+ data files, but declares 99",
         ),
         (
             lambda lines: of(lines, "sidecar").update(path="missing.parquet"),
-            "is not whole: .*missing.parquet",
+            "is incomplete: .*missing.parquet",
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_sidecar_that_holds_something_else(tmp_path: Path) -> None:
     as_v2(folder_of(opened(tmp_path)))
     path = next(folder_of(opened(tmp_path)).glob("_delta_log/_sidecars/*"))
     write(path, [{"txn": {"appId": "m", "version": 1}}])
-    with pytest.raises(TerminalError, match=rf"{path.name} .* it holds txn, which does not belong there"):
+    with pytest.raises(TerminalError, match=rf"{path.name} .* it contains txn, which does not belong there"):
         fresh(storage)
 
 
@@ -191,7 +191,7 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
     assert not blind.load_log().files
     blind.load_log().tombstones.update(dict.fromkeys(live, 1))
     before = everything(target.storage.location())
-    with pytest.raises(TerminalError, match=rf"has 0 data files, and {len(live)} as delta-rs reads it"):
+    with pytest.raises(TerminalError, match=rf"has 0 data files, but {len(live)} as delta-rs reads it"):
         blind.clean_up()
     with pytest.raises(TerminalError, match="as delta-rs reads it"):
         folder_of(target).joinpath("changes/epoch-1").mkdir(parents=True)

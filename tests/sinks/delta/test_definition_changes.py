@@ -217,7 +217,7 @@ def test_columns_come_once(tmp_path: Path) -> None:
     version = target.load_log().version
     assert not target.alter(TABLE, {"ddl": 3}, FENCE) and not target.alter(TABLE, {"ddl": 2}, FENCE)
     for markers in ({"ddl": 4}, {}):
-        with pytest.raises(TerminalError, match=r"than shop\.t had before .* Something else has altered it"):
+        with pytest.raises(TerminalError, match=r"than shop\.t had before .* Other software has altered it"):
             target.alter(TABLE, markers, FENCE)
     assert target.load_log().version == version
 
@@ -225,8 +225,8 @@ def test_columns_come_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (replace(TABLE, columns=(ID, nullable("pl.ace", "int"), MADE)), "column pl.ace was string, and is int32"),
-        (replace(TABLE, key=("id", "pl.ace")), r"its key was \(id\), and is \(id, pl.ace\)"),
+        (replace(TABLE, columns=(ID, nullable("pl.ace", "int"), MADE)), "column pl.ace was string and is now int32"),
+        (replace(TABLE, key=("id", "pl.ace")), r"its key was \(id\) and is now \(id, pl.ace\)"),
     ],
     ids=["type", "key"],
 )
@@ -235,7 +235,7 @@ def test_what_cannot_be_followed(tmp_path: Path, table: TableSchema, said: str) 
     version = lived(where).load_log().version
     with pytest.raises(TerminalError, match=f"cannot follow the change of the definition of shop.t: {said}"):
         where.table(table).alter(TABLE, {"ddl": 3}, FENCE)
-    with pytest.raises(TerminalError, match="Something else has altered it"):
+    with pytest.raises(TerminalError, match="Other software has altered it"):
         where.table(more(more(TABLE), *(nullable(n, "int") for n in "xyz"))).alter(more(TABLE), {"ddl": 3}, FENCE)
     assert where.table(TABLE).load_log().version == version
 

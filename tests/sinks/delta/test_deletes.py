@@ -255,6 +255,6 @@ def test_it_cannot_be_changed_later(opened: Open, before: str, after: str) -> No
     upsert(made(opened(before)), (1, "a", 1, "c"))
     target = opened(after).table(TABLE)
     for attempt in (target.load_log, target.read, target.markers, lambda: upsert(target, (1, "a", 2, "c"))):
-        with pytest.raises(NotReadyError, match=f"was made with sink.deletes {before}, and it is {after} now"):
+        with pytest.raises(NotReadyError, match=f"was created with sink.deletes {before}, which is {after} now"):
             attempt()
     assert living(opened(before).table(TABLE)) == {1: "a"}

@@ -243,7 +243,7 @@ def test_slices_that_are_not_whole(tmp_path: Path, parts: bool, damage: str) -> 
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(TerminalError, match=r"the slice .*/snapshot/2/1/1/slice\.parquet is not there any more"):
+    with pytest.raises(TerminalError, match=r"the slice .*/snapshot/2/1/1/slice\.parquet is missing or incomplete"):
         target.overwrite(slices, {"anew": 2}, FENCE)
     assert target.load_log().version == version and plain(old.read()[0], TABLE) == held
     slices[1] = staged(target, table, (6, 7), place="2/2")

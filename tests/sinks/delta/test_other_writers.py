@@ -226,7 +226,7 @@ def go(target: DeltaSinkTable, case: Case, run: SparkDelta | None) -> None:
         for stops in (lambda: batch(target, 20), lambda: beside.commit_compactions(written), lambda: batch(target, 21)):
             with pytest.raises(TerminalError, match=case.outcome) as refusal:
                 stops()
-        remedy = re.search("in Spark by (.*), or use a fresh", refusal.value.remedy)
+        remedy = re.search("in Spark with (.*), or use a fresh", refusal.value.remedy)
         if run is None or remedy is None:
             return
         for statement in remedy[1].split("; "):

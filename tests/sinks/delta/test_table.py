@@ -388,7 +388,7 @@ def test_a_slice_that_is_not_there_any_more(tmp_path: Path, how: str) -> None:
         "published": PublishSlices(files),
         "replaced": OverwriteRange(files, (1, 1), lambda keys: pc.less(keys["id"], 2)),
     }
-    with pytest.raises(TransientError, match=r"1/2/3/3.parquet.* is not there any more"):
+    with pytest.raises(TransientError, match=r"1/2/3/3.parquet.* is missing or incomplete"):
         target.commit(lambda _: change[how], {"m": 1}, FENCE)
     assert held(opened(tmp_path)) == {1: ("a", 1)} and target.markers().get("m") is None
 

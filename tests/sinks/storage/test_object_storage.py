@@ -323,7 +323,7 @@ REFUSALS = [
     (301, "PermanentRedirect", NotReadyError, "region"),
     (400, "AuthorizationHeaderMalformed", NotReadyError, "region"),
     (501, "NotImplemented", NotReadyError, "If-None-Match"),
-    (400, "SomethingElse", StoreError, "Look at the store"),
+    (400, "SomethingElse", StoreError, "Check the store"),
 ]
 
 
@@ -362,7 +362,7 @@ def test_a_store_that_lets_several_be_the_first_is_refused(proxy: StoreProxy, st
     proxy.ask = lambda method, path, headers, body: original(  # type: ignore[method-assign]
         method, path, [(k, v) for k, v in headers if k.lower() != "if-none-match"], body
     )
-    with pytest.raises(NotReadyError, match="does not let one writer be the first.*If-None-Match"):
+    with pytest.raises(NotReadyError, match="does not let only one writer create a file.*If-None-Match"):
         check_storage_guarantees(storage, "_cdc/p")
     assert list(storage.list("")) == []
 

@@ -1,1 +1,1 @@
-"""The binlog as it comes over a connection: events and whole transactions."""
+"""The binlog as received over a connection: events and whole transactions."""

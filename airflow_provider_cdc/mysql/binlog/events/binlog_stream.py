@@ -1,8 +1,8 @@
-"""The binlog as a stream of checked events.
+"""The binlog as a stream of verified events.
 
-Connecting, logging in and asking for the binlog is left to ``mysql-replication``; the events are taken apart here.
-Every event proves itself: its length, its checksum by the algorithm of its own file, and its position, which is
-counted in 64 bits because the header's 32 bits wrap at 4 GiB.
+The library ``mysql-replication`` connects, logs in and requests the binlog; the events are parsed here. Every event is
+verified: its length, its checksum (by the algorithm of its file), and its position, which is counted in 64 bits because
+the header's 32 bits wrap at 4 GiB.
 """
 
 from __future__ import annotations
@@ -45,33 +45,32 @@ _HEADER = struct.Struct("<IBIIIH")  # timestamp, type, server id, size, end posi
 _CHECKSUM_SIZE = 4
 _ARTIFICIAL_FLAG = 0x20
 _IN_USE_FLAG = 0x01
-#: Headers of events have 32 bits for a position.
+#: Event headers have 32 bits for a position.
 _POSITION_MASK = 0xFFFF_FFFF
-#: So has the request for a stream.
+#: The request for a stream also has 32 bits for a position.
 _FARTHEST_START = _POSITION_MASK
 _FIRST_EVENT = 4
 
 
 class BinlogStream:
-    """An open binlog stream: iterate over it for :class:`BinlogEvent`.
+    """An open binlog stream; iterate over it to get :class:`BinlogEvent` objects.
 
-    With ``blocking`` the stream waits for new events and never ends; without, it ends where the binlog ends.
+    ``file_start_times`` contains the creation times of the files read so far, by name, in seconds since the epoch on
+    the server's clock. ``collations`` maps the collation numbers of table maps.
 
     :param connect_args: keyword arguments of ``pymysql.connect``.
-    :param server_id: replica server id of this reader: no other reader or replica may have it.
-    :param replica_uuid: uuid that this reader reports; one of its own.
+    :param server_id: replica server id of this reader; no other reader or replica may use it.
+    :param replica_uuid: UUID that this reader reports; it must be unique, too.
     :param file: binlog file to start in.
-    :param position: where to start in it, in bytes: the start of an event.
-    :param heartbeat_seconds: how often an idle server sends a heartbeat.
+    :param position: byte position to start at; it must be the start of an event.
+    :param heartbeat_seconds: interval of the heartbeats of an idle server.
     :param read_timeout: seconds of silence after which the connection counts as lost.
-    :param blocking: whether to wait for new events.
+    :param blocking: whether to wait for new events; otherwise the stream ends at the end of the binlog.
     :param server: identity of the server that the position belongs to; ``None`` accepts any.
     :raises TransientError: if the server cannot be reached.
     :raises NotReadyError: if the user may not read the binlog.
-    :raises TerminalError: if a start above 4 GiB does not exist; any other wrong one shows with the first event.
-
-    ``start_times`` tells when the files were begun that have been read, by name, in seconds by the server's clock, and
-    ``collations`` what table maps mean by the numbers of collations.
+    :raises TerminalError: if there is no event at a position above 4 GiB. At any other position, the error is raised
+        for the first event.
     """
 
     def __init__(
@@ -90,11 +89,11 @@ class BinlogStream:
         self.file, self.position = file, position if position <= _FARTHEST_START else _FIRST_EVENT
         self.file_start_times: dict[str, int] = {}
         self._args = connect_args
-        self._has_checksums = True  # until a format event says otherwise: the reader asks for CRC32
+        self._has_checksums = True  # the reader asks for CRC32; a format event may change it
         self._closed, self._driver_has_buffered = False, False
         settings = {key: value for key, value in connect_args.items() if key != "cursorclass"}
         settings |= {"charset": "utf8mb4", "autocommit": True, "read_timeout": read_timeout}
-        settings |= {"write_timeout": read_timeout}  # of the TLS handshake, too, which would have none
+        settings |= {"write_timeout": read_timeout}  # also limits the TLS handshake, which has no other timeout
         self._reader = BinLogStreamReader(
             connection_settings=settings,
             server_id=server_id,
@@ -128,7 +127,7 @@ class BinlogStream:
         self.close()
 
     def close(self) -> None:
-        """End the stream; a thread that waits in it sees its end. Doing so twice is allowed."""
+        """End the stream, also for a thread that is waiting in it. Closing it twice is allowed."""
         if not self._closed:
             self._closed = True
             self._close_connection()
@@ -138,26 +137,26 @@ class BinlogStream:
         return connection
 
     def _skip_to(self, file: str, position: int) -> None:
-        """Read up to a position that the protocol has no bits for; only a huge transaction makes such a file."""
+        """Read up to a position that exceeds the protocol's 32 bits, as in the file of a huge transaction."""
         while self.position < position and (packet := self._read_packet()) is not None:
             self._parse_event(packet)
         if (self.file, self.position) != (file, position):
             self.close()
             raise TerminalError(
                 f"there is no binlog event at {file}:{position}: the server is at {self.file}:{self.position}",
-                "start again with a fresh sink.path",
+                "Start again with a fresh sink.path",
             )
 
     def _close_connection(self) -> None:
         connection: Any = getattr(self._reader, "_stream_connection", None)
-        # Shut down first: closing a socket that another thread reads would wait for that thread.
+        # Shut down first: closing a socket that another thread is reading would wait for that thread.
         with contextlib.suppress(Exception):
             connection._sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(Exception):
             connection.close()
 
     def _read_packet(self) -> bytes | None:
-        """The next packet without its leading status byte; ``None`` at the end."""
+        """Return the next packet without its leading status byte; ``None`` at the end."""
         try:
             packet: bytes = b"\xfe" if self._closed else self._connection._read_packet()._data
         except (pymysql.MySQLError, OSError, AttributeError, ValueError) as error:
@@ -176,7 +175,7 @@ class BinlogStream:
 
     @property
     def has_checksums(self) -> bool:
-        """Whether the events of the present file end with a checksum."""
+        """Whether the events of the current file end with a checksum."""
         return self._has_checksums
 
     @property
@@ -185,16 +184,17 @@ class BinlogStream:
         return self._mariadb
 
     def start_raw_reading(self) -> int:
-        """Leave reading to :meth:`receive` and :meth:`accept` from now on; the number of the next packet."""
-        # As the driver does before it reads.
+        """Switch to reading with :meth:`receive` and :meth:`parse_packet`; return the next packet number."""
+        # The driver does the same before each read.
         self._connection._sock.settimeout(self._connection._read_timeout)
         self._driver_has_buffered = True
         return int(self._connection._next_seq_id)
 
     def receive(self, into: memoryview) -> int:
-        """Receive some bytes as they come from the server; 0 if the stream was closed by another thread.
+        """Receive raw bytes from the server.
 
-        :param into: space, at least as much as the driver's buffer has.
+        :param into: destination, at least as large as the driver's buffer.
+        :returns: number of bytes received; 0 if the stream was closed by another thread.
         :raises TransientError: if the connection is lost.
         """
         try:
@@ -210,15 +210,20 @@ class BinlogStream:
         return got
 
     def _receive(self, into: memoryview) -> int:
-        """Once what the driver's buffer holds, then past that: with bytes in it, readinto1 may wait for more."""
+        """Read the driver's buffer first, then bypass it.
+
+        The first read is no larger than the buffer: with a larger target, readinto1 may wait for more bytes.
+        """
         file, ahead = self._connection._rfile, self._driver_has_buffered
         self._driver_has_buffered = False
         return int(file.readinto1(into[: io.DEFAULT_BUFFER_SIZE]) if ahead else file.raw.readinto(into))
 
     def parse_packet(self, packet: bytes) -> BinlogEvent | None:
-        """Check a packet and make the event of it; ``None`` at the end of the stream.
+        """Verify a packet and return its event; ``None`` at the end of the stream.
 
-        :param packet: without its header of four bytes. ``position`` and ``file`` stand where it begins.
+        ``file`` and ``position`` must be those of the packet's start.
+
+        :param packet: the packet without its header of four bytes.
         """
         if packet[:1] == b"\xff":
             try:
@@ -239,7 +244,7 @@ class BinlogStream:
         if size != len(data):
             raise damaged_stream_error(f"event of type {kind} with {len(data)} bytes that claims {size}", where)
         if kind == FORMAT_DESCRIPTION:
-            # One byte for the algorithm and room for a checksum end this event, whatever the algorithm is.
+            # This event ends with one byte for the algorithm and room for a checksum, whatever the algorithm is.
             algorithm = data[-_CHECKSUM_SIZE - 1]
             if algorithm not in (0, 1):
                 raise damaged_stream_error(f"unknown checksum algorithm {algorithm}", where)
@@ -258,44 +263,43 @@ class BinlogStream:
             start = self.position
         elif not flags & _ARTIFICIAL_FLAG and (end != 0 or (self._mariadb and kind not in FILE_HEADER_EVENTS)):
             self.position += size
-            # MariaDB (from 11.7, binlog_legacy_event_pos=OFF) does not number the events inside of a transaction; its
-            # last one shows whether any was missing.
+            # MariaDB 11.7 and later (binlog_legacy_event_pos=OFF) writes no positions for events inside a transaction;
+            # the position of the last one shows whether any is missing.
             if end != 0 and self.position & _POSITION_MASK != end:
                 expected = self.position & _POSITION_MASK
-                raise damaged_stream_error(f"event of type {kind} that ends at {end}, {expected} expected,", where)
+                raise damaged_stream_error(f"event of type {kind} that ends at {end} instead of {expected}", where)
         event = BinlogEvent(kind, timestamp, body, self.file, self.position, start, server_id, flags)
         if kind == ROTATE and not flags & _ARTIFICIAL_FLAG and end != 0:
             self._handle_rotate(body, where)
         return event
 
     def next_file_after_torn_end(self, at: Position) -> Position | None:
-        """See :func:`~airflow_provider_cdc.mysql.client.binlog_headers.next_file_after_torn_end`."""
+        """Call :func:`.binlog_headers.next_file_after_torn_end` on a new connection."""
         with contextlib.closing(connect(self._args)) as connection:
             return next_file_after_torn_end(connection, at)
 
     def expect_file_starts(self, start_times: dict[str, int]) -> None:
-        """Stop at a file that was begun at another time than one of its name that was read before.
+        """Stop at a file whose creation time differs from that of a file of the same name read before.
 
-        :param start_times: when files were begun; those that are read are added.
+        :param start_times: known creation times by file name; those of files read from now on are added.
         """
         found, self.file_start_times = self.file_start_times, start_times
         for file, began in found.items():
             self._check_file_start(file, began)
 
     def _check_file_start(self, file: str, start_time: int) -> None:
-        """A file's format event, which each reader of it gets first, says when the file was begun."""
+        """Compare a file's creation time, from the format event that every reader gets first, with the known one."""
         known = self.file_start_times.setdefault(file, start_time)
         if known != start_time:
             raise OtherHistoryError(
-                f"binlog file {file} of the server was begun at {_format_time(start_time)}, and the one that was "
-                "read, of the "
-                f"same name, at {_format_time(known)}"
+                f"binlog file {file} of the server was created at {_format_time(start_time)}, but the file of this "
+                f"name that was read before was created at {_format_time(known)}"
             )
 
     def _verify_checksum(self, data: bytes, kind: int, where: str) -> None:
         covered = data[:-_CHECKSUM_SIZE]
         if kind == FORMAT_DESCRIPTION and data[17] & _IN_USE_FLAG:
-            # "File in use" is not part of what the checksum was taken of.
+            # The checksum was computed without the flag "file in use".
             covered = data[:17] + bytes([data[17] & ~_IN_USE_FLAG]) + data[18:-_CHECKSUM_SIZE]
         if zlib.crc32(covered) != int.from_bytes(data[-_CHECKSUM_SIZE:], "little"):
             raise damaged_stream_error(f"wrong checksum of the event of type {kind}", where)
@@ -307,22 +311,22 @@ class BinlogStream:
         self.file = bytes(body[8:]).decode("utf-8", "replace")
 
     def _check_heartbeat(self, kind: int, body: memoryview, end: int, where: str) -> None:
-        """A heartbeat says how far the server has read; it is ahead of us only where it left events out."""
+        """Check that the server has read no further than this stream: if it has, events are missing."""
         if kind == HEARTBEAT:
             file, position = bytes(body).decode("utf-8", "replace"), end
-            # 32 bits of a position that cannot lie behind us.
+            # The lower 32 bits of a position that cannot be before the current one.
             position += self.position & ~_POSITION_MASK
             position += (_POSITION_MASK + 1) * (position < self.position)
         else:
             file, position = _parse_heartbeat_v2(body)
         if file != self.file or position != self.position:
             raise damaged_stream_error(
-                f"the server is at {file}:{position}, events are missing: its stream stands", where
+                f"events are missing: the server has read up to {file}:{position}, but its stream is", where
             )
 
 
 def _parse_heartbeat_v2(body: memoryview) -> tuple[str, int]:
-    """File and position of a heartbeat event of the second kind: a list of (type, length, value)."""
+    """Return file and position of a HEARTBEAT_V2 event, which is a list of (type, length, value)."""
     file, position, at = "", 0, 0
     while at < len(body) and body[at] != 0:
         kind, size = body[at], body[at + 1]
@@ -330,7 +334,7 @@ def _parse_heartbeat_v2(body: memoryview) -> tuple[str, int]:
         if kind == 1:
             file = bytes(value).decode("utf-8", "replace")
         elif kind == 2:
-            # A packed integer: one byte up to 250, else a byte for the width and then the number.
+            # A packed integer: one byte up to 250; otherwise a byte for the width, then the number.
             position = value[0] if value[0] < 251 else int.from_bytes(value[1:], "little")
         at += 2 + size
     return file, position

@@ -1,4 +1,4 @@
-"""The session in which a server sends its binlog: what it is told before, and how it is asked."""
+"""Set up the session in which a server sends its binlog."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from airflow_provider_cdc.mysql.client.session import SESSION_SQL
 from airflow_provider_cdc.mysql.client.verified_connection import VerifiedConnection
 
 _COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
-#: The server drops a reader that takes nothing for this long; a slow sink must not lose its stream.
+#: Seconds after which the server drops a reader that receives nothing; a slow sink must not lose its stream.
 _NET_TIMEOUT = 3600
 
 
 def open_dump_session(server: str | None, **settings: Any) -> tuple[pymysql.Connection[Any], Collations]:
-    """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library.
+    """Open a connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library.
 
-    :param server: identity of the server that it must be; ``None`` accepts any.
+    :param server: expected identity of the server; ``None`` accepts any.
     :param settings: keyword arguments of ``pymysql.connect``.
-    :returns: the connection, and the collations of the server, for which it cannot be asked later.
+    :returns: the connection, and the server's collations, which cannot be queried once the dump has started.
     """
     connection = VerifiedConnection(**settings, init_command=SESSION_SQL)
     try:
@@ -37,16 +37,16 @@ def open_dump_session(server: str | None, **settings: Any) -> tuple[pymysql.Conn
         connection._write_bytes = partial(_request_annotations, connection._write_bytes)  # type: ignore[attr-defined]
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION net_write_timeout = {_NET_TIMEOUT}, SESSION net_read_timeout = {_NET_TIMEOUT}")
-        # A reader that knows checksums can read files with and without; the server's present setting says nothing
-        # about older files.
+        # A reader that supports checksums can read files with and without them. The server's current setting says
+        # nothing about older files.
         cursor.execute("SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'")
-        # To MariaDB: a reader that understands its GTIDs. Others get events that are made up and end elsewhere.
+        # Tells MariaDB that this reader understands GTIDs. Other readers get substitute events with other positions.
         cursor.execute("SET @mariadb_slave_capability = 4")
     return connection, collations
 
 
 def _request_annotations(send: Callable[[bytes], None], data: bytes) -> None:
-    """Set the flag of the dump command by which MariaDB sends all events: without it some are left out silently."""
+    """Set the flag of the dump command that makes MariaDB send all events; without it, some are silently omitted."""
     if data[4] == _COM_BINLOG_DUMP:
         data = data[:9] + bytes([data[9] | _SEND_ANNOTATE_ROWS]) + data[10:]
     send(data)

@@ -1,4 +1,4 @@
-"""One event of the binlog, and how its reader stops at one that cannot be followed."""
+"""One binlog event, and the errors raised at an event that cannot be applied."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from airflow_provider_cdc.model.errors import REPORT_REMEDY, TerminalError
 
 @dataclass(frozen=True, slots=True)
 class BinlogEvent:
-    """One event of the binlog.
+    """One binlog event.
 
     :param type: event type code.
-    :param timestamp: seconds since the epoch, as the header says: when the statement started.
-    :param body: what follows the header, without checksum.
+    :param timestamp: start of the statement in seconds since the epoch, from the header.
+    :param body: content after the header, without checksum.
     :param file: binlog file.
-    :param position: where the event ends in the file. Events that the server makes up (heartbeats, the rotate and
-        format events at the start of a stream) stand where the stream stands.
-    :param start: where it starts.
+    :param position: end of the event in the file. Artificial events (heartbeats, and the rotate and format events at
+        the start of a stream) have the stream's current position.
+    :param start: start of the event in the file.
     :param server_id: id of the server that wrote it first.
-    :param flags: of its header.
+    :param flags: flags of its header.
     """
 
     type: int
@@ -34,25 +34,25 @@ class BinlogEvent:
 
     @property
     def location(self) -> str:
-        """The place for messages: ``file:start``."""
+        """The event's location for messages: ``file:start``."""
         return f"{self.file}:{self.start}"
 
 
 def fail_at_event(event: BinlogEvent, what: str, remedy: str = REPORT_REMEDY) -> NoReturn:
-    """Stop at an event.
+    """Raise an error at an event.
 
-    :param what: what is wrong; its place is added.
+    :param what: what is wrong; the location is added.
     :raises TerminalError: always.
     """
     raise TerminalError(f"{what}, at {event.location} (event type {event.type})", remedy)
 
 
 def fail_table_at_event(event: BinlogEvent, table: str, what: str, first: str = "") -> NoReturn:
-    """Stop at an event because of one table.
+    """Raise an error at an event that affects a single table.
 
     :param table: ``database.table``.
-    :param what: what is wrong; its place is added.
-    :param first: what has to be done before the table is read again, if anything.
+    :param what: what is wrong; the location is added.
+    :param first: what to do before the table is re-snapshotted, if anything.
     :raises TerminalError: always.
     """
     message = f"{what}, at {event.location} (event type {event.type})"

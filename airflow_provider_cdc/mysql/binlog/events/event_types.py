@@ -1,6 +1,7 @@
-"""Type codes of binlog events, as in the fifth byte of their header. All that the project knows of them stands here.
+"""Type codes of binlog events (the fifth byte of their header), and groups of them.
 
-A type that is in none of the groups, and not one that :class:`.transactions.Assembler` reads, stops the stream.
+A type that is neither in one of the groups nor handled by
+:class:`~airflow_provider_cdc.mysql.binlog.events.transactions.TransactionAssembler` stops the stream.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ QUERY_COMPRESSED = 165
 WRITE_ROWS_COMPRESSED_V1, UPDATE_ROWS_COMPRESSED_V1, DELETE_ROWS_COMPRESSED_V1 = 166, 167, 168
 WRITE_ROWS_COMPRESSED, UPDATE_ROWS_COMPRESSED, DELETE_ROWS_COMPRESSED = 169, 170, 171
 
-#: The events that begin a transaction.
+#: Events that begin a transaction.
 TRANSACTION_STARTS = frozenset({GTID, ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID})
-#: MariaDB's compressed row events, and the events that they unpack to.
+#: MariaDB's compressed row events, mapped to the types that they unpack to.
 UNCOMPRESSED_TYPES = {
     WRITE_ROWS_COMPRESSED_V1: WRITE_ROWS_V1,
     UPDATE_ROWS_COMPRESSED_V1: UPDATE_ROWS_V1,
@@ -31,28 +32,28 @@ UNCOMPRESSED_TYPES = {
     UPDATE_ROWS_COMPRESSED: UPDATE_ROWS,
     DELETE_ROWS_COMPRESSED: DELETE_ROWS,
 }
-#: Row events without a field for further data in front of the columns.
+#: Row events without a field for extra data before the columns.
 ROWS_EVENTS_V1 = frozenset({WRITE_ROWS_V1, UPDATE_ROWS_V1, DELETE_ROWS_V1})
-#: What a server sends when it has nothing else to send.
+#: Events that an idle server sends.
 HEARTBEATS = frozenset({HEARTBEAT, HEARTBEAT_V2})
-#: What stands at the beginning of a file, and is sent to each reader first wherever it begins; without a position then.
+#: Events at the beginning of a file. Each reader gets them first, without a position if it starts elsewhere.
 FILE_HEADER_EVENTS = frozenset({FORMAT_DESCRIPTION, START_ENCRYPTION})
-#: What stands between transactions and only shows how far the log has been read. The server decrypts what it sends; the
-#: event that says that a file is encrypted comes all the same.
+#: Events between transactions, which only show how far the binlog has been read. The server decrypts what it sends, but
+#: still sends the event that marks a file as encrypted.
 BETWEEN_TRANSACTIONS = frozenset(
     {STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS, BINLOG_CHECKPOINT, GTID_LIST, START_ENCRYPTION}
 )
-#: Events that carry no rows, with what they are for.
+#: Events that carry no rows, with their purpose.
 EVENTS_WITHOUT_ROWS = {
-    INTVAR: "value of an AUTO_INCREMENT for the statement that follows; that statement is judged",
-    APPEND_BLOCK: "file content of a LOAD DATA by statement; the statement that follows is judged",
-    DELETE_FILE: "takes such a file content back",
-    RAND: "random seeds for the statement that follows",
-    USER_VAR: "a user variable for the statement that follows",
+    INTVAR: "AUTO_INCREMENT value for the next statement, which the statement guard checks",
+    APPEND_BLOCK: "file content of a LOAD DATA logged by statement; the statement guard checks that statement",
+    DELETE_FILE: "discards such file content",
+    RAND: "random seeds for the next statement",
+    USER_VAR: "user variable for the next statement",
     BEGIN_LOAD_QUERY: "file content, as APPEND_BLOCK",
-    IGNORABLE: "by its definition",
-    ROWS_QUERY: "the text of the statement whose rows follow",
-    TRANSACTION_CONTEXT: "of group replication, for its certification",
-    VIEW_CHANGE: "of group replication, membership",
-    ANNOTATE_ROWS: "MariaDB's text of the statement whose rows follow",
+    IGNORABLE: "may be ignored by definition",
+    ROWS_QUERY: "text of the statement whose rows follow",
+    TRANSACTION_CONTEXT: "group replication: data for certification",
+    VIEW_CHANGE: "group replication: membership change",
+    ANNOTATE_ROWS: "text of the statement whose rows follow (MariaDB)",
 }

@@ -1,4 +1,4 @@
-"""GTID events: the first one of each transaction."""
+"""GTID events, the first event of each transaction."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from uuid import UUID
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID
 
-#: Flags of MariaDB's GTID event: a group of one statement, without an end of its own.
+#: Flags of MariaDB's GTID event: a group of a single statement, without an end event.
 _STANDALONE = 1
-#: A number of a group commit follows.
+#: A group commit number follows.
 _GROUP_COMMIT = 2
-#: And a group that ends with an XA PREPARE, or ends one that did: its name follows.
+#: A group that ends with XA PREPARE, or that completes a prepared one; the XA transaction's name follows.
 _PREPARED_XA, _COMPLETED_XA = 64, 128
-#: Its further flags: an ALTER that begins, and one that has failed (binlog_alter_two_phase). Of one that has not, the
-#: statement comes once more.
+#: Its extra flags: an ALTER that begins, and one that has failed (binlog_alter_two_phase). If the ALTER succeeds, the
+#: statement is logged a second time.
 _START_ALTER, _ROLLBACK_ALTER = 2, 8
-#: Fields of a tagged GTID event by their numbers. Not used: flags, two numbers of the group commit, the commit time on
-#: the origin, the transaction's length, two server versions, a ticket of the group commit.
+#: Numbers of the fields of a tagged GTID event. Not used: flags, two group commit numbers, the original commit time,
+#: the transaction's length, two server versions, the group commit ticket.
 _UUID, _GNO, _TAG, _COMMIT, _LAST_FIELD = 1, 2, 3, 6, 11
 _TAG_FORM = re.compile(rb"[a-z_][a-z0-9_]{0,31}")
 
 
 @dataclass(frozen=True, slots=True)
 class GtidEvent:
-    """What a GTID event says.
+    """Content of a GTID event.
 
-    :param gtid: such as ``uuid:7`` and ``uuid:tag:7``, of MariaDB ``domain-server-7``; empty for an anonymous one.
-    :param commit_us: commit time on this server, microseconds since the epoch, UTC.
-    :param has_begun: whether no BEGIN follows.
-    :param is_xa: whether rows follow that an XA PREPARE ends.
-    :param is_idle_alter: whether the statement that follows has changed nothing: an ALTER that only begins, or has
-        failed.
+    :param gtid: such as ``uuid:7`` or ``uuid:tag:7``, on MariaDB ``domain-server-7``; empty for an anonymous one.
+    :param commit_us: commit time on this server, in microseconds since the epoch, UTC.
+    :param has_begun: whether the transaction has begun with this event, without a BEGIN.
+    :param is_xa: whether rows follow that end with an XA PREPARE.
+    :param is_idle_alter: whether the next statement changes nothing: an ALTER that only begins, or has failed.
     """
 
     gtid: str
@@ -44,16 +43,16 @@ class GtidEvent:
 
 
 def parse_gtid_event(event: BinlogEvent) -> GtidEvent:
-    """Read a GTID event of any kind.
+    """Parse a GTID event of any type.
 
-    :raises ValueError: if it is cut off or makes no sense.
+    :raises ValueError: if it is cut off or invalid.
     """
     body, seconds = event.body, event.timestamp * 1_000_000
     if event.type == MARIADB_GTID:
         if len(body) < 13:
             raise ValueError("cut off")
         number, domain = int.from_bytes(body[:8], "little"), int.from_bytes(body[8:12], "little")
-        # There is no BEGIN: all but single statements have begun here.
+        # There is no BEGIN event: unless the group is a single statement, the transaction begins here.
         begun, xa = not body[12] & _STANDALONE, bool(body[12] & _PREPARED_XA)
         idle = bool(_second_flags(body) & (_START_ALTER | _ROLLBACK_ALTER))
         return GtidEvent(f"{domain}-{event.server_id}-{number}", seconds, begun, xa, idle)
@@ -62,14 +61,14 @@ def parse_gtid_event(event: BinlogEvent) -> GtidEvent:
         return GtidEvent(gtid, commit_us or seconds)
     number = int.from_bytes(body[17:25], "little")
     gtid = f"{UUID(bytes=bytes(body[1:17]))}:{number}"
-    # flags, uuid, number, kind of clock, two clock values; then the commit time in 7 bytes, whose top bit says that the
-    # time on the origin follows.
+    # Flags, UUID, number, kind of clock, two clock values; then the commit time in 7 bytes, whose top bit says that the
+    # original commit time follows.
     commit_us = int.from_bytes(body[42:49], "little") & ((1 << 55) - 1)
     return GtidEvent("" if event.type == ANONYMOUS_GTID else gtid, commit_us or seconds)
 
 
 def _second_flags(body: memoryview) -> int:
-    """The second byte of flags of MariaDB's GTID event."""
+    """Return the second flags byte of MariaDB's GTID event."""
     at = 13
     if body[12] & _GROUP_COMMIT:
         at += 8
@@ -79,10 +78,10 @@ def _second_flags(body: memoryview) -> int:
 
 
 def _parse_tagged(body: memoryview) -> tuple[str, int]:
-    """(GTID, commit time).
+    """Return the GTID and the commit time of a tagged GTID event.
 
-    A message of MySQL's serialization library: its version, its size in bytes, the number that the last field has that
-    the reader must know, plus one; then fields, each behind its number, in ascending order.
+    It is a message of MySQL's serialization library: version, size in bytes, one plus the number of the last field that
+    the reader must understand, then the fields in ascending order, each preceded by its number.
     """
     version, at = _read_varint(body, 0)
     size, at = _read_varint(body, at)
@@ -95,13 +94,13 @@ def _parse_tagged(body: memoryview) -> tuple[str, int]:
     while at < len(body):
         field, at = _read_varint(body, at)
         if field > _LAST_FIELD:
-            break  # of a newer server, and need not be known
+            break  # from a newer server, and may be ignored
         if field <= last:
             raise ValueError("fields out of order")
         last = field
         if field == _UUID:
             parts = []
-            for _ in range(16):  # each byte is a number
+            for _ in range(16):  # each byte is encoded as a varint
                 part, at = _read_varint(body, at)
                 parts.append(part)
             uuid = bytes(parts)
@@ -118,7 +117,10 @@ def _parse_tagged(body: memoryview) -> tuple[str, int]:
 
 
 def _read_varint(body: memoryview, at: int) -> tuple[int, int]:
-    """(a number, where it ends). As many ones as its first byte ends with, so many bytes follow."""
+    """Return a variable-length number and where it ends; the trailing ones of its first byte count the bytes after it.
+
+    :raises ValueError: if it is cut off.
+    """
     size = 1
     while at < len(body) and size < 9 and body[at] >> (size - 1) & 1:
         size += 1

@@ -1,4 +1,4 @@
-"""Compressed transactions (``binlog_transaction_compression``): the events inside of one outer event."""
+"""Compressed transactions (``binlog_transaction_compression``), whose events are inside one outer event."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def inner_events(event: BinlogEvent) -> Iterator[BinlogEvent]:
     """Unpack a TRANSACTION_PAYLOAD event.
 
     :param event: the outer event.
-    :returns: the inner events; they have no checksum of their own, and their place is that of the outer event.
-    :raises TerminalError: if the payload is damaged or its compression unknown.
+    :returns: the inner events; they have no checksums, and the position of the outer event.
+    :raises TerminalError: if the payload is damaged or its compression is unknown.
     """
     source, expected = open_payload(event, zstandard.ZstdDecompressor())
     total = 0
@@ -40,11 +40,12 @@ def inner_events(event: BinlogEvent) -> Iterator[BinlogEvent]:
 
 
 def open_payload(event: BinlogEvent, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[bytes], int | None]:
-    """Open a payload for reading: (the events one after the other, how many bytes they are said to have).
+    """Open a payload for reading.
 
     :param event: the outer event.
-    :param decompressor: not in use elsewhere at the same time.
-    :raises TerminalError: if its compression is unknown.
+    :param decompressor: must not be used elsewhere at the same time.
+    :returns: the uncompressed events as a stream, and their claimed size in bytes, if any.
+    :raises TerminalError: if the payload's header is damaged or its compression is unknown.
     """
     compression, expected, at, body = _NONE, None, 0, event.body
     try:
@@ -65,9 +66,9 @@ def open_payload(event: BinlogEvent, decompressor: zstandard.ZstdDecompressor) -
     if compression != _ZSTD:
         raise TerminalError(
             f"unknown compression {compression} of a transaction at {event.location}",
-            "set binlog_transaction_compression=OFF, then start with a fresh sink.path",
+            "Set binlog_transaction_compression=OFF, then start with a fresh sink.path",
         )
-    # Read as a stream: the sizes in the event are claims, and nothing is allocated by them.
+    # Read as a stream: the sizes in the event are only claims, and must not determine how much is allocated.
     return decompressor.stream_reader(body[at:], read_across_frames=True), expected
 
 
@@ -82,7 +83,10 @@ def _split_events(source: IO[bytes]) -> Iterator[tuple[tuple[int, ...], bytes]]:
 
 
 def _read_exactly(source: IO[bytes], size: int) -> bytes:
-    """``size`` bytes, or none at the end."""
+    """Read ``size`` bytes, or none at the end.
+
+    :raises EOFError: if there are fewer.
+    """
     parts, left = [], size
     while left and (part := source.read(min(left, 1 << 20))):
         parts.append(part)
@@ -93,8 +97,8 @@ def _read_exactly(source: IO[bytes], size: int) -> bytes:
 
 
 def damaged_payload_error(where: str) -> TerminalError:
-    """The error for a payload that makes no sense."""
+    """Return the error for an invalid payload."""
     return TerminalError(
         f"damaged compressed transaction at {where}",
-        "run again; if it stays, set binlog_transaction_compression=OFF and start with a fresh sink.path",
+        "Run again. If the error persists, set binlog_transaction_compression=OFF and start with a fresh sink.path",
     )

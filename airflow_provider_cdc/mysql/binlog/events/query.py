@@ -1,4 +1,4 @@
-"""The query event: default database and text of a statement."""
+"""Query events: a statement's text and its default database."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 
 _HEADER_SIZE = 13  # thread, duration, length of the database name, error code, length of the status variables
 _SQL_MODE, _CHARSET, _ZONE, _CATALOG, _INVOKER, _DATABASES, _UTF8MB4 = 1, 4, 5, 6, 11, 12, 18
-#: Sizes of the status variables that always have the same one.
+#: Sizes in bytes of the status variables with a fixed size.
 _FIXED_SIZES = {0: 4, _SQL_MODE: 8, 3: 4, _CHARSET: 6, 7: 2, 8: 2, 9: 8, 10: 4, 13: 3, 16: 1, 17: 8, _UTF8MB4: 2}
-#: Of the databases that are changed: too many for a list.
+#: Number of changed databases that stands for "too many to list".
 _TOO_MANY = 254
 _REAL_AS_FLOAT, _ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 1, 4, 1 << 20
-#: POSTGRESQL, ORACLE, MSSQL, DB2, MAXDB, MYSQL323, MYSQL40: DATE or TIMESTAMP is another type in some of these.
+#: POSTGRESQL, ORACLE, MSSQL, DB2, MAXDB, MYSQL323, MYSQL40: in some of them, DATE or TIMESTAMP means another type.
 _TYPE_CHANGING_MODES = 256 | 512 | 1024 | 2048 | 4096 | 1 << 16 | 1 << 17
-#: What default_collation_for_utf8mb4 of MySQL can be.
+#: Possible values of MySQL's default_collation_for_utf8mb4.
 _UTF8MB4_COLLATIONS = {45: "utf8mb4_general_ci", 255: "utf8mb4_0900_ai_ci"}
-#: Character sets of clients that the codec of this name decodes to the last character as servers do, or refuses.
+#: Client character sets whose Python codec decodes every character as the server does, or refuses it.
 _CODECS = {
     **dict.fromkeys(("utf8", "utf8mb3", "utf8mb4"), "utf-8"),
     "latin1": "cp1252",
@@ -32,7 +32,8 @@ _CODECS = {
     **{name: name for name in ("ascii", "latin2", "latin5", "latin7", "tis620", "euckr", "gb2312", "gbk", "cp932")},
     **{name: name for name in ("cp850", "cp852", "cp1250", "cp1251", "cp1257")},
 }
-#: Others whose codec finds the borders of characters, of which a byte may look like a quote or a backslash.
+#: Other character sets. Their codecs find character boundaries, which matter because a trailing byte may look like a
+#: quote or a backslash.
 _BOUNDARY_CODECS = {"big5": "big5", "sjis": "shift_jis", "gb18030": "gb18030"}
 
 
@@ -41,10 +42,10 @@ class QueryEvent:
     """A statement.
 
     :param database: default database.
-    :param sql: what is executed. A lone surrogate stands for what is not known: bytes that are not of the client's
-        character set, and characters of a set that is not decoded as the server does it.
-    :param quoting: how the session quotes.
-    :param session: what else matters of the session to one who reads a definition.
+    :param sql: text of the statement. A lone surrogate stands for an unknown character: bytes that are invalid in the
+        client's character set, and characters of a set that cannot be decoded exactly as the server does.
+    :param quoting: the session's quoting rules.
+    :param session: other session settings that affect column definitions.
     """
 
     database: str
@@ -54,18 +55,18 @@ class QueryEvent:
 
 
 def decompress_mariadb(data: memoryview, event: BinlogEvent) -> bytes:
-    """Unpack what MariaDB has compressed (``log_bin_compress``).
+    """Unpack data that MariaDB has compressed (``log_bin_compress``).
 
-    :param data: one byte with the algorithm and the width of the length, the length (most significant byte first),
-        then what zlib made of it.
-    :raises TerminalError: if it is damaged.
+    :param data: one byte with the algorithm and the width of the length, the length (most significant byte first), and
+        the zlib stream.
+    :raises TerminalError: if the data is damaged.
     """
     width = data[0] & 7 if data else 0
     expected = int.from_bytes(data[1 : 1 + width], "big")
     try:
         if not data or data[0] & 0x70:
             raise zlib.error
-        # The length is a claim: nothing beyond it is unpacked.
+        # The length is only a claim: nothing beyond it is unpacked.
         unpacker = zlib.decompressobj()
         content = unpacker.decompress(data[1 + width :], expected + 1)
         if len(content) != expected or not unpacker.eof:
@@ -73,17 +74,17 @@ def decompress_mariadb(data: memoryview, event: BinlogEvent) -> bytes:
     except zlib.error:
         raise TerminalError(
             f"damaged compressed event at {event.location}",
-            "run again; if it stays, set log_bin_compress=OFF and start with a fresh sink.path",
+            "Run again. If the error persists, set log_bin_compress=OFF and start with a fresh sink.path",
         ) from None
     return content
 
 
 def parse_query_event(event: BinlogEvent, extra: int = 0, compressed: bool = False) -> QueryEvent:
-    """Read a statement.
+    """Parse a query event.
 
-    :param event: a QUERY event.
-    :param extra: bytes of a longer header (13 in EXECUTE_LOAD_QUERY).
-    :param compressed: whether the text is (MariaDB's QUERY_COMPRESSED).
+    :param event: an event of type QUERY, EXECUTE_LOAD_QUERY or QUERY_COMPRESSED.
+    :param extra: additional bytes of the header (13 in EXECUTE_LOAD_QUERY).
+    :param compressed: whether the text is compressed (MariaDB's QUERY_COMPRESSED).
     :raises TerminalError: if the event is cut off.
     """
     body = event.body
@@ -120,7 +121,7 @@ def _decode_sql(text: bytes, charset: str) -> str:
 
 
 def _client_charset(collation: int | None) -> str:
-    """Character set of the client; numbers that are not known are of newer collations, which only Unicode has."""
+    """Return the client's character set; unknown numbers are newer collations, which only Unicode has."""
     try:
         return str(charset_by_id((collation or 0) & 0xFFFF).name)  # type: ignore[attr-defined]
     except KeyError:
@@ -128,7 +129,7 @@ def _client_charset(collation: int | None) -> str:
 
 
 def _parse_status_variables(variables: memoryview) -> dict[int, int]:
-    """Status variables as numbers, up to the first one whose size is not known."""
+    """Return the status variables as numbers, up to the first one of unknown size."""
     status, at = dict[int, int](), 0
     while at < len(variables):
         kind = variables[at]

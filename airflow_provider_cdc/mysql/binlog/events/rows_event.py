@@ -1,4 +1,4 @@
-"""The rows event: changed rows of one captured table, and which of their columns it has."""
+"""Rows events: changed rows of one captured table, and which of its columns they contain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from airflow_provider_cdc.mysql.binlog.events.wire_types import read_length_enco
 
 RowsOperation = Literal["insert", "update", "delete"]
 
-#: What the rows of an event type tell, compressed ones aside.
+#: Operations by event type; compressed types are mapped by UNCOMPRESSED_TYPES first.
 ROWS_OPERATIONS: dict[int, RowsOperation] = {
     **dict.fromkeys((WRITE_ROWS_V1, WRITE_ROWS), "insert"),
     **dict.fromkeys((UPDATE_ROWS_V1, UPDATE_ROWS), "update"),
@@ -39,10 +39,10 @@ class RowsEvent:
 
     :param table: schema and layout.
     :param operation: what happened to the rows.
-    :param images: row images one after the other; for updates before and after in turn.
-    :param location: place for messages.
-    :param present_columns: bitmaps of the columns that the images have, of an update one for the old images and one for
-        the new ones; empty if they have all.
+    :param images: concatenated row images; for updates, before and after images alternate.
+    :param location: location for messages.
+    :param present_columns: bitmap of the columns in the images, for an update one for the before images followed by one
+        for the after images; empty if all columns are present.
     """
 
     table: TableMap
@@ -58,9 +58,9 @@ class RowsEvent:
 
 
 def parse_rows_event(event: BinlogEvent, operation: RowsOperation, table: TableMap) -> RowsEvent:
-    """Read what stands in front of the row images.
+    """Parse the part of a rows event before its row images.
 
-    :raises TerminalError: if the event is cut off, or its images lack columns that are needed.
+    :raises TerminalError: if the event is cut off, or its images lack required columns.
     """
     body, label = event.body, table.schema.label
     try:
@@ -94,14 +94,14 @@ def parse_rows_event(event: BinlogEvent, operation: RowsOperation, table: TableM
 def _check_required_columns(
     event: BinlogEvent, schema: TableSchema, present_names: Sequence[str], needed: frozenset[str]
 ) -> None:
-    """Stop unless images have all columns that are needed."""
+    """Raise an error unless the images contain all required columns."""
     missing = [c.name for c in schema.columns if c.name in needed.difference(present_names)]
     if missing:
         fail_table_at_event(
             event,
             schema.label,
             f"row images of {schema.label} are not full: they lack {', '.join(missing)}",
-            "Set binlog_row_image=FULL in the sessions that write (it can differ from the global value); if these are "
-            "generated columns, which MariaDB leaves out of updates from 11.8 on even so, leave them out of the copy "
-            "(source.exclude_columns)",
+            "Set binlog_row_image=FULL in the sessions that write (their value can differ from the global one); if "
+            "these are generated columns, which MariaDB 11.8 and later omits from updates even then, exclude them from "
+            "the copy (source.exclude_columns)",
         )

@@ -1,4 +1,4 @@
-"""Bytes that may have to wait for long, put into a file without a name: memory that the system can take back."""
+"""Move bytes that may have to be kept for a long time from memory to an unnamed temporary file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from airflow_provider_cdc.model.errors import TransientError
 
 
 def spill_to_disk(parts: Sequence[memoryview]) -> list[memoryview]:
-    """The same bytes, read from a temporary file, which is gone with the last of them.
+    """Copy bytes to a temporary file and return views of it; the file vanishes with the last view.
 
-    :raises TransientError: if there is no room for them.
+    :returns: views with the same content, in the same order.
+    :raises TransientError: if the file cannot be written.
     """
     if not any(map(len, parts)):
         return list(parts)
@@ -24,7 +25,7 @@ def spill_to_disk(parts: Sequence[memoryview]) -> list[memoryview]:
     except OSError as error:
         raise TransientError(
             f"the rows of a prepared XA transaction cannot be kept in {tempfile.gettempdir()}: {error.strerror}",
-            "Make room there, or let TMPDIR name a larger folder",
+            "Free space there, or set TMPDIR to a folder with more space",
         ) from None
     views, at = [], 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Does a statement of the binlog change a captured table?"""
+"""Check whether statements in the binlog change captured tables."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.table_names import TableName, fold_name, fold_table, may_match
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 
-_USE_ROW_FORMAT = "Let writers use binlog_format=ROW"
+_USE_ROW_FORMAT = "Set binlog_format=ROW in the sessions that write"
 _GRANT_CATALOG = "GRANT SELECT, SHOW VIEW, TRIGGER ON *.* TO the user of the connection and run again"
-#: A flag of statements: the session uses a temporary table. In a stored procedure it stays set for those that do not.
+#: Flag of a statement: the session uses a temporary table. In a stored procedure it stays set for later statements.
 THREAD_SPECIFIC_FLAG = 4
 
 
-#: Looks up what leads to captured tables now; ``None``: that may not be seen.
+#: Returns what currently writes to captured tables indirectly; ``None`` if the user may not see that.
 IndirectWritesLookup = Callable[[], IndirectWrites | None]
 
 
 class StatementGuard:
-    """Judges the statements of a binlog, one after the other.
+    """Checks the statements of a binlog one after the other.
 
-    :param captured: the definitions of captured tables.
-    :param lookup: looks up what leads to them. Without it a change by statement is judged by its own words alone: for
-        those who read behind one that has judged.
+    :param captured: definitions of the captured tables.
+    :param lookup: looks up indirect writes to them. Without it, only a statement's own text is checked, which suffices
+        for readers of a range that another reader has checked.
     """
 
     def __init__(self, captured: CapturedTables, lookup: IndirectWritesLookup | None) -> None:
-        # Where names that differ in case are those of several tables, a folded one may be that of each of them.
+        # If several tables have names that differ only in case, a folded name may be any of them.
         self._captured = [
             ((fold_name(database), fold_name(table)), history) for (database, table), history in captured.items()
         ]
@@ -40,9 +40,9 @@ class StatementGuard:
         self._indirect_writes: IndirectWrites | None = None
 
     def altered_tables(self, event: BinlogEvent, statement: Statement) -> list[TableSchema]:
-        """Captured tables that a DDL changes, and not to what their definitions say already.
+        """Return the captured tables that a DDL changes, except those whose known definitions include the change.
 
-        :raises DdlError: if their rows may be changed by a statement. Its text stays unsaid: it may hold secrets.
+        :raises DdlError: if a statement may change their rows. The message omits its text, which may contain secrets.
         """
         here, end = Position(event.file, event.start), Position(event.file, event.position)
         live = [(name, schema) for name, over_time in self._captured if (schema := over_time.at(here)) is not None]
@@ -55,7 +55,7 @@ class StatementGuard:
         if statement.may_change_any_table and not changed and self._lookup is None:
             changed = [schema for _, schema in live[:1]]
         if changed and statement.kind == "dml":
-            # Of the first of them: each of the others has its turn when that one is suspended.
+            # Only the first table is reported: the others follow once it is suspended.
             message = (
                 f"{statement.summary} logged by statement may change captured table {changed[0].label}, at "
                 f"{event.location}"
@@ -74,19 +74,18 @@ class StatementGuard:
         )
 
     def check_truncate(self, event: BinlogEvent, statement: Statement) -> None:
-        """Make sure that what is emptied is not a temporary table that hides the captured one.
+        """Check that a TRUNCATE does not empty a temporary table that hides the captured one.
 
-        :raises DdlError: if it may be one.
+        :raises DdlError: if it may.
         """
         if event.flags & THREAD_SPECIFIC_FLAG:
             label = ".".join(statement.emptied_table or ())
             raise DdlError.for_table(
-                f"{statement.summary} by a session that uses temporary tables, at {event.location}: whether of "
-                "captured table "
-                f"{label} or of a temporary one with its name, the binlog does not tell",
+                f"{statement.summary} by a session that uses temporary tables, at {event.location}: the binlog does "
+                f"not show whether it affects captured table {label} or a temporary table of the same name",
                 label,
                 place=event.location,
-                first="Let such sessions use binlog_format=ROW",
+                first="Set binlog_format=ROW in such sessions",
             )
 
     def _check_indirect_writes(
@@ -97,25 +96,24 @@ class StatementGuard:
         live: list[tuple[TableName, TableSchema]],
     ) -> None:
         if statement.kind in ("ddl", "harmless"):
-            self._indirect_writes = None  # the catalog may not be what it was
+            self._indirect_writes = None  # the catalog may have changed
         if not statement.mentioned_names or names_only_system_tables(statement):
             return
         if self._indirect_writes is None:
             self._indirect_writes = lookup()
         if self._indirect_writes is None:
             raise DdlError(
-                f"{statement.summary} logged by statement, at {event.location}: whether a view, a trigger or a "
-                "function leads "
-                "from what it names to a captured table may not be seen",
-                f"{_GRANT_CATALOG}; if one does, let writers use binlog_format=ROW, then start with a fresh sink.path",
+                f"{statement.summary} logged by statement, at {event.location}: the user of the connection may not see "
+                "whether it changes a captured table through a view, a trigger or a function",
+                f"{_GRANT_CATALOG}. If it does, set binlog_format=ROW in the sessions that write, then start with a "
+                "fresh sink.path",
             )
         if paths := self._indirect_writes.paths_used_by(statement):
-            # Of the first of the tables to which it leads: each of the others has its turn when that one is suspended.
+            # Only the first affected table is reported: the others follow once it is suspended.
             labels = (schema.label for name, schema in live if self._indirect_writes.can_change(statement, name))
             raise DdlError.for_table(
                 f"{statement.summary} logged by statement may change captured tables through {'.'.join(paths[0])} (a "
-                "view, "
-                f"trigger, function or foreign key), at {event.location}: the rows are not in the binlog",
+                f"view, trigger, function or foreign key), at {event.location}: the rows are not in the binlog",
                 next(labels, live[0][1].label),
                 place=event.location,
                 first=_USE_ROW_FORMAT,
@@ -123,7 +121,7 @@ class StatementGuard:
 
 
 def _keeps_key(schema: TableSchema, index: str) -> bool:
-    """Whether what is dropped is an index, and not the key."""
+    """Return whether a statement drops an index other than the table's key."""
     if not index or not schema.key:
         return bool(index)
     return schema.key_index is not None and index != fold_name(schema.key_index)

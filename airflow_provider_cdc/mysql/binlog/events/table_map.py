@@ -1,9 +1,9 @@
-"""The table map event: how the rows that follow it are laid out, compared with what is known of the table.
+"""Table map events: the layout of the rows that follow, compared with the table's definition.
 
-The event always tells type and size of each column; what else it tells, ``table_metadata`` reads. Whatever it is must
-agree with the captured schema, or the table stops: rows decoded with a wrong layout would be wrong values. Which
-columns may be NULL is not compared: rows say for themselves what is NULL, and a NULL where the definition has none
-stops the table at the value.
+The event always contains the type and size of each column; ``table_metadata`` parses its optional content. All of it
+must match the captured schema, because rows decoded with a wrong layout would yield wrong values. A mismatch is an
+error for the table. Nullability is not compared: rows mark their own NULLs, and a NULL in a column that does not allow
+it is an error for the table at that value.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ _WIRE_TYPES = {
     **dict.fromkeys(sorted(GEOMETRY_TYPES), GEOMETRY),
     **dict.fromkeys(ADDRESS_TYPES, STRING),
 }
-#: BLOB and TEXT types by the size of their length field, in bytes.
+#: Size of the length field of BLOB and TEXT types, in bytes.
 _BLOB_LENGTH_SIZES = {"tiny": 1, "": 2, "medium": 3, "long": 4}
-#: Types of MariaDB 5.3, whose table map does not tell the digits of a fraction.
+#: Types of MariaDB 5.3, whose table map does not contain the number of fractional digits.
 OLD_TEMPORAL_TYPES = {"timestamp": TIMESTAMP, "time": TIME, "datetime": DATETIME}
 _TYPE_NAMES = {wire: name for name, wire in _WIRE_TYPES.items()} | {
     BLOB: "text or blob",
@@ -101,9 +101,9 @@ class TableMap:
 
     :param schema: the captured table.
     :param columns: layout of each column, in the schema's order.
-    :param member_bytes: the bytes of the members of ENUM and SET columns, if the server tells them: exact, unlike those
-        of the catalog.
-    :param location: place for messages.
+    :param member_bytes: members of ENUM and SET columns as bytes, if the server sends them. Unlike those of the
+        catalog, they are exact.
+    :param location: location for messages.
     """
 
     schema: TableSchema
@@ -113,7 +113,11 @@ class TableMap:
 
 
 def parse_table_map_head(body: memoryview) -> tuple[int, tuple[str, str], int]:
-    """The head of a table map event: table id, (database, table), and where the columns begin."""
+    """Parse the head of a table map event.
+
+    :returns: table id, (database, table), and the offset of the columns.
+    :raises IndexError: if it is cut off.
+    """
     table_id = int.from_bytes(body[:6], "little")
     at = 8
     names = []
@@ -127,14 +131,15 @@ def parse_table_map_head(body: memoryview) -> tuple[int, tuple[str, str], int]:
 
 
 def parse_table_map(body: memoryview, at: int, schema: TableSchema, where: str, collations: Collations) -> TableMap:
-    """Read the columns of a table map event and compare them with the schema.
+    """Parse the columns of a table map event and compare them with the schema.
 
-    :param body: the event.
-    :param at: where the columns begin, from :func:`table_of`.
-    :param schema: the table that is named in it.
-    :param where: place for messages.
-    :param collations: those of the server.
-    :raises TerminalError: if anything differs; the message names the column, and both values.
+    :param body: body of the event.
+    :param at: offset of the columns, from :func:`parse_table_map_head`.
+    :param schema: the table that the event names.
+    :param where: location for messages.
+    :param collations: the server's collations.
+    :raises TerminalError: if anything differs; the message names the column and both values. Also if the event is cut
+        off.
     """
     try:
         count, at = read_length_encoded(body, at)
@@ -142,7 +147,7 @@ def parse_table_map(body: memoryview, at: int, schema: TableSchema, where: str, 
         at += count
         meta_size, at = read_length_encoded(body, at)
         meta = body[at : at + meta_size]
-        at += meta_size + (count + 7) // 8  # nullable columns: rows say for themselves what is NULL
+        at += meta_size + (count + 7) // 8  # skips the nullable columns: rows mark their own NULLs
         if at > len(body):
             raise IndexError
         if count != len(schema.columns):
@@ -181,7 +186,7 @@ def _parse_wire_columns(types: bytes, meta: memoryview, schema: TableSchema, whe
             elif kind in (STRING, ENUM, SET) and first in (ENUM, SET):
                 yield WireColumn(first, second)
             elif kind == STRING:
-                # Lengths above 255 borrow two bits of the type byte, upside down.
+                # Lengths above 255 use two bits of the type byte, inverted.
                 yield WireColumn(kind, second | ((first & 0x30) ^ 0x30) << 4)
             else:
                 yield WireColumn(kind, first | second << 8)
@@ -201,7 +206,7 @@ def _expected_layout(column: Column, mariadb_vector: bool) -> WireColumn:
     if column.has_old_temporal_format:
         return WireColumn(OLD_TEMPORAL_TYPES[kind])
     wire = VARCHAR if mariadb_vector else _WIRE_TYPES[kind]
-    if column.is_compressed:  # a byte in front tells how
+    if column.is_compressed:  # one more byte, for the compression method
         return WireColumn(VARCHAR_COMPRESSED, (column.octets or 0) + 1)
     if kind in ADDRESS_TYPES:
         return WireColumn(wire, ADDRESS_TYPES[kind])
@@ -220,7 +225,7 @@ def _expected_layout(column: Column, mariadb_vector: bool) -> WireColumn:
 
 
 def _compare_layout(column: Column, wire: WireColumn, schema: TableSchema, where: str) -> None:
-    # One of MariaDB is logged as bytes.
+    # MariaDB logs a VECTOR as bytes.
     expected = _expected_layout(column, mariadb_vector=column.data_type == "vector" and wire.type == VARCHAR)
     if wire.type == NEWDATE:
         wire = wire._replace(type=DATE)
@@ -241,23 +246,23 @@ def _compare_layout(column: Column, wire: WireColumn, schema: TableSchema, where
 
 
 def _as_catalog(member: str) -> str:
-    """The catalog keeps its texts in three-byte UTF-8: characters beyond are a question mark there."""
+    """Return a member as the catalog shows it: in three-byte UTF-8, with question marks for other characters."""
     return "".join(c if c <= "\uffff" else "?" for c in member)
 
 
 def with_exact_members(column: Column, table: TableMap, decoders: CharsetDecoders) -> Column:
-    """An ENUM or SET column with the members of the event, which are exact, in place of the catalog's.
+    """Return an ENUM or SET column with the exact members of the table map in place of the catalog's.
 
-    :param decoders: how text is decoded.
-    :raises TerminalError: if the members differ, or if the catalog's may be inexact and there are no others.
+    :param decoders: text decoders.
+    :raises TerminalError: if the members differ, or if those of the catalog may be inexact and the table map has none.
     """
     schema, kind, member_bytes = table.schema, column.data_type.upper(), table.member_bytes.get(column.name)
     if member_bytes is None:
         if any("?" in m for m in column.members):
             raise TerminalError.for_table(
                 f"a member of {kind} column {column.name} of {schema.label} has a question mark in the catalog, which "
-                f"may be a character that the catalog cannot hold, and the binlog does not tell its members at "
-                f"{table.location}",
+                f"may stand for a character that the catalog cannot store, and the binlog does not contain the members "
+                f"at {table.location}",
                 schema.label,
                 place=table.location,
                 first="SET PERSIST binlog_row_metadata = 'FULL' on the server",

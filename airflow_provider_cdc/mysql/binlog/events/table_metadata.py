@@ -1,8 +1,8 @@
-"""What a server adds to a table map, compared with the definition in force.
+"""Compare the optional metadata of a table map with the definition in force.
 
-These are signs, character sets, types of geometry and dimensions of vectors, and with ``binlog_row_metadata=FULL`` also
-names, members of ENUM and SET columns, the primary key, and which columns are visible. The last changes nothing of a
-row, and no definition has it.
+It contains signs, character sets, geometry types and vector dimensions, and with ``binlog_row_metadata=FULL`` also
+column names, members of ENUM and SET columns, the primary key, and column visibility. Visibility is not compared: it
+does not affect rows, and definitions do not include it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _KEY, _KEY_OF_PREFIXES, _MEMBERS_CHARSET, _MEMBERS_CHARSETS, _DIMENSIONS = 8, 9,
 
 _HAS_SIGN = frozenset({TINY, SHORT, LONG, LONGLONG, INT24, YEAR, NEWDECIMAL, FLOAT, DOUBLE})
 _SIGNED_TYPES = INTEGER_TYPES | {"decimal", "float", "double"}
-#: Columns that are listed with a collation, which is ``binary`` for those without text.
+#: Types of columns that are listed with a collation, which is ``binary`` for those without text.
 _HAS_COLLATION = frozenset({STRING, VAR_STRING, VARCHAR, BLOB, VECTOR})
 _HAS_COLLATION_ON_MARIADB = _HAS_COLLATION | {GEOMETRY, BLOB_COMPRESSED, VARCHAR_COMPRESSED}
 _HAS_MEMBERS = frozenset({ENUM, SET})
-#: Types of geometry by their numbers; the last one has two names.
+#: Geometry types by number; the last one has two names.
 _GEOMETRY_NAMES = (
     "geometry",
     "point",
@@ -64,18 +64,19 @@ _GEOMETRY_NAMES = (
 
 
 class MetadataMismatch(Exception):
-    """A table map says something else than the definition; the text says what, and names both values."""
+    """A table map differs from the definition; the text names both values."""
 
 
 def compare_metadata(
     rest: memoryview, columns: Sequence[WireColumn], schema: TableSchema, collations: Collations
 ) -> dict[str, tuple[bytes, ...]]:
-    """Compare what the server adds to a table map: a list of (kind, length, value).
+    """Compare the optional metadata of a table map with the schema.
 
-    :param rest: the list.
-    :param columns: how the columns are laid out.
-    :return: the members of the ENUM and SET columns, if they are there: only who decodes them can compare them.
-    :raises DifferenceError: if anything differs.
+    :param rest: the metadata, a list of (kind, length, value).
+    :param columns: layout of the columns.
+    :returns: members of the ENUM and SET columns by column name, if present; they are not compared, because they are
+        not decoded yet.
+    :raises MetadataMismatch: if anything else differs.
     :raises IndexError, ValueError: if the list is cut off.
     """
 
@@ -101,7 +102,7 @@ def compare_metadata(
         elif kind == _DIMENSIONS:
             for column, number in zip(of(frozenset({VECTOR})), _parse_numbers(value), strict=True):
                 _check_equal(column, f"vector({number})", column.column_type)
-    if _NAMES in fields and schema.key_index == "PRIMARY":  # else which index the server takes for the key may differ
+    if _NAMES in fields and schema.key_index == "PRIMARY":  # else the server may choose another index as the key
         _compare_key(fields.get(_KEY), fields.get(_KEY_OF_PREFIXES), schema)
     members = dict[str, tuple[bytes, ...]]()
     for kind, wanted in ((_ENUM_MEMBERS, ENUM), (_SET_MEMBERS, SET)):
@@ -125,13 +126,13 @@ def _compare_signs(value: memoryview, columns: Sequence[Column]) -> None:
 
 
 def _compare_charsets(value: memoryview, is_default: bool, columns: Sequence[Column], collations: Collations) -> None:
-    """Compare character sets: one for all columns, then pairs of a column and another one; or one for each column."""
+    """Compare character sets: a default followed by pairs of column index and exception, or one for each column."""
     numbers = list(_parse_numbers(value))
     if is_default:
         pairs = numbers[1:]
         others = dict(zip(pairs[::2], pairs[1::2], strict=True))
         numbers = [others.pop(i, numbers[0]) for i in range(len(columns))]
-        if others:  # a column that is not there
+        if others:  # these columns do not exist
             raise IndexError
     for column, number in zip(columns, numbers, strict=True):
         has_text = column.data_type in TEXT_TYPES | MEMBER_TYPES

@@ -1,8 +1,8 @@
-"""From events to whole transactions.
+"""Assemble events into whole transactions.
 
-Nothing is skipped silently: every event type is either understood, or known to carry no rows, or stops the stream
-with its type, its place and what to do. Rows of captured tables are kept as raw bytes; of other tables only the table
-id is looked at.
+Nothing is skipped silently: every event type is either handled, or known to carry no rows, or raises an error with its
+type, its position and a remedy. Rows of captured tables are kept as raw bytes; rows of other tables are ignored based
+on their table id.
 """
 
 from __future__ import annotations
@@ -53,31 +53,31 @@ from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, parse_t
 from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations
 
 _STMT_END = 1
-#: Bytes of rows of an XA transaction that are held in memory.
+#: Bytes of an XA transaction's rows that are kept in memory.
 _MAX_HELD_BYTES = 16 << 20
-_NO_TABLE = 0xFF_FFFF  # "dummy" rows event that only closes a statement
-FRESH_SINK_REMEDY = "to take the new definition, start with a fresh sink.path (or remove the old one) and run again"
+_NO_TABLE = 0xFF_FFFF  # table id of a "dummy" rows event, which only ends a statement
+FRESH_SINK_REMEDY = "To copy the new definition, use a fresh sink.path (or remove the old one) and run again"
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A whole transaction, or a statement that is one by itself.
+    """A whole transaction, or a statement that forms one on its own.
 
     :param file: binlog file.
-    :param position: end of the whole transaction; of a compressed one the end of the outer event.
-    :param start_position: where its GTID event starts.
-    :param gtid: such as ``uuid:7`` or ``uuid:tag:7``, of MariaDB ``domain-server-7``; empty if the server gives none.
-    :param commit_us: commit time on this server, microseconds since the epoch, UTC.
-    :param rows: row events of captured tables in order.
-    :param xa_prepared: name of the XA transaction that ends here prepared.
-    :param prepared_rows: its row events of captured tables: nobody may see them before its XA COMMIT.
-    :param xa_finished: name of the XA transaction that an XA COMMIT or XA ROLLBACK ends here.
-    :param xa_committed: whether it was an XA COMMIT.
-    :param emptied_table: captured table that a TRUNCATE empties here.
-    :param altered_tables: captured tables that another DDL changes here, or whose rows here have another layout than
-        theirs (only where the reader asked to be told instead of an error).
-    :param ddl: the statement that does so, if it is one by itself.
-    :param may_be_temporary: whether its session may mean a temporary table of that name.
+    :param position: end of the transaction; of a compressed one, the end of the outer event.
+    :param start_position: start of its GTID event.
+    :param gtid: such as ``uuid:7`` or ``uuid:tag:7``, on MariaDB ``domain-server-7``; empty if the server assigns none.
+    :param commit_us: commit time on this server, in microseconds since the epoch, UTC.
+    :param rows: row events of captured tables, in order.
+    :param xa_prepared: name of the XA transaction that is prepared here.
+    :param prepared_rows: its row events of captured tables, which must not be visible before its XA COMMIT.
+    :param xa_finished: name of the XA transaction that is ended here by XA COMMIT or XA ROLLBACK.
+    :param xa_committed: whether that was an XA COMMIT.
+    :param emptied_table: captured table that is emptied here by TRUNCATE.
+    :param altered_tables: captured tables that are changed here by another DDL, or whose rows do not match their
+        definition; only with ``yield_ddl``, otherwise an error is raised.
+    :param ddl: the DDL statement, if it forms a transaction on its own.
+    :param may_be_temporary: whether the DDL may affect a temporary table of the same name.
     """
 
     file: str
@@ -98,7 +98,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class ReachedPosition:
-    """The log has been read up to here, and no transaction is open."""
+    """A position up to which the binlog has been read, with no open transaction."""
 
     file: str
     position: int
@@ -114,11 +114,11 @@ def read_transactions(
     """Assemble events into whole transactions.
 
     :param events: events from the start of a transaction on.
-    :param captured: the definitions of captured tables.
-    :param collations: those of the server; readers of no captured table need none.
-    :param yield_ddl: say in ``Transaction.altered`` that a definition changed, instead of stopping.
-    :returns: every transaction, also those without captured rows, and every place reached between them.
-    :raises TerminalError: for anything that cannot be understood or followed.
+    :param captured: definitions of the captured tables.
+    :param collations: the server's collations; not needed without captured tables.
+    :param yield_ddl: report definition changes in ``Transaction.altered_tables`` instead of raising an error.
+    :returns: every transaction, including those without captured rows, and every position reached between them.
+    :raises TerminalError: for anything that cannot be parsed or applied.
     :raises DdlError: for a statement that changes a captured table.
     """
     assembler = TransactionAssembler(captured, collations, yield_ddl)
@@ -134,7 +134,7 @@ def read_transactions(
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """The transaction that is being read."""
+    """The transaction being read; see :class:`Transaction`."""
 
     gtid: str
     commit_us: int
@@ -153,7 +153,7 @@ class OpenTransaction:
     spilled_events: int = 0
 
     def add_rows(self, rows: RowsEvent) -> None:
-        """Keep row events; those of an XA transaction, which may wait for long, not all in memory."""
+        """Add a row event; the rows of a large XA transaction, which may wait for long, are moved to disk."""
         self.rows.append(rows)
         self.held_bytes += len(rows.images)
         if self.is_xa and self.held_bytes >= _MAX_HELD_BYTES:
@@ -166,12 +166,12 @@ class OpenTransaction:
 
 
 class TransactionAssembler:
-    """Puts the events of a binlog together to transactions.
+    """Assembles the events of a binlog into transactions.
 
-    ``open`` is the transaction that is being read; who reads events in other ways may set it.
+    ``open_transaction`` is the transaction being read. Callers that also process events in other ways may set it.
 
-    :param captured: tables whose rows are wanted.
-    :param collations: those of the server.
+    :param captured: definitions of the captured tables.
+    :param collations: the server's collations.
     :param yield_ddl: see :func:`read_transactions`.
     :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.StatementGuard`.
     """
@@ -186,13 +186,15 @@ class TransactionAssembler:
         self.captured, self._collations, self.yield_ddl = captured, collations, yield_ddl
         self._guard = StatementGuard(captured, indirect_writes)
         self.open_transaction: OpenTransaction | None = None
-        # Table maps repeat without end: those that have been checked are known by the definition and their bytes.
+        # Table maps repeat constantly, so those that have been checked are cached by definition and content.
         self.checked_table_maps: dict[tuple[str, tuple[Column, ...], bytes], TableMap] = {}
 
     def feed(self, event: BinlogEvent) -> Iterator[Transaction | ReachedPosition]:
-        """Take the next event; what ends with it.
+        """Process the next event.
 
-        :raises TerminalError: for an event that cannot be understood.
+        :returns: the transaction or position that it completes, if any.
+        :raises TerminalError: for an event that cannot be parsed or applied.
+        :raises DdlError: for a statement that changes a captured table.
         """
         kind = event.type
         if kind == TABLE_MAP:
@@ -221,7 +223,7 @@ class TransactionAssembler:
                 raise TornFileError(
                     f"transaction {self.open_transaction.gtid} is cut off, at {event.location} (event type "
                     f"{event.type})",
-                    "nothing proves that what follows goes on with what lies before: start with a fresh sink.path",
+                    "Nothing proves that the binlog continues here without a gap: start with a fresh sink.path",
                 )
             yield ReachedPosition(event.file, event.position)
         elif kind not in EVENTS_WITHOUT_ROWS:
@@ -232,7 +234,7 @@ class TransactionAssembler:
             fail_at_event(
                 event,
                 "the server reports lost events (INCIDENT)",
-                "rows are missing from the binlog: start with a fresh sink.path",
+                "Rows are missing from the binlog: start with a fresh sink.path",
             )
         if event.type == PARTIAL_UPDATE_ROWS:
             tx = self._require_transaction(event)
@@ -311,13 +313,13 @@ class TransactionAssembler:
         if statement.kind in ("begin", "xa_start"):
             tx.has_begun, tx.is_xa = True, statement.kind == "xa_start"
         elif statement.kind == "commit":
-            if tx.rows:  # of the first of its tables: each of the others has its turn when that one is suspended
+            if tx.rows:  # only the first table is reported: the others follow once it is suspended
                 fail_table_at_event(
                     event,
                     tx.rows[0].schema.label,
                     f"a transaction that changed {tx.rows[0].schema.label} ends with COMMIT instead of an XID. It also "
-                    "changed a table of an engine without two-phase commit, such as Aria, so the server commits its "
-                    "rows in InnoDB outside of the order of the binlog, and may lose them when it is killed",
+                    "changed a table whose engine has no two-phase commit, such as Aria, so the server commits its "
+                    "InnoDB rows out of binlog order, and may lose them if it is killed",
                     "Make the other table ENGINE=InnoDB (or Aria with TRANSACTIONAL=0)",
                 )
             yield self._end_transaction(event)
@@ -335,10 +337,10 @@ class TransactionAssembler:
                     "Do not mix storage engines in one transaction",
                 )
         elif not tx.has_begun:
-            yield self._end_transaction(event)  # a statement of its own: DDL
+            yield self._end_transaction(event)  # a DDL statement, which forms a transaction on its own
 
     def _check_statement(self, event: BinlogEvent, statement: Statement, query: QueryEvent) -> None:
-        """Stop at a statement that changes a captured table."""
+        """Record or reject a statement that changes a captured table."""
         changed = self._guard.altered_tables(event, statement)
         if not changed:
             return
@@ -346,7 +348,7 @@ class TransactionAssembler:
         emptied_history = self.captured.get(statement.emptied_table) if statement.emptied_table is not None else None
         if emptied_history is not None and len({fold_table(schema.id) for schema in changed}) == 1 and not tx.has_begun:
             if emptied_history.at(Position(event.file, event.start)) is None:
-                return  # it is not of concern here; what is altered is another table, whose name differs in case
+                return  # this table is not captured here; the match is another one, whose name differs in case
             self._guard.check_truncate(event, statement)
             tx.emptied_table = statement.emptied_table
         elif self.yield_ddl:
@@ -366,7 +368,7 @@ class TransactionAssembler:
         schema, is_suspended = None, False
         if history := self.captured.get(name):
             schema = history.at(Position(event.file, event.start))
-            if schema is None and tx.is_xa:  # it may become visible where the table is of concern
+            if schema is None and tx.is_xa:  # its rows may become visible where the table is captured
                 schema, is_suspended = history.versions[0][1], True
         if schema is None:
             tx.table_maps[table_id] = None
@@ -378,7 +380,7 @@ class TransactionAssembler:
                     event.body, at, schema, event.location, self._collations
                 )
             except TerminalError:
-                if is_suspended:  # from before the DDL, which has waited for the end of the XA transaction
+                if is_suspended:  # rows from before the DDL, which waited for the XA transaction to end
                     tx.table_maps[table_id] = None
                     return
                 if not self.yield_ddl:

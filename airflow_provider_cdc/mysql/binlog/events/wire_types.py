@@ -1,4 +1,4 @@
-"""Types of columns as the binlog numbers them, and how a column is laid out."""
+"""The binlog's column type codes, and the layout of a column."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ BLOB_COMPRESSED, VARCHAR_COMPRESSED = 140, 141  # MariaDB
 
 
 class WireColumn(NamedTuple):
-    """A column as the binlog lays it out.
+    """Layout of a column in the binlog.
 
-    :param type: column type code, ENUM and SET already told from STRING.
-    :param size: by type: most bytes of a string, bytes of a length field, fractional digits, bytes of an ENUM or SET,
-        bits of a BIT.
-    :param precision: digits of a decimal.
-    :param scale: digits behind its point.
+    :param type: column type code, with ENUM and SET distinguished from STRING.
+    :param size: depending on the type: maximum bytes of a string, bytes of a length field, fractional digits, bytes of
+        an ENUM or SET, or the size of a BIT (bits of the odd byte, then whole bytes).
+    :param precision: total digits of a decimal.
+    :param scale: digits of a decimal after the point.
     """
 
     type: int
@@ -29,7 +29,10 @@ class WireColumn(NamedTuple):
 
 
 def read_length_encoded(body: memoryview, at: int) -> tuple[int, int]:
-    """A length-encoded integer and the offset behind it."""
+    """Return a length-encoded integer and the offset after it.
+
+    :raises IndexError: if it is cut off or invalid.
+    """
     first = body[at]
     if first < 251:
         return first, at + 1

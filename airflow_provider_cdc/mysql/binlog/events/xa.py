@@ -1,4 +1,4 @@
-"""XA transactions: their rows are in the binlog at XA PREPARE, and nobody may see them before XA COMMIT."""
+"""XA transactions: their rows are logged at XA PREPARE, but become visible only at XA COMMIT."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, r
 
 
 class PreparedXaRows:
-    """Holds the rows of XA transactions from XA PREPARE to their end.
+    """Keeps the rows of XA transactions from XA PREPARE until they end.
 
-    :param known_rows: rows of those that are prepared where the reading begins, by name.
-    :param look_back: finds the rows of one that is committed and was prepared before the reading began.
-    :param captured: the definitions of captured tables.
+    :param known_rows: rows of the transactions that are already prepared at the start of reading, by XA name.
+    :param look_back: finds the rows of a committed transaction that was prepared before the start of reading.
+    :param captured: definitions of the captured tables.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class PreparedXaRows:
         self._rows, self._look_back, self._captured = dict(known_rows), look_back, captured
 
     def visible_rows(self, transaction: Transaction) -> tuple[RowsEvent, ...]:
-        """The row events that become visible with a transaction, to be read in the order of the binlog."""
+        """Return the row events that become visible with a transaction; call this in binlog order."""
         if transaction.xa_finished is None:
             self.track(transaction)
             return transaction.rows
@@ -39,12 +39,13 @@ class PreparedXaRows:
             return ()
         if rows is None:
             rows = self._look_back(transaction)
-        # A table that was planned again lacks nothing that became visible before; when it was written does not matter.
+        # A re-snapshotted table already has everything that became visible before; what counts is not when rows were
+        # written, but when they became visible.
         here = Position(transaction.file, transaction.start_position)
         return tuple(event for event in rows if self._captured[event.schema.id].at(here) is not None)
 
     def track(self, transaction: Transaction) -> None:
-        """Go past a transaction whose changes are of no concern."""
+        """Record what a transaction prepares or finishes, without returning its changes."""
         if transaction.xa_prepared is not None:
             self._rows[transaction.xa_prepared] = transaction.prepared_rows
         if transaction.xa_finished is not None:
@@ -52,12 +53,12 @@ class PreparedXaRows:
 
 
 def format_xa_entry(xid: str, at: Position | None) -> str:
-    """How an offset lists an open XA transaction: its name and, if it has captured rows, where they begin."""
+    """Format an open XA transaction for an offset: its name and, if it has captured rows, where it begins."""
     return xid if at is None else f"{xid} {at.file}:{at.position}"
 
 
 def parse_xa_entry(text: str) -> tuple[str, Position | None]:
-    """Inverse of :func:`entry`."""
+    """Parse the output of :func:`format_xa_entry`."""
     xid, _, place = text.partition(" ")
     file, _, position = place.rpartition(":")
     return xid, Position(file, int(position)) if place else None
@@ -68,11 +69,13 @@ def read_prepared_rows(
     open_at: Callable[[Position], BinlogStream],
     captured: CapturedTables,
 ) -> dict[str, tuple[RowsEvent, ...]]:
-    """Read the rows of prepared XA transactions again, from the place of each.
+    """Read the rows of prepared XA transactions from the binlog.
 
-    :param entries: open XA transactions of an offset.
+    :param entries: an offset's open XA transactions.
     :param open_at: opens a binlog stream at a position.
-    :param captured: captured tables.
+    :param captured: definitions of the captured tables.
+    :returns: row events by XA name.
+    :raises TransientError: if an entry's position has no such XA PREPARE.
     """
     rows_by_xid: dict[str, tuple[RowsEvent, ...]] = {}
     for text in entries:

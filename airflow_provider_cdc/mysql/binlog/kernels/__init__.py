@@ -1,1 +1,1 @@
-"""Machine code that walks events and decodes rows, GTIDs and JSON documents."""
+"""Compiled kernels that walk events and decode rows, GTIDs and JSON documents."""

@@ -1,4 +1,4 @@
-"""CRC32 for machine code: sixteen bytes a step, by tables."""
+"""CRC32 for the kernels, table-driven with sixteen bytes per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _POLYNOMIAL = 0xEDB8_8320
 
 
 def crc_tables() -> Any:
-    """Sixteen tables of 256 numbers: what a byte contributes that stands so many bytes before the end of a step."""
+    """Return sixteen tables of 256 entries; table k has the contribution of a byte k places before the end of a step.
+
+    :returns: the tables in one uint32 array of shape (4096,).
+    """
     tables: Any = np.zeros(16 * 256, np.uint32)
     for byte in range(256):
         crc = byte
@@ -28,7 +31,10 @@ def crc_tables() -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _crc_of_word(tables: Any, word: Any, first: Any) -> Any:
-    """What eight bytes contribute; the lowest one stands first."""
+    """Return the contribution of eight bytes, the lowest one first.
+
+    :param first: table of the first byte.
+    """
     crc = np.uint32(0)
     for i in range(8):
         byte = np.int64((word >> np.uint64(8 * i)) & np.uint64(0xFF))
@@ -38,7 +44,7 @@ def _crc_of_word(tables: Any, word: Any, first: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def crc32(tables: Any, data: Any, at: Any, end: Any) -> Any:
-    """CRC32 of the bytes at [at, end)."""
+    """Return the CRC32 of the bytes at [at, end)."""
     crc = np.uint32(0xFFFF_FFFF)
     while end - at >= 16:
         crc = _crc_of_word(tables, read64(data, at) ^ np.uint64(crc), 15) ^ _crc_of_word(

@@ -1,4 +1,4 @@
-"""GTID events, read by machine code."""
+"""Compiled parser of GTID events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
 from airflow_provider_cdc.native.primitives import inlined, not_inlined, read16, read32, read64
 
 _STANDALONE, _PLAIN_FLAGS = 1, 0x3F
-# Fields of a tagged GTID event by their numbers; those behind the last one are not known.
+# Numbers of the fields of a tagged GTID event; fields after the last one are unknown.
 _UUID, _GNO, _TAG, _COMMIT, _LENGTH, _LAST = 1, 2, 3, 6, 8, 11
 _NEEDED = 1 << _UUID | 1 << _GNO | 1 << _TAG
 
@@ -46,7 +46,10 @@ def _read_big64(data: Any, at: Any) -> Any:
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _read_varint(data: Any, at: Any, end: Any) -> Any:
-    """(a number, where it ends). As many ones as its first byte ends with, so many bytes follow; -1: it is cut off."""
+    """Return a variable-length number and where it ends, or -1 if it is cut off.
+
+    The trailing ones of its first byte count the bytes that follow.
+    """
     if at < 0 or at >= end:
         return np.uint64(0), np.int64(-1)
     size = 1
@@ -64,7 +67,7 @@ def _read_varint(data: Any, at: Any, end: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _read_uuid(data: Any, at: Any, end: Any, state: Any) -> Any:
-    """Where it ends; each of its bytes is a number."""
+    """Store a UUID, whose bytes are encoded as varints, and return where it ends, or -1 if it is invalid."""
     for half in range(2):
         word = np.uint64(0)
         for _ in range(8):
@@ -78,7 +81,7 @@ def _read_uuid(data: Any, at: Any, end: Any, state: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _read_tag(data: Any, at: Any, end: Any, state: Any) -> Any:
-    """Where it ends."""
+    """Store a tag and return where it ends, or -1 if it is invalid."""
     length, at = _read_varint(data, at, end)
     if at < 0 or length == np.uint64(0) or length > np.uint64(32) or end - at < np.int64(length):
         return np.int64(-1)
@@ -93,7 +96,7 @@ def _read_tag(data: Any, at: Any, end: Any, state: Any) -> Any:
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _read_tagged(data: Any, at: Any, end: Any, state: Any) -> Any:
-    """Fields in the order of their numbers, as :mod:`.gtid_event` reads them."""
+    """Read the fields of a tagged GTID event, as ``events.gtid_event`` does; return DONE or FOR_PYTHON."""
     start = at
     version, at = _read_varint(data, at, end)
     size, at = _read_varint(data, at, end)
@@ -118,7 +121,7 @@ def _read_tagged(data: Any, at: Any, end: Any, state: Any) -> Any:
             at = _read_tag(data, at, end, state)
         else:
             value, at = _read_varint(data, at, end)
-            if field == _GNO:  # its lowest bit is the sign
+            if field == _GNO:  # the lowest bit is the sign
                 if value & np.uint64(1) or value == np.uint64(0):
                     return FOR_PYTHON
                 state[GTID_NUMBER] = np.int64(value >> np.uint64(1))
@@ -139,7 +142,7 @@ def _read_tagged(data: Any, at: Any, end: Any, state: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def open_by_gtid(data: Any, event: Any, at: Any, end: Any, kind: Any, state: Any) -> Any:
-    """Open a transaction by its GTID event, whose body stands at [at, end); whether that is done."""
+    """Open a transaction at its GTID event, whose body is at [at, end); return DONE or FOR_PYTHON."""
     if state[IS_OPEN] != 0:
         return FOR_PYTHON
     seconds = np.int64(read32(data, event)) * 1_000_000
@@ -152,7 +155,7 @@ def open_by_gtid(data: Any, event: Any, at: Any, end: Any, kind: Any, state: Any
         if state[COMMIT_US] == 0:
             state[COMMIT_US] = seconds
     elif kind == MARIADB_GTID:
-        # XA is for Python, and so are statements that stand alone.
+        # XA transactions and standalone statements are left to Python.
         if end - at < 13 or data[at + 12] & _STANDALONE or data[at + 12] & ~_PLAIN_FLAGS:
             return FOR_PYTHON
         state[GTID_KIND], state[GTID_HIGH], state[GTID_LOW] = (
@@ -172,7 +175,8 @@ def open_by_gtid(data: Any, event: Any, at: Any, end: Any, kind: Any, state: Any
         state[GTID_NUMBER] = np.int64(read64(data, at + 17))
         if state[GTID_NUMBER] < 0:
             return FOR_PYTHON
-        # Seven bytes; their top bit says that the time on the origin follows. Then the length of the transaction.
+        # The commit time has seven bytes. If its top bit is set, the original commit time follows. Then comes the
+        # length of the transaction.
         clock = np.int64(read64(data, at + 42) & np.uint64(0xFF_FFFF_FFFF_FFFF))
         state[COMMIT_US] = clock & ((1 << 55) - 1)
         if state[COMMIT_US] == 0:

@@ -1,7 +1,8 @@
-"""Many JSON documents at once, printed by machine code: what most documents are made of.
+"""Convert many binary JSON documents to text at once, in compiled code.
 
-The readable form is :mod:`airflow_provider_cdc.mysql.binlog.plain.jsonb`, which also prints what is left to it:
-documents with SQL values, with doubles of more than 15 digits or far from one, and those that are damaged, to say so.
+The readable version is :mod:`airflow_provider_cdc.mysql.binlog.plain.jsonb`. It also handles what is not supported
+here: documents with SQL values or with doubles of more than 15 digits or of unusual magnitude, and damaged ones, for
+which it raises the error.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from airflow_provider_cdc.native.primitives import PADDING, inlined, not_inlined
 
 _intrinsic: Any = intrinsic
 
-#: Most bytes of text for each byte of a document (a control character is one, and ``\\u001f`` six), and for none.
+#: Maximum bytes of text per byte of a document (a control character becomes ``\\u001f``), and bytes for an empty one.
 _GROWTH, _LEAST = 6, 16
 _MOST_BYTES = (2**31 - 1) // 2 // _GROWTH
 
-# How printing a document ends: with its text, or not here.
+# Results of writing a document: done, or left to the Python code.
 _DONE, _LEFT = -1, -2
 
-# A container that is open: where it begins and ends, its members and the next of them, whether it is an object, and
-# the bytes of a number in it.
+# Fields of an open container: where it begins and ends, the number of its members and the next one, whether it is an
+# object, and the width of its offsets in bytes.
 _BASE, _END, _COUNT, _NEXT, _OBJECT, _WIDTH = range(6)
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _bits_to_double(context: Any, bits: Any) -> Any:
-    """The double that 64 bits are."""
+    """Reinterpret 64 bits as a double."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.DoubleType())
@@ -53,7 +54,7 @@ def _read_uint(data: Any, at: Any, width: Any) -> Any:
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _write_digits(value: Any, out: Any, o: Any) -> Any:
-    """Write an unsigned number; where it ends."""
+    """Write an unsigned number and return where it ends."""
     size, rest = 1, value // np.uint64(10)
     while rest:
         size += 1
@@ -66,7 +67,7 @@ def _write_digits(value: Any, out: Any, o: Any) -> Any:
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _write_string(data: Any, at: Any, size: Any, out: Any, o: Any) -> Any:
-    """Write a string; where it ends."""
+    """Write a string and return where it ends."""
     out[o] = 34
     o += 1
     for i in range(at, at + size):
@@ -103,10 +104,11 @@ def _write_string(data: Any, at: Any, size: Any, out: Any, o: Any) -> Any:
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _write_double(value: Any, out: Any, o: Any) -> Any:
-    """Write a double of at most 15 digits; where it ends, or ``_LEFT``.
+    """Write a double of at most 15 digits and return where it ends, or ``_LEFT``.
 
-    A quotient of a whole number below 2**53 and a power of ten up to 10**22 is rounded once, as reading the same digits
-    is: so equality proves them. No other 15 digits read back to that double, so they are the shortest.
+    The quotient of an integer below 2**53 and a power of ten up to 10**22 is rounded once, as is parsing the same
+    digits, so equality proves that the digits are right. No other 15 digits parse to the same double, so they are the
+    shortest.
     """
     size = abs(value)
     if not (size == 0.0 or (size >= 1e-5 and size < 1e15)):
@@ -136,7 +138,7 @@ def _write_double(value: Any, out: Any, o: Any) -> Any:
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _write_scalar(kind: Any, data: Any, at: Any, end: Any, out: Any, o: Any, most: Any) -> Any:
-    """Write a value that holds no others; where it ends, or ``_LEFT``."""
+    """Write a value that is not a container and return where it ends, or ``_LEFT``."""
     left = end - at
     if most - o < 32:
         return _LEFT
@@ -158,7 +160,7 @@ def _write_scalar(kind: Any, data: Any, at: Any, end: Any, out: Any, o: Any, mos
         sign = np.uint64(1) << np.uint64(8 * size - 1)
         if kind & 1 != 0 and number & sign != np.uint64(0):
             out[o] = 45
-            # The absolute value, also of the least number.
+            # The absolute value, which is right for the smallest number, too.
             number = (~number + np.uint64(1)) & (~np.uint64(0) >> np.uint64(64 - 8 * size))
             o += 1
         return _write_digits(number, out, o)
@@ -182,7 +184,7 @@ def _write_scalar(kind: Any, data: Any, at: Any, end: Any, out: Any, o: Any, mos
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _write_document(data: Any, at: Any, end: Any, out: Any, o: Any, most: Any, stack: Any) -> Any:
-    """Write a document; where it ends, or ``_LEFT``."""
+    """Write a document and return where it ends, or ``_LEFT``."""
     kind, depth = np.int64(data[at]), 0
     at += 1
     while True:
@@ -231,7 +233,7 @@ def _write_document(data: Any, at: Any, end: Any, out: Any, o: Any, most: Any, s
             entry += stack[top, _COUNT] * (width + 2)
         entry += i * (1 + width)
         kind = np.int64(data[entry])
-        # Small values stand in the entry itself, others at an offset.
+        # Small values are inlined in the entry, others are at an offset.
         if kind == 4 or kind == 5 or kind == 6 or (width == 4 and (kind == 7 or kind == 8)):
             at, end = entry + 1, entry + 1 + width
         else:
@@ -243,16 +245,16 @@ def _write_document(data: Any, at: Any, end: Any, out: Any, o: Any, most: Any, s
 @compiled(
     "void(uint8[::1], int32[::1], boolean[::1], uint8[::1], int32[::1], boolean[::1], int64[:, ::1])",
     __file__,
-    jsonb.__file__,  # how deep a document may be: as many lines as the caller makes
+    jsonb.__file__,  # for MAX_DEPTH, the number of lines of the caller's stack
     primitives.__file__,
 )
 def _write_documents(data: Any, begins: Any, valid: Any, out: Any, ends: Any, left: Any, stack: Any) -> None:
-    """Write documents one behind the other.
+    """Write documents one after the other.
 
-    :param begins: where each begins in ``data``, and the end.
-    :param valid: whether each is one, and not NULL.
-    :param ends: gets where the text of each begins in ``out``, and the end.
-    :param left: gets whether each is left to others; it has no text then.
+    :param begins: offset of each document in ``data``, and the end of the last one.
+    :param valid: whether each is a document and not NULL.
+    :param ends: receives the offset of each text in ``out``, and the end of the last one.
+    :param left: receives whether each is left to the Python code; its text is then empty.
     """
     o = np.int64(0)
     for row in range(valid.shape[0]):
@@ -261,7 +263,7 @@ def _write_documents(data: Any, begins: Any, valid: Any, out: Any, ends: Any, le
         left[row] = False
         if not valid[row]:
             continue
-        if at == end:  # stands for the JSON null
+        if at == end:  # an empty document is the JSON null
             out[o], out[o + 1], out[o + 2], out[o + 3] = 110, 117, 108, 108
             o += 4
             continue
@@ -272,11 +274,11 @@ def _write_documents(data: Any, begins: Any, valid: Any, out: Any, ends: Any, le
 
 
 def json_texts(values: pa.Array) -> pa.Array:
-    """Texts of binary JSON documents, each as :func:`~airflow_provider_cdc.mysql.binlog.plain.jsonb.json_text` gives
-    it.
+    """Convert binary JSON documents to text, as :func:`~airflow_provider_cdc.mysql.binlog.plain.jsonb.json_text` does.
 
-    :param values: documents (binary); NULL stays NULL.
-    :raises ValueError: if one is damaged.
+    :param values: binary array of documents; NULL stays NULL.
+    :returns: string array.
+    :raises ValueError: if a document is damaged.
     """
     validity, offsets, content = values.buffers()
     begins: Any = np.zeros(len(values) + 1, np.int32)
@@ -287,13 +289,13 @@ def json_texts(values: pa.Array) -> pa.Array:
     data: Any = np.empty(size + PADDING, np.uint8)
     data[:size] = np.frombuffer(content, np.uint8, size) if size else 0
     valid = np.ones(len(values), bool) if validity is None else values.is_valid().to_numpy(zero_copy_only=False)
-    # The bytes that are not written cost nothing.
+    # Generous, because pages that are never written cost nothing.
     out: Any = np.empty(_GROWTH * size + (_LEAST + 32) * len(values) + 64, np.uint8)
     ends, left = np.empty(len(values) + 1, np.int32), np.empty(len(values), bool)
     _write_documents(data, begins, valid, out, ends, left, np.empty((MAX_DEPTH, 6), np.int64))
     texts = copy_to_arrow(out[: ends[-1]])
     if not is_utf8(texts, ends):
-        left |= valid  # one of them will say so
+        left |= valid  # the Python code raises the error for the invalid one
     printed = pa.Array.from_buffers(pa.string(), len(values), [validity, pa.py_buffer(ends), texts])
     if not left.any():
         return printed

@@ -1,4 +1,7 @@
-"""Packed decimals, dates and times of row images, for machine code. That all their bytes are there has been checked."""
+"""Compiled readers of packed decimals, dates and times in row images.
+
+Callers check that all bytes are present. Readers that return a pair return the value and DONE, or why there is none.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from airflow_provider_cdc.native.primitives import (
     store64,
 )
 
-# As in row_kernel: fine, a value that its type cannot hold, bytes that make no sense.
+# As in row_kernel: DONE, INVALID_VALUE and DAMAGED.
 _DONE, _VALUE, _DAMAGED = 0, 3, 4
 _DAY = 86_400_000_000
 _MASK = 0xFFFF_FFFF
@@ -26,7 +29,7 @@ _OLD_SHIFT = 838 * 3600 + 59 * 60 + 60  # as in values
 
 @inlined  # type: ignore[untyped-decorator]
 def _read_big_endian(data: Any, at: Any, size: Any) -> Any:
-    """A number of so many bytes, most significant first."""
+    """Return a number of ``size`` bytes, most significant byte first."""
     number = np.int64(0)
     for i in range(size):
         number = (number << 8) | np.int64(data[at + i])
@@ -43,13 +46,13 @@ def _power_of_ten(digits: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _fraction_micros(fraction: Any, size: Any) -> Any:
-    """Microseconds of a fraction of 0 to 3 bytes, which has two digits a byte."""
+    """Return the microseconds of a fraction of 0 to 3 bytes, with two digits per byte."""
     return fraction * 10_000 if size == 1 else (fraction * 100 if size == 2 else fraction)
 
 
 @inlined  # type: ignore[untyped-decorator]
 def read_date(data: Any, at: Any) -> Any:
-    """(days since 1970, why not)."""
+    """Read a DATE as days since 1970-01-01."""
     bits = np.int64(read16(data, at)) | np.int64(data[at + 2]) << 16
     days = days_since_1970(bits >> 9, bits >> 5 & 15, bits & 31)
     return (np.int64(0), _VALUE) if days == INVALID_DATE else (days, _DONE)
@@ -57,7 +60,7 @@ def read_date(data: Any, at: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def read_datetime(data: Any, at: Any, fraction: Any) -> Any:
-    """(microseconds since 1970 of no zone, why not)."""
+    """Read a DATETIME as microseconds since 1970-01-01 00:00:00, without a time zone."""
     bits = _read_big_endian(data, at, 5) - (1 << 39)
     micros = _fraction_micros(_read_big_endian(data, at + 5, fraction), fraction)
     if bits < 0:
@@ -73,7 +76,7 @@ def read_datetime(data: Any, at: Any, fraction: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def read_timestamp(data: Any, at: Any, fraction: Any) -> Any:
-    """(microseconds since 1970 UTC, why not)."""
+    """Read a TIMESTAMP as microseconds since 1970-01-01 00:00:00 UTC."""
     seconds, micros = (
         _read_big_endian(data, at, 4),
         _fraction_micros(_read_big_endian(data, at + 4, fraction), fraction),
@@ -87,7 +90,7 @@ def read_timestamp(data: Any, at: Any, fraction: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def read_time(data: Any, at: Any, fraction: Any) -> Any:
-    """(microseconds, why not). Whole and fraction are one number, shifted so that it is never negative."""
+    """Read a TIME as microseconds; seconds and fraction form one number, offset so that it is never negative."""
     bits = _read_big_endian(data, at, 3 + fraction) - (np.int64(0x80_0000) << 8 * fraction)
     size = abs(bits)
     whole = size >> 8 * fraction
@@ -101,7 +104,7 @@ def read_time(data: Any, at: Any, fraction: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def read_old_datetime(data: Any, at: Any, size: Any, digits: Any) -> Any:
-    """As :func:`read_datetime`, in the format of MariaDB 5.3; see ``values.unpack_old_moment``."""
+    """Read a DATETIME in the format of MariaDB 5.3, like :func:`read_datetime`; see ``values.unpack_old_datetime``."""
     micros = np.int64(0)
     if digits == 0:
         rest = np.int64(read64(data, at))
@@ -124,7 +127,7 @@ def read_old_datetime(data: Any, at: Any, size: Any, digits: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def read_old_timestamp(data: Any, at: Any, size: Any, digits: Any) -> Any:
-    """As :func:`read_timestamp`, in the format of MariaDB 5.3."""
+    """Read a TIMESTAMP in the format of MariaDB 5.3, like :func:`read_timestamp`."""
     micros = np.int64(0)
     if digits == 0:
         seconds = np.int64(read32(data, at))
@@ -140,7 +143,7 @@ def read_old_timestamp(data: Any, at: Any, size: Any, digits: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def read_old_time(data: Any, at: Any, size: Any, digits: Any) -> Any:
-    """As :func:`read_time`, in the format of MariaDB 5.3; see ``values.unpack_old_time``."""
+    """Read a TIME in the format of MariaDB 5.3, like :func:`read_time`; see ``values.unpack_old_time``."""
     if digits == 0:
         number = np.int64(np.int32(read32(data, at) << np.uint32(8))) >> 8
         whole = abs(number)
@@ -157,13 +160,17 @@ def read_old_time(data: Any, at: Any, size: Any, digits: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _digit_bytes(digits: Any) -> Any:
-    """Bytes of a group of 0 to 9 digits."""
+    """Return the bytes of a group of 0 to 9 digits."""
     return (digits + 1) >> 1 if digits < 9 else np.int64(4)
 
 
 @inlined  # type: ignore[untyped-decorator]
 def _read_digit_group(data: Any, at: Any, size: Any, is_first: Any, flip: Any) -> Any:
-    """The digits of a group as a number. The top bit of all is the sign; all bits of a negative number are inverted."""
+    """Return the digits of a group as a number.
+
+    :param is_first: whether it is the decimal's first group, whose top bit is the sign.
+    :param flip: 0xFF for a negative decimal, all of whose bits are inverted; otherwise 0.
+    """
     number = np.int64(0)
     for i in range(size):
         byte = np.int64(data[at + i]) ^ flip
@@ -175,9 +182,9 @@ def _read_digit_group(data: Any, at: Any, size: Any, is_first: Any, flip: Any) -
 
 @inlined  # type: ignore[untyped-decorator]
 def read_decimal(data: Any, at: Any, precision: Any, scale: Any, address: Any) -> Any:
-    """Store a packed decimal of up to 38 digits as 128 bits; whether it is one.
+    """Store a packed decimal of up to 38 digits as 128 bits; return ``False`` if it is invalid.
 
-    Digits stand in groups of nine, four bytes each, the odd group outermost on both sides.
+    Digits are in groups of nine, with four bytes each; the shorter groups are outermost on both sides.
     """
     negative = data[at] & 0x80 == 0
     flip = np.int64(0xFF if negative else 0)
@@ -211,7 +218,7 @@ def read_decimal(data: Any, at: Any, precision: Any, scale: Any, address: Any) -
 
 @inlined  # type: ignore[untyped-decorator]
 def read_long_decimal(data: Any, at: Any, precision: Any, scale: Any, zerofill: Any, address: Any) -> Any:
-    """Store a packed decimal as the text that the server prints; its length, or -1 if it is none."""
+    """Store a packed decimal as the text that the server prints; return its length, or -1 if it is invalid."""
     negative = data[at] & 0x80 == 0
     flip = np.int64(0xFF if negative else 0)
     whole = precision - scale
@@ -242,7 +249,7 @@ def read_long_decimal(data: Any, at: Any, precision: Any, scale: Any, zerofill: 
             digit = number // power
             number -= digit * power
             place += 1
-            # Zeros in front are not printed, but for the last one before the point.
+            # Leading zeros are not printed, except for the last one before the point.
             if digit != 0 or place >= whole or zerofill:
                 leading = False
             if not leading:

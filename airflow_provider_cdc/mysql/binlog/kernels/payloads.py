@@ -1,7 +1,7 @@
-"""Compressed transactions that lie ahead in a block, found by machine code, so that they can be unpacked together.
+"""Compiled search for the next compressed transactions of a block, so that they can be unpacked together.
 
-What stands in them are claims, and nothing here stops the stream: what is not as usual, or too large to be held whole,
-ends the list, and is left to who unpacks one transaction at a time, bit by bit.
+Their sizes are only claims, and nothing here raises an error: a transaction that is unusual or too large to unpack at
+once ends the list, and is unpacked incrementally later.
 """
 # ruff: noqa: SIM109 (the compiler makes less of "in")
 
@@ -36,7 +36,7 @@ _UNKNOWN = -1
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _read_length_encoded(data: Any, at: Any, end: Any) -> Any:
-    """(a length-encoded integer, the offset behind it); an offset of -1: it is none, or negative."""
+    """Return a length-encoded integer and the offset after it, or -1 if it is cut off, invalid or too large."""
     if at < 0 or at >= end:
         return np.int64(0), np.int64(-1)
     first = np.int64(data[at])
@@ -53,7 +53,7 @@ def _read_length_encoded(data: Any, at: Any, end: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _find_frame(data: Any, at: Any, end: Any) -> Any:
-    """(where the frame of a payload begins, its size when unpacked); a size of 0: it is not for us."""
+    """Return where a payload's frame begins and its unpacked size, or 0 if it cannot be unpacked ahead."""
     compression, size = np.int64(-1), np.int64(0)
     while True:
         kind, at = _read_length_encoded(data, at, end)
@@ -76,14 +76,17 @@ def _find_frame(data: Any, at: Any, end: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _content_size(data: Any, at: Any, end: Any) -> Any:
-    """The size that a frame of zstd claims to unpack to, for which memory would be taken; 0 if it makes no sense."""
+    """Return the unpacked size that a zstd frame claims, which would be allocated.
+
+    :returns: the size in bytes, ``_UNKNOWN``, or 0 if the frame is invalid.
+    """
     if end - at < 5 or read32(data, at) != np.uint32(_MAGIC):
         return np.int64(0)
     described = np.int64(data[at + 4])
     is_single, flag = described >> 5 & 1, described >> 6
     if flag == 0 and not is_single:
         return np.int64(_UNKNOWN)
-    id_size = (np.int64(1) << (described & 3)) >> 1  # 0, 1, 2 or 4 bytes of a dictionary's id
+    id_size = (np.int64(1) << (described & 3)) >> 1  # 0, 1, 2 or 4 bytes of a dictionary id
     at += 5 + (1 - is_single) + id_size
     if end - at < np.int64(1) << flag:
         return np.int64(0)
@@ -104,13 +107,13 @@ def _content_size(data: Any, at: Any, end: Any) -> Any:
     primitives.__file__,
 )
 def find_payloads(data: Any, end: Any, state: Any, max_unpacked: Any, lines: Any) -> Any:
-    """List the payloads among the whole packets that stand in a byte array before ``end``, from ``state[AT]`` on.
+    """List the payloads among the complete packets of a byte array from ``state[BLOCK_AT]`` to ``end``.
 
-    The packets are taken as they are: who walks them checks them.
+    The packets are not verified here; the walk does that.
 
-    :param max_unpacked: bytes that all of them together may unpack to.
-    :param lines: a line for each.
-    :returns: how many lines were written; none if the first packet is not a payload that is for us.
+    :param max_unpacked: maximum total of unpacked bytes.
+    :param lines: receives a line per payload, array of shape (n, AHEAD_FIELDS).
+    :returns: number of lines written; 0 if the first packet is not a payload that can be unpacked ahead.
     """
     packet, total, count = state[BLOCK_AT], np.int64(0), np.int64(0)
     if packet < 0 or end + PADDING > data.shape[0]:

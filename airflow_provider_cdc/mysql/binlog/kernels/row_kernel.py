@@ -1,8 +1,8 @@
-"""Row images of the binlog into Arrow buffers: one piece of machine code for every table.
+"""Decode binlog row images into Arrow buffers, with one compiled kernel for all tables.
 
-A table is told by numbers: one line of ``tables``, and one line of ``lines`` for each of its columns. Nothing that came
-over the wire is trusted: every read is checked against the end of the event, every write against the space that the
-caller made. What becomes of the buffers is said in :mod:`airflow_provider_cdc.mysql.binlog.walk.change_buffer`.
+A table is described by numbers: a line of ``tables``, and a line of ``lines`` for each of its columns. Nothing that
+arrives over the wire is trusted: every read is checked against the end of the event, and every write against the
+capacity that the caller provides. :mod:`airflow_provider_cdc.mysql.binlog.walk.change_buffer` owns the buffers.
 """
 # ruff: noqa: SIM109 (the compiler makes less of "in")
 
@@ -41,13 +41,13 @@ from airflow_provider_cdc.native.primitives import (
     store64,
 )
 
-# How reading ends: all read; for want of rows, or of room in a column; at a value that its type cannot hold; at bytes
-# that make no sense.
+# Results of a call: everything was read; more rows are needed, or more room in a column; a value that its type cannot
+# represent; invalid bytes.
 DONE, NEED_ROWS, NEED_ROOM, INVALID_VALUE, DAMAGED = range(5)
 
-# How a column is read. All before PADDED have as many bytes on the wire as their line says.
+# How a column is read. Values of all kinds before PADDED have the size on the wire that their line says.
 (
-    COPY_1,  # so many bytes as they are
+    COPY_1,  # copied unchanged, with the size in bytes
     COPY_2,
     COPY_4,
     COPY_8,
@@ -58,35 +58,35 @@ DONE, NEED_ROWS, NEED_ROOM, INVALID_VALUE, DAMAGED = range(5)
     WIDEN_4,
     WIDEN_8,  # into a decimal of 128 bits
     YEAR,
-    SHORT_YEAR,  # of two digits
+    SHORT_YEAR,  # two digits
     DATE,
     DATETIME,
     TIMESTAMP,
     TIME,
-    OLD_DATETIME,  # the next three in the format of MariaDB 5.3
+    OLD_DATETIME,  # this and the next two are in the format of MariaDB 5.3
     OLD_TIMESTAMP,
     OLD_TIME,
     DECIMAL,
-    ENUM_INDEX,  # of an ENUM's member, into 16 bits
-    SET_BITS,  # of a SET's members, into 64 bits
+    ENUM_INDEX,  # index of an ENUM member, into 16 bits
+    SET_BITS,  # bits of SET members, into 64 bits
     LONG_DECIMAL,  # into text
-    FIXED,  # so many bytes, into a binary column
-    PADDED,  # length and bytes; zeros that the server cut off are put back
+    FIXED,  # bytes of a fixed size, into a binary column
+    PADDED,  # length and bytes; restores trailing zeros that the server removed
     BYTES,  # length and bytes
 ) = range(26)
 _FIRST_IN_BYTES, _FIRST_VARIABLE = LONG_DECIMAL, PADDED
 
-# The fields of a column's line. SIZE: bytes on the wire, or of the length in front of bytes. LIMIT: most bytes, digits
-# of a decimal, members of an ENUM or SET. SCALE: digits behind the point, bytes of a fraction of a second
-# (its digits in the old format), bytes to pad to. RULES: a sum of NULLABLE, NULL_DATES (an invalid one is NULL),
-# ZEROFILL and LEFT_OUT (not stored). KEY: whether it is part of the key.
+# The fields of a column's line. WIRE_SIZE: bytes on the wire, or of the length prefix. LIMIT: maximum bytes, digits of
+# a decimal, members of an ENUM or SET. SCALE: digits after the point, bytes of a fraction of a second (its digits in
+# the old format), bytes to pad to. COLUMN_FLAGS: a sum of NULLABLE, NULL_DATES (invalid dates become NULL), ZEROFILL
+# and EXCLUDED (not stored). IN_KEY: whether the column is part of the key.
 KIND, WIRE_SIZE, LIMIT, SCALE, VALUES, OFFSETS, VALIDITY, HAS_NULLS, CAPACITY, COLUMN_FLAGS, IN_KEY = range(11)
 COLUMN_FIELDS = 11
 NULLABLE, NULL_DATES, ZEROFILL, EXCLUDED = 1, 2, 4, 8
 
-# The fields of a table's line: its first column and their number, the columns up to the last one of the key, rows and
-# the space for them (negative: they are only counted), the columns that the project adds; the transaction that is open,
-# the first row of it, and whether rows of it are gone.
+# The fields of a table's line: the index of its first column and the number of columns; the number of columns up to the
+# last one of the key; rows and the capacity for them (negative: rows are only counted); the addresses of the added
+# columns; the last transaction that changed the table, its first row, and whether rows of it have been taken.
 (
     FIRST_COLUMN,
     COLUMN_COUNT,
@@ -102,27 +102,27 @@ NULLABLE, NULL_DATES, ZEROFILL, EXCLUDED = 1, 2, 4, 8
 ) = range(11)
 TABLE_FIELDS = 11
 
-# What a rows event does, and the operations that become of it.
+# Operations of row events, and the values of ``_cdc_op``.
 INSERT, UPDATE, DELETE = range(3)
 _C, _U, _D, _BEFORE = ord("c"), ord("u"), ord("d"), ord("b")
 
-# What a call tells about its end: the next image, the column's line, and how many bytes are wanted.
+# Output of a call: offset of the next image, line of the failed column, and bytes wanted.
 NEXT_IMAGE, FAILED_COLUMN, WANTED_SIZE = range(3)
 STATE_SIZE = 3
 
-#: Room for a decimal as text.
+#: Maximum bytes of a decimal as text.
 _LONGEST_DECIMAL = 80
 
 
 @inlined  # type: ignore[untyped-decorator]
 def _read_uint(data: Any, at: Any, size: Any) -> Any:
-    """A number of 1 to 4 bytes."""
+    """Return a number of 1 to 4 bytes."""
     return np.int64(np.uint64(read32(data, at)) & ((np.uint64(1) << np.uint64(8 * size)) - np.uint64(1)))
 
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _null_bitmap_size(data: Any, present: Any, count: Any) -> Any:
-    """Bytes of the bitmap of NULLs, which has a bit for each column of the image."""
+    """Return the bytes of the NULL bitmap, which has one bit for each column present in the image."""
     having = np.int64(0)
     for c in range(count):
         having += (data[present + (c >> 3)] >> (c & 7)) & 1
@@ -131,7 +131,7 @@ def _null_bitmap_size(data: Any, present: Any, count: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _store_null(kind: Any, lines: Any, i: Any, row: Any) -> Any:
-    """What stands where there is NULL: always the same."""
+    """Store the placeholder of a NULL, which is always zero or empty."""
     values = lines[i, VALUES]
     if kind >= _FIRST_IN_BYTES:
         offsets = lines[i, OFFSETS] + 4 * row
@@ -151,7 +151,7 @@ def _store_null(kind: Any, lines: Any, i: Any, row: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _store_temporal(data: Any, at: Any, kind: Any, size: Any, fraction: Any, target: Any) -> Any:
-    """Store a date or time; DONE or what is wrong."""
+    """Store a date or time; return DONE or what is wrong."""
     if kind == DATE:
         stored, why = read_date(data, at)
         store32(target, np.uint32(stored))
@@ -174,7 +174,7 @@ def _store_temporal(data: Any, at: Any, kind: Any, size: Any, fraction: Any, tar
 
 @inlined  # type: ignore[untyped-decorator]
 def _store_fixed(data: Any, at: Any, kind: Any, size: Any, lines: Any, i: Any, row: Any) -> Any:
-    """Store a value of few kinds of one size on the wire; DONE or what is wrong."""
+    """Store a value of one of the fixed-size kinds; return DONE or DAMAGED."""
     values = lines[i, VALUES]
     if kind == COPY_1:
         store8(values + row, data[at])
@@ -205,7 +205,7 @@ def _store_fixed(data: Any, at: Any, kind: Any, size: Any, lines: Any, i: Any, r
         store16(values + 2 * row, np.uint16(number))
         if number > lines[i, LIMIT]:
             return DAMAGED
-    else:  # BITS
+    else:  # SET_BITS
         bits = np.uint64(read64(data, at))
         if size < 8:
             bits &= (np.uint64(1) << np.uint64(8 * size)) - np.uint64(1)
@@ -219,9 +219,10 @@ def _store_fixed(data: Any, at: Any, kind: Any, size: Any, lines: Any, i: Any, r
 def _read_image(
     data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, present: Any, row: Any, state: Any
 ) -> Any:
-    """Read one image into a row; where it ends, or minus why not. The same row may be read again after ROOM.
+    """Read one image into a row; after NEED_ROOM, the same row may be read again.
 
-    :param present: where it stands which columns the image has, what it does not have is NULL; ``None`` if it has all.
+    :param present: offset of the bitmap of the columns present, others become NULL; ``None`` if all are present.
+    :returns: where the image ends, or the negated reason for a failure.
     """
     nulls, absent = at, np.int64(0)
     at += (count + 7) >> 3 if present is None else _null_bitmap_size(data, present, count)
@@ -309,7 +310,7 @@ def _read_image(
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _skip_image(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, present: Any) -> Any:
-    """Where an image ends; negative if it is damaged."""
+    """Return where an image ends, or a negative number if it is damaged."""
     nulls, absent = at, np.int64(0)
     at += (count + 7) >> 3 if present is None else _null_bitmap_size(data, present, count)
     if at > end:
@@ -346,9 +347,9 @@ def _same_key(
     before: Any,
     after: Any,
 ) -> Any:
-    """Whether two images, at [start, middle) and [middle, end), agree to the byte in all columns of the key.
+    """Return whether the images at [start, middle) and [middle, end) have identical bytes in all key columns.
 
-    The first one has been found to be in order, the other one has not.
+    The first image has been checked, the second one has not.
     """
     a, b, absent_a, absent_b = start, middle, np.int64(0), np.int64(0)
     a += (count + 7) >> 3 if before is None else _null_bitmap_size(data, before, count)
@@ -360,7 +361,7 @@ def _same_key(
         null_a = (data[start + ((c - absent_a) >> 3)] >> ((c - absent_a) & 7)) & 1
         null_b = (data[middle + ((c - absent_b) >> 3)] >> ((c - absent_b) & 7)) & 1
         if before is not None and not (data[before + (c >> 3)] >> (c & 7)) & 1:
-            null_a = np.uint8(1)  # none of its bytes is there
+            null_a = np.uint8(1)  # an absent column has no bytes
             absent_a += 1
         if after is not None and not (data[after + (c >> 3)] >> (c & 7)) & 1:
             null_b = np.uint8(1)
@@ -379,14 +380,14 @@ def _same_key(
                     return False
         a += size_a
         b += size_b
-    return keys > 0  # without a key every update takes one row out and puts another in
+    return keys > 0  # without a key, every update deletes one row and inserts another
 
 
 @not_inlined  # type: ignore[untyped-decorator]
 def _count_rows(
     data: Any, at: Any, end: Any, change: Any, table: Any, lines: Any, before: Any, after: Any, state: Any
 ) -> Any:
-    """Count the rows of an event whose values nobody wants; DONE or DAMAGED."""
+    """Count the rows of an event without decoding them; return DONE or DAMAGED."""
     first, count, rows = table[FIRST_COLUMN], table[COLUMN_COUNT], 0
     while at < end:
         if change == UPDATE:
@@ -419,8 +420,8 @@ def read_images(
 ) -> Any:
     """Read the images of an event; see :func:`read_rows`.
 
-    :param before: where it stands which columns the first image of an update has; ``None`` if all images have all.
-    :param after: the same of the second one, and of every image that is not an update's.
+    :param before: offset of the bitmap of columns in the before images of updates; ``None`` if all are present.
+    :param after: the same for the after images of updates, and for all images of inserts and deletes.
     """
     table = tables[table_number]
     if table[ROW_CAPACITY] < 0:
@@ -483,21 +484,21 @@ def read_rows(
     lines: Any,
     state: Any,
 ) -> Any:
-    """Read the row images that stand at [at, end) of a byte array into the columns of a table.
+    """Read the row images at [at, end) of a byte array into the columns of a table.
 
-    An insert gives a row ``c`` with the new image, a delete a row ``d`` with the old one. An update gives ``u`` with
-    the new image; if the key changed, ``d`` with the old image comes before it. Where rows are only counted, an update
-    is one.
+    An insert yields a row ``c`` with the new image, a delete a row ``d`` with the old image. An update yields a row
+    ``u`` with the new image, preceded by a row ``d`` with the old image if the key changed. If rows are only counted,
+    an update counts as one.
 
-    :param table_number: line of the table in ``tables``.
+    :param table_number: the table's line in ``tables``.
     :param operation: INSERT, UPDATE or DELETE.
-    :param present: where, in front of the images, it stands which columns they have: a bitmap, of an update one for
-        the old images and one for the new ones. Negative if they have all.
-    :param with_before_images: whether every update gives its old image, as ``b``.
+    :param present: offset, before the images, of the bitmap of their columns; for an update, of one for the before
+        images followed by one for the after images. Negative if all columns are present.
+    :param with_before_images: whether every update also yields its old image, as ``b``.
     :param seq: ``_cdc_seq`` of the rows.
     :param commit_us: ``_cdc_ts`` of the rows.
-    :param state: tells where it ended, for the next call.
-    :returns: why it ended.
+    :param state: receives where the call ended, for the next call; array of STATE_SIZE numbers.
+    :returns: DONE, or why the call ended early.
     """
     if (
         at < 0

@@ -1,11 +1,11 @@
-"""Packets of the binlog protocol, walked by machine code: plain transactions from end to end without Python.
+"""Compiled walk over the packets of the binlog protocol, which processes ordinary transactions without Python.
 
-The events inside of a compressed transaction are walked by it, too, when Python has unpacked them: those of many small
-ones at once, so that it goes from one to the next without Python.
+It also walks the events inside compressed transactions once Python has unpacked them. Python unpacks many small ones at
+once, so that the walk can proceed from one to the next.
 
-Understood here are the events of ordinary transactions: GTID, BEGIN, table maps that have been seen before, rows, XID
-and COMMIT, and events without rows. Everything else, and everything that is not as it should be, is left to Python
-(:mod:`airflow_provider_cdc.mysql.binlog.walk.walker`), which takes the same event once more, by the plain code.
+It handles the events of ordinary transactions: GTID, BEGIN, known table maps, rows, XID, COMMIT, and events without
+rows. Everything else, and everything irregular, is left to :mod:`airflow_provider_cdc.mysql.binlog.walk.walker`, which
+processes the same event in Python.
 """
 # ruff: noqa: SIM109 (the compiler makes less of "in")
 
@@ -124,7 +124,7 @@ from airflow_provider_cdc.native.primitives import (
     store64,
 )
 
-#: By event type, whether it carries no rows.
+#: Whether an event type carries no rows, indexed by event type.
 _WITHOUT_ROWS: Any = np.zeros(256, np.bool_)
 _WITHOUT_ROWS[list(EVENTS_WITHOUT_ROWS)] = True
 _ARTIFICIAL, _STMT_END = 0x20, 1
@@ -141,7 +141,7 @@ def _read_table_id(data: Any, at: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def _find_map(maps: Any, table_id: Any) -> Any:
-    """The line of a table id, or -1. There is always a free line."""
+    """Return the line of a table id, or -1. There is always a free line."""
     mask = maps.shape[0] - 1
     at = (table_id * 0x9E37_79B1) & mask
     for _ in range(maps.shape[0]):
@@ -176,7 +176,7 @@ def _match_table_map(data: Any, at: Any, end: Any, state: Any, maps: Any) -> Any
 
 @inlined  # type: ignore[untyped-decorator]
 def _find_images(data: Any, at: Any, end: Any, kind: Any, columns: Any) -> Any:
-    """Where the images of a rows event begin; -1 if it is for Python."""
+    """Return where the images of a rows event begin, or -1 if the event is left to Python."""
     at += 8
     if kind >= WRITE_ROWS:
         if end - at < 2:
@@ -322,7 +322,7 @@ def _read_query(data: Any, at: Any, end: Any, position: Any, state: Any, tables:
 
 @inlined  # type: ignore[untyped-decorator]
 def _enter_payload(packet: Any, stop: Any, state: Any, ahead: Any) -> Any:
-    """Go into a compressed transaction that has been unpacked."""
+    """Enter a compressed transaction that has been unpacked ahead."""
     n = state[UNPACKED_USED]
     if n >= state[UNPACKED_COUNT] or ahead[n, PACKET_START] != packet or ahead[n, FRAME_END] != stop:
         return NEED_UNPACKED
@@ -357,15 +357,19 @@ def walk_packets(
     runs: Any,
     crc: Any,
 ) -> Any:
-    """Walk the packets that stand in a byte array before ``block_end``, from ``state[AT]`` on.
+    """Walk the packets of a byte array from ``state[BLOCK_AT]`` to ``block_end``.
 
-    :param unpacked: events inside of compressed transactions.
-    :param ahead: which of them are those of which packet.
-    :param inner: the state of row_kernel.
-    :param touched: space for one number a table.
-    :param runs: space for GTIDs; it pauses before that is full.
-    :param crc: :func:`~airflow_provider_cdc.mysql.binlog.kernels.checksum.crc_tables`.
-    :returns: why it ended.
+    :param unpacked: unpacked events of compressed transactions.
+    :param ahead: lines that assign these events to packets, see ``walk_state``.
+    :param state: array of ``walk_state.STATE_SIZE`` numbers, shared with Python.
+    :param inner: state of ``row_kernel``.
+    :param maps: hash table of table maps, see ``walk_state``.
+    :param tables: lines of the tables, see ``row_kernel``.
+    :param lines: lines of the columns, see ``row_kernel``.
+    :param touched: receives the slots of the tables that the open transaction changes; one number per table.
+    :param runs: receives GTIDs, see ``walk_state``; the walk pauses before it is full.
+    :param crc: result of :func:`~airflow_provider_cdc.mysql.binlog.kernels.checksum.crc_tables`.
+    :returns: why the walk stopped: a reason of ``walk_state`` or ``row_kernel``.
     """
     if state[BLOCK_AT] < 0 or block_end + PADDING > block.shape[0] or touched.shape[0] < tables.shape[0]:
         return FOR_PYTHON
@@ -375,7 +379,7 @@ def walk_packets(
         is_bare = state[PAYLOAD_MODE] != 0
         if is_bare:
             data, end = unpacked, state[PAYLOAD_END]
-            packet = state[PAYLOAD_AT] - 5  # as if there were one
+            packet = state[PAYLOAD_AT] - 5  # where a packet with this event would begin
             if end - packet - 5 < _HEADER:
                 if state[PAYLOAD_MODE] == WHOLE and end == packet + 5 and state[IS_OPEN] == 0:
                     state[PAYLOAD_MODE] = 0

@@ -1,1 +1,1 @@
-"""The plain decoder of row images: what the machine code is held against, and what it leaves."""
+"""Decoders in plain Python: the reference for the compiled kernels, and the fallback for what they do not handle."""

@@ -1,7 +1,7 @@
-"""MySQL's binary JSON, printed as the server prints it.
+"""Convert MySQL's binary JSON to text exactly as the server does.
 
-The text is the server's to the byte: order of keys as stored, a blank after comma and colon, doubles in the server's
-form, and SQL values inside a document (decimals, dates, binary) as the server writes them out.
+The text is identical to the server's: keys in stored order, a space after each comma and colon, doubles in the server's
+format, and SQL values inside a document (decimals, dates, binary) as the server prints them.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _ESCAPES = {i: f"\\u{i:04x}" for i in range(32)} | {
         "\t": "\\t",
     }.items()
 }
-#: The server allows documents of this depth and no deeper.
+#: Maximum depth of a document, as in the server.
 MAX_DEPTH = 100
 
 
 def json_text(data: bytes) -> str:
-    """Text of a binary JSON document, the same as the server's ``CAST(document AS CHAR)``.
+    """Convert a binary JSON document to text, like the server's ``CAST(document AS CHAR)``.
 
-    :param data: the stored document. None at all stands for the JSON ``null``, as in the server.
-    :raises ValueError: if it is damaged.
+    :param data: the stored document. An empty one is the JSON ``null``, as in the server.
+    :raises ValueError: if the document is damaged.
     """
     if not data:
         return "null"
@@ -56,7 +56,7 @@ def json_text(data: bytes) -> str:
 
 
 def _print_value(kind: int, data: memoryview, depth: int) -> Iterator[str]:
-    """Print the value that ``data`` begins with; offsets inside count from its beginning."""
+    """Print the value at the start of ``data``, to which its offsets are relative."""
     if kind <= _LARGE_ARRAY:
         if depth >= MAX_DEPTH:
             raise ValueError("damaged JSON document: too deep")
@@ -100,7 +100,7 @@ def _print_container(kind: int, data: memoryview, depth: int) -> Iterator[str]:
             yield ": "
         entry = values + i * (1 + width)
         inner = data[entry]
-        # Small values stand in the entry itself, others at an offset.
+        # Small values are inlined in the entry, others are at an offset.
         if inner in (_LITERAL, _INT16, _UINT16) or (width == 4 and inner in (_INT32, _UINT32)):
             yield from _print_value(inner, data[entry + 1 : entry + 1 + width], depth + 1)
         else:
@@ -116,7 +116,7 @@ def _slice_exactly(data: memoryview, at: int, size: int) -> bytes:
 
 
 def _read_length(data: memoryview, at: int) -> tuple[int, int]:
-    """A length in groups of seven bits, lowest first, and the offset behind it."""
+    """Return a length stored in groups of seven bits, lowest first, and the offset after it."""
     size = 0
     for i in range(5):
         byte = data[at + i]
@@ -131,10 +131,12 @@ def _quote_json(text: str) -> str:
 
 
 def format_double(value: float) -> str:
-    """Text of a double as the server prints it in JSON: shortest digits that read back to the same number.
+    """Format a double as the server does in JSON, with the fewest digits that parse to the same number.
 
-    With an exponent if the decimal point falls more than 14 places before the first digit, or more than 15 behind it
-    and behind the last digit as well; else in plain form, where a number without fraction gets ``.0``.
+    An exponent is used if the decimal point is more than 14 places before the first digit, or more than 15 places after
+    it and not before the last digit. Otherwise the form is plain, and a number without a fraction ends in ``.0``.
+
+    :raises ValueError: for infinity and NaN, which the server does not store.
     """
     if not math.isfinite(value):
         raise ValueError("damaged JSON document: not a number")
@@ -144,7 +146,7 @@ def format_double(value: float) -> str:
     mantissa, _, exponent = repr(abs(value)).partition("e")
     whole, _, fraction = mantissa.partition(".")
     digits = (whole + fraction).lstrip("0")
-    # Place of the decimal point, counted from the first digit that is not zero: 0.d1d2... times ten to this.
+    # Place of the decimal point relative to the first non-zero digit: the value is 0.d1d2... times ten to this power.
     point = int(exponent or 0) + (len(whole) if whole != "0" else len(fraction.lstrip("0")) - len(fraction))
     digits = digits.rstrip("0")
     if point < -14 or (point > 15 and point >= len(digits)):
@@ -158,7 +160,7 @@ def format_double(value: float) -> str:
 
 
 def _print_opaque(kind: int, data: bytes) -> str:
-    """An SQL value inside a document."""
+    """Return the text of an SQL value inside a document."""
     if kind == NEWDECIMAL:
         precision, scale = data[0], data[1]
         if len(data) != 2 + decimal_size(precision, scale):
@@ -177,6 +179,6 @@ def _print_opaque(kind: int, data: bytes) -> str:
         if kind == DATE:
             return f'"{day}"'
         return f'"{day} {moment.hour:02d}:{moment.minute:02d}:{moment.second:02d}.{micros:06d}"'
-    # The server breaks base64 into lines of 76 characters, and the line ends are escaped like any others.
+    # The server breaks base64 into lines of 76 characters, and escapes the line ends like any others.
     text = base64.b64encode(data).decode()
     return _quote_json(f"base64:type{kind}:" + "\n".join(text[i : i + 76] for i in range(0, len(text), 76)))

@@ -1,4 +1,4 @@
-"""Values that only MariaDB has: UUID and INET, which are bytes in the binlog, and COMPRESSED columns."""
+"""Decoders of MariaDB-specific values: UUID and INET, which are bytes in the binlog, and COMPRESSED columns."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import numpy as np
 import pyarrow as pa
 
 _HEX_PAIRS = np.frombuffer("".join(f"{n:02x}" for n in range(256)).encode(), np.uint8).reshape(256, 2)
-#: Where the bytes of a UUID stand in its text, and where the dashes.
+#: Places of the dashes and of the hexadecimal digits in the text of a UUID.
 _DASH_PLACES = [8, 13, 18, 23]
 _DIGIT_PLACES = [i for i in range(36) if i not in _DASH_PLACES]
 
 
 def uuid_texts(values: pa.Array) -> pa.Array:
-    """UUIDs as the server prints them, all at once: they are likely to be the key of a large table.
+    """Convert UUIDs to text as the server prints them; vectorized, because they are often keys of large tables.
 
-    :param values: binary array, 16 bytes each.
+    :param values: binary array with 16 bytes per value.
+    :returns: string array.
     """
     _, offsets, content = values.buffers()
     ends = np.frombuffer(offsets, np.int32)[: len(values) + 1]
@@ -29,10 +30,10 @@ def uuid_texts(values: pa.Array) -> pa.Array:
 
 
 def inet_text(raw: bytes) -> str:
-    """An INET4 (4 bytes) or INET6 (16 bytes) as the server prints it.
+    """Convert an INET4 (4 bytes) or INET6 (16 bytes) value to text as the server prints it.
 
-    Of an INET6 the first of the longest runs of zeros is left out, even if it is a single one; what looks like an IPv4
-    address behind it is printed as one.
+    In an INET6 value, the first of the longest runs of zero groups is omitted, even if it is a single group. An
+    embedded IPv4 address after it is printed as such.
     """
     if len(raw) == 4:
         return ".".join(map(str, raw))
@@ -48,12 +49,12 @@ def inet_text(raw: bytes) -> str:
 
 
 def decompress_column(raw: bytes) -> bytes:
-    """The value of a COMPRESSED column.
+    """Return the uncompressed value of a COMPRESSED column.
 
-    In front stands a byte: 0 if the rest is the value as it is; else 8 in its upper half for zlib, and in its lower one
-    8 for a stream without zlib's own header and how many bytes tell the length of the value.
+    The first byte is 0 if the rest is the uncompressed value. Otherwise its upper four bits are 8, for zlib; its lower
+    four bits contain the flag 8 for a stream without zlib header, plus the size of the length field in bytes.
 
-    :raises ValueError: if that is not what stands there.
+    :raises ValueError: if the data does not have this format.
     """
     if not raw:
         return raw

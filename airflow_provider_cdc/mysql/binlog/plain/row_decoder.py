@@ -1,7 +1,7 @@
-"""From row images to values, in plain Python: clear before fast.
+"""Decode row images in plain Python, written for clarity rather than speed.
 
-Every value is what the server itself says of it, ready for ``pyarrow.array(values, type=column.arrow_type)``. What
-has no such value (a zero date, bytes that are not text) stops the stream; it never turns into NULL.
+Values are those that the server shows, ready for ``pyarrow.array(values, type=column.arrow_type)``. A stored value that
+has no such representation (a zero date, bytes that are not valid text) raises an error and never silently becomes NULL.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from airflow_provider_cdc.mysql.binlog.plain.values import (
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders, NoRoundTripError, TextDecoder
 
 RowImage = tuple[Any, ...]
-#: Reads one value: (event data, offset) -> (value, offset behind it).
+#: Reads one value: (event data, offset) -> (value, offset after it).
 ValueReader = Callable[[bytes, int], tuple[Any, int]]
 
 _INTEGER_SIZES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
@@ -56,7 +56,7 @@ _SECOND = 1_000_000
 
 
 class _InvalidDate(Exception):
-    """A stored date that is invalid; the text says which."""
+    """A stored date is invalid; the text names it."""
 
 
 def decode_rows(
@@ -65,15 +65,15 @@ def decode_rows(
     """Decode the rows of an event.
 
     :param event: a rows event of a captured table.
-    :param decoders: how text is decoded.
-    :returns: (before, after) of each row, each a tuple of values in the order of the schema's columns; an insert has
+    :param decoders: text decoders.
+    :returns: (before, after) for each row, each a tuple of values in the order of the schema's columns; an insert has
         no before, a delete no after. Integers and YEAR are int, DECIMAL is Decimal (str above 38 digits), FLOAT and
         DOUBLE are float, text, ENUM, SET and JSON are str, binary, BIT and geometry are bytes, VECTOR is a list of
         float, DATE is int days since 1970-01-01, DATETIME and TIMESTAMP are int microseconds since 1970-01-01 00:00:00
-        (of no zone, and UTC), TIME is int microseconds. An invalid date is ``None`` if the table says so, and so is
-        what an image does not have.
-    :raises TerminalError: for other zero dates, bytes that are not valid text, and damaged data; it names table,
-        column and place.
+        (without a time zone, and UTC), TIME is int microseconds. Invalid dates in the table's ``null_date_columns`` and
+        columns that are absent from an image are ``None``.
+    :raises TerminalError: for other invalid dates, bytes that are not valid text, and damaged data; it names the table,
+        the column and the position.
     """
     data = bytes(event.images)
     readers = _value_readers(event.table, decoders)
@@ -91,7 +91,7 @@ def decode_rows(
     if event.operation == "delete":
         return [(image, None) for image in images]
     if len(images) % 2:
-        raise _damaged_rows(event, "an update without after image")
+        raise _damaged_rows(event, "an update without an after image")
     return list(zip(images[::2], images[1::2], strict=True))
 
 
@@ -103,9 +103,9 @@ def _damaged_rows(event: RowsEvent, what: str) -> TerminalError:
 def _read_image(
     data: bytes, at: int, event: RowsEvent, readers: tuple[ValueReader, ...], present: list[int]
 ) -> tuple[RowImage, int]:
-    """The values of an image, and where it ends.
+    """Return the values of an image and where it ends.
 
-    :param present: numbers of the columns that it has.
+    :param present: indexes of the columns in the image.
     """
     size = (len(present) + 7) // 8
     nulls = int.from_bytes(data[at : at + size], "little")
@@ -131,7 +131,7 @@ def _value_error(error: Exception, event: RowsEvent, column: Column) -> UnfitErr
 
 
 def _classify_error(error: Exception) -> tuple[UnsupportedReason, str]:
-    """What is wrong with a value; the same in words."""
+    """Return the reason why a value is unsupported, and its description."""
     if isinstance(error, _InvalidDate):
         return "date", str(error)
     if isinstance(error, NoRoundTripError):
@@ -143,7 +143,7 @@ def _classify_error(error: Exception) -> tuple[UnsupportedReason, str]:
 
 @lru_cache(maxsize=1024)
 def _value_readers(table: TableMap, decoders: CharsetDecoders) -> tuple[ValueReader, ...]:
-    # Table maps and decoders are kept and compared as objects, one for each table that is read.
+    # The cache works because table maps and decoders are compared by identity, and reused for a table's events.
     nulls = table.schema.null_date_columns
     readers = []
     for known, wire in zip(table.schema.columns, table.columns, strict=True):
@@ -184,10 +184,11 @@ def _value_reader(column: Column, wire: WireColumn, texts: Mapping[str, TextDeco
         decode = texts[column.charset or "utf8mb4"]
         return _read_sized(_length_size(wire), lambda raw: decode(unpack(raw)))
     if kind == "binary":
-        return _read_sized(_length_size(wire), lambda raw: raw.ljust(wire.size, b"\0"))  # the server cuts the zeros off
+        # The server removes trailing zeros.
+        return _read_sized(_length_size(wire), lambda raw: raw.ljust(wire.size, b"\0"))
     if kind in BINARY_TYPES:
         return _read_sized(_length_size(wire), unpack)
-    if kind in ADDRESS_TYPES:  # cut off, too
+    if kind in ADDRESS_TYPES:  # without trailing zeros, too
         text = (lambda raw: str(UUID(bytes=raw))) if kind == "uuid" else inet_text
         return _read_sized(1, lambda raw: text(raw.ljust(wire.size, b"\0")))
     if kind == "json":
@@ -242,7 +243,7 @@ def _read_sized(length_size: int, convert: Callable[[bytes], Any]) -> ValueReade
 
 
 def _length_size(wire: WireColumn) -> int:
-    """Bytes of the length in front of a string."""
+    """Return the size of a string's length prefix in bytes."""
     if wire.type in (BLOB, BLOB_COMPRESSED, VECTOR):
         return wire.size
     return 1 if wire.size < 256 else 2
@@ -259,7 +260,7 @@ def _read_decimal(column: Column, wire: WireColumn) -> ValueReader:
         text = decimal_text(raw, precision, scale)
         if precision <= 38:
             return Decimal(text)
-        # The server pads such a number when it prints it.
+        # The server pads ZEROFILL numbers when it prints them.
         width = precision + (scale > 0)
         return text.zfill(width) if "zerofill" in column.column_type else text
 
@@ -268,7 +269,7 @@ def _read_decimal(column: Column, wire: WireColumn) -> ValueReader:
 
 def _enum_member(index: int, column: Column) -> str:
     if index == 0:
-        return ""  # a value that was not valid when it was stored
+        return ""  # the value was invalid when it was stored
     if index > len(column.members):
         raise ValueError(f"ENUM index {index}")
     return column.members[index - 1]
@@ -281,7 +282,10 @@ def _set_members(bits: int, column: Column) -> str:
 
 
 def _days_since_1970(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01."""
+    """Return the days since 1970-01-01.
+
+    :raises _InvalidDate: for zero, partial and impossible dates.
+    """
     try:
         return date(year, month, day).toordinal() - _EPOCH_DAY
     except ValueError:
@@ -294,7 +298,7 @@ def _unpack_date(raw: bytes) -> int:
 
 
 def _fraction_micros(raw: int, size: int) -> int:
-    """Microseconds from a fraction of 1 (two digits), 2 (four) or 3 bytes (six)."""
+    """Return the microseconds of a fraction of 1 byte (two digits), 2 bytes (four) or 3 bytes (six)."""
     return raw * (1, 10_000, 100, 1)[size]
 
 
@@ -320,7 +324,7 @@ def _timestamp_micros(seconds: int, micros: int) -> int:
 
 
 def _old_temporal_reader(kind: str, digits: int) -> Callable[[bytes], int]:
-    """Reads a value of the format of MariaDB 5.3."""
+    """Return a reader of values in the format of MariaDB 5.3."""
     if kind == "datetime":
         return lambda raw: _micros_since_1970(unpack_old_datetime(raw, digits))
     if kind == "timestamp":
@@ -329,7 +333,7 @@ def _old_temporal_reader(kind: str, digits: int) -> Callable[[bytes], int]:
 
 
 def _unpack_time(raw: bytes, fraction: int) -> int:
-    # One number over whole and fraction, shifted so that it is never negative.
+    # Seconds and fraction form one number, offset so that it is never negative.
     packed = int.from_bytes(raw, "big") - (0x80_0000 << 8 * fraction)
     size = abs(packed)
     hours, minutes, seconds = unpack_time(size >> 8 * fraction)

@@ -1,33 +1,33 @@
-"""Packed values that rows and JSON documents share: decimals, dates and times."""
+"""Packed values common to rows and JSON documents: decimals, dates and times."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Bytes that hold 0 to 9 decimal digits.
+#: Bytes needed for 0 to 9 decimal digits.
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
-#: Bytes of dates and times in the format of MariaDB 5.3, by digits of the fraction.
+#: Sizes in bytes of dates and times in the format of MariaDB 5.3, by number of fractional digits.
 OLD_TEMPORAL_SIZES = {
     "datetime": (8, 6, 6, 7, 7, 7, 8),
     "timestamp": (4, 5, 5, 6, 6, 7, 7),
     "time": (3, 4, 4, 5, 5, 5, 6),
 }
-#: Seconds by which a TIME with a fraction is shifted there, so that it is never negative: one more than the most.
+#: Seconds added to a TIME with a fraction in that format, so that it is never negative: one more than its maximum.
 _OLD_TIME_SHIFT = 838 * 3600 + 59 * 60 + 60
 
 
 def decimal_size(precision: int, scale: int) -> int:
-    """Bytes of a packed DECIMAL(precision, scale)."""
+    """Return the size of a packed DECIMAL(precision, scale) in bytes."""
     whole = precision - scale
     return whole // 9 * 4 + _DIGIT_BYTES[whole % 9] + scale // 9 * 4 + _DIGIT_BYTES[scale % 9]
 
 
 def decimal_text(data: bytes, precision: int, scale: int) -> str:
-    """Text of a packed decimal as the server prints it, such as ``-0.50``.
+    """Return the text of a packed decimal as the server prints it, such as ``-0.50``.
 
-    Digits stand in groups of nine, four bytes each, the odd group outermost on both sides. The top bit is the sign,
-    upside down, and all bits of a negative number are inverted.
+    Digits are in groups of nine, with four bytes each; the shorter groups are outermost on both sides. The top bit is
+    the inverted sign, and all bits of a negative number are inverted.
 
     :param data: exactly :func:`decimal_size` bytes.
     """
@@ -50,7 +50,7 @@ def decimal_text(data: bytes, precision: int, scale: int) -> str:
 
 
 class DateTimeParts(NamedTuple):
-    """Parts of a date with time; parts of zero dates are zero."""
+    """Parts of a date and time; those of zero dates are zero."""
 
     year: int
     month: int
@@ -62,7 +62,7 @@ class DateTimeParts(NamedTuple):
 
 
 def unpack_datetime(packed: int, fraction: int = 0) -> DateTimeParts:
-    """Parts of a DATETIME from its packed form without the fraction.
+    """Return the parts of a packed DATETIME.
 
     :param packed: year*13+month, day, hour, minute, second in 17+5+5+6+6 bits.
     :param fraction: microseconds.
@@ -72,14 +72,16 @@ def unpack_datetime(packed: int, fraction: int = 0) -> DateTimeParts:
 
 
 def unpack_time(packed: int) -> tuple[int, int, int]:
-    """Hours, minutes and seconds of a TIME without sign and fraction."""
+    """Return hours, minutes and seconds of a packed TIME without sign and fraction."""
     return packed >> 12 & 1023, packed >> 6 & 63, packed & 63
 
 
 def unpack_old_datetime(raw: bytes, digits: int) -> DateTimeParts:
-    """A DATETIME of MariaDB 5.3: without a fraction YYYYMMDDhhmmss as a number, else all parts packed into one.
+    """Return the parts of a DATETIME in the format of MariaDB 5.3.
 
-    :param digits: of the fraction.
+    Without a fraction it is the number YYYYMMDDhhmmss; otherwise all parts are packed into one number.
+
+    :param digits: number of fractional digits.
     """
     if not digits:
         days, clock = divmod(int.from_bytes(raw, "little"), 1_000_000)
@@ -96,14 +98,18 @@ def unpack_old_datetime(raw: bytes, digits: int) -> DateTimeParts:
 
 
 def unpack_old_timestamp(raw: bytes, digits: int) -> tuple[int, int]:
-    """Seconds and microseconds of a TIMESTAMP of MariaDB 5.3."""
+    """Return seconds since the epoch and microseconds of a TIMESTAMP in the format of MariaDB 5.3."""
     if not digits:
         return int.from_bytes(raw, "little"), 0
     return int.from_bytes(raw[:4], "big"), int.from_bytes(raw[4:], "big") * 10 ** (6 - digits)
 
 
 def unpack_old_time(raw: bytes, digits: int) -> int:
-    """Microseconds of a TIME of MariaDB 5.3: without a fraction hhmmss as a number with a sign."""
+    """Return the microseconds of a TIME in the format of MariaDB 5.3.
+
+    Without a fraction it is the signed number hhmmss; otherwise seconds and fraction form one number, offset so that it
+    is never negative.
+    """
     if not digits:
         number = int.from_bytes(raw, "little", signed=True)
         size = abs(number)

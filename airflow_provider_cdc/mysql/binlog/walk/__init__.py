@@ -1,1 +1,1 @@
-"""Row changes as Arrow tables: what drives the machine code over a stretch of the binlog."""
+"""Row changes as Arrow record batches: the Python side that drives the compiled kernels over a range of the binlog."""

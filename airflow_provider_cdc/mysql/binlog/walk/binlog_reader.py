@@ -1,4 +1,4 @@
-"""Reads stretches of the binlog one after the other, over connections that may break."""
+"""Read consecutive ranges of the binlog over connections that may break."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, WalkStep
 from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 
-#: Seconds before each new connection after one was lost.
+#: Seconds to wait before each attempt to reconnect.
 _RECONNECT_DELAYS = (0.0, 0.5, 2.0)
-#: Seconds without any progress after which a position counts as unreachable.
+#: Seconds without progress after which a position counts as unreachable.
 _STALL_SECONDS = 120.0
-#: Bytes of rows that become visible at once and are decoded before the changes are taken.
+#: Bytes of rows that may be decoded before their changes are taken, when many become visible at once.
 _MAX_UNTAKEN_BYTES = 16 << 20
 
 
 class BinlogReader:
-    """Reads stretches of the binlog one after the other, mostly over one connection.
+    """Reads consecutive ranges of the binlog, usually over a single connection.
 
     :param open_at: opens a blocking binlog stream at a position.
-    :param captured: the definitions of captured tables.
+    :param captured: definitions of the captured tables.
     :param timeline: numbers the transactions.
     :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.change_buffer.ChangeBuffer`.
-    :param count_only: whether rows are only counted.
-    :param with_before_images: whether updates give their old image, too, as ``b``.
-    :param with_gtids: whether :meth:`names` tells the GTIDs of transactions with rows.
-    :param yield_ddl: whether a change of a definition is told in a step's item, instead of an error.
+    :param count_only: whether rows are counted instead of decoded.
+    :param with_before_images: whether each update also yields its old image, as ``b``.
+    :param with_gtids: whether :meth:`take_gtids` returns the GTIDs of transactions with rows.
+    :param yield_ddl: whether a definition change is reported in a step's transaction instead of raising an error.
     :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.StatementGuard`.
     """
 
@@ -70,21 +70,22 @@ class BinlogReader:
         self._rescued: list[tuple[TableSchema, pa.RecordBatch]] = []
         self._gtids_by_seq: dict[int, str] = {}
         self._damaged_at: str | None = None
-        #: When files were begun, by name: known from before, or read over any of the connections.
+        #: Creation times of binlog files by name: known beforehand, or read over any of the connections.
         self.file_start_times: dict[str, int] = {}
 
     def expect_offset(self, offset: Offset) -> None:
-        """Take note of when the file of an offset was begun: another one of its name stops the reading."""
+        """Remember when an offset's binlog file was created; reading stops at another file of the same name."""
         if offset.file_start_time:
             self.file_start_times.setdefault(offset.at.file, offset.file_start_time)
 
     def steps(self, low: Position, high: Position, rows: int = NEVER) -> Iterator[WalkStep]:
-        """Walk from ``low`` to ``high``, both ends of transactions.
+        """Walk from ``low`` to ``high``; both must be transaction boundaries.
 
-        :param rows: where rows are counted: how many to walk; the transaction with the last of them is the last one.
-        :raises TransientError: if the log does not get to ``high``, or the connection was lost inside of a transaction
-            of which changes have been taken.
-        :raises TerminalError: if something is wrong with the binlog, such as damage that is found twice at one place.
+        :param rows: with ``count_only``, the number of rows to walk; the walk ends with the transaction that reaches
+            it.
+        :raises TransientError: if the binlog does not reach ``high``, or if the connection is lost inside a transaction
+            whose changes have been taken in part.
+        :raises TerminalError: if the binlog is faulty, for example damaged at the same place in two reads.
         """
         if self._walker is None or low != self._at:
             self.close()
@@ -100,26 +101,26 @@ class BinlogReader:
             if self._at < at or step.reached_position != last_reached:
                 self._at, alive, last_reached = max(self._at, at), time.monotonic(), step.reached_position
             elif time.monotonic() - alive > _STALL_SECONDS:
-                raise TransientError(f"the binlog did not reach {high}, it stands at {self._at}", "Run again")
+                raise TransientError(f"the binlog did not reach {high}: it stopped at {self._at}", "Run again")
             yield step
 
     @property
     def current_position(self) -> Position | None:
-        """Where it stands; ``None`` while it has no connection."""
+        """Position reached between transactions; ``None`` while there is no connection."""
         return self._at if self._walker else None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of rows whose changes have not been taken."""
+        """Bytes of rows whose changes have not been taken yet."""
         return self._walker.held_bytes if self._walker else 0
 
     def take_changes(
         self, end: Position | None = None, key_filter: KeyFilter | None = None
     ) -> list[tuple[TableSchema, pa.RecordBatch]]:
-        """The changes since the last time: of whole transactions, and of an open one whose end is known.
+        """Return the changes since the last call, of whole transactions and of an open one whose end is known.
 
-        :param end: where the transaction ends that is open, for servers that do not tell.
-        :param key_filter: changes may be left out if there are none for which this is true.
+        :param end: end of the open transaction, for servers that do not announce it.
+        :param key_filter: a buffer's changes are dropped if none of them matches.
         """
         walker, rescued, self._rescued = self._walker, self._rescued, []
         if walker is None:
@@ -131,16 +132,16 @@ class BinlogReader:
         return rescued + walker.take_changes(key_filter)
 
     def take_gtids(self) -> dict[int, str]:
-        """GTIDs by ``_cdc_seq`` of the transactions whose changes have been taken since the last time."""
+        """Return the GTIDs of the transactions taken since the last call, by ``_cdc_seq``."""
         names, self._gtids_by_seq = self._gtids_by_seq, {}
         return names | (self._walker.take_gtids() if self._walker else {})
 
     def decode_rows(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> Iterator[None]:
-        """Decode row events that become visible here.
+        """Decode row events that become visible at the current position.
 
-        :returns: each time when the changes should be taken before there are too many; to be walked to its end.
+        :returns: an iterator that yields whenever the changes should be taken to bound memory; exhaust it.
         """
-        assert self._walker is not None  # they come with a step
+        assert self._walker is not None  # row events come with a step
         size = 0
         for event in rows:
             if size >= _MAX_UNTAKEN_BYTES:
@@ -150,7 +151,7 @@ class BinlogReader:
             size += len(event.images)
 
     def close(self) -> None:
-        """Close the connection; changes that have not been taken are forgotten."""
+        """Close the connection and discard changes that have not been taken."""
         if self._stream is not None:
             self._stream.close()
         self._stream = self._walker = None
@@ -167,12 +168,12 @@ class BinlogReader:
                 raise TransientError(f"the server ended the binlog stream at {self._at}", "Run again")
             except (TransientError, TornFileError) as error:
                 if isinstance(error, DamageError):
-                    if error.place == self._damaged_at:  # not on the way, then, but in the log
+                    if error.place == self._damaged_at:  # so the binlog itself is damaged, not just the transfer
                         self.close()
                         raise TerminalError(error.message, error.remedy) from None
                     self._damaged_at = error.place
-                # Where we stand is the end of a transaction, so nothing is lost or read twice by connecting again. A
-                # server drops a connection that nobody reads from for long, as between two batches of an idle stream.
+                # The current position is the end of a transaction, so reconnecting neither loses nor repeats anything.
+                # A server drops a connection that is not read for a long time, as between batches of an idle stream.
                 at = self._resume_position(error)
                 if pause is None or at is None or (self._walker is not None and self._walker.is_split):
                     self.close()
@@ -185,7 +186,7 @@ class BinlogReader:
         raise AssertionError("unreachable")
 
     def _resume_position(self, error: CdcError) -> Position | None:
-        """Where to go on after an error; ``None`` for nowhere."""
+        """Return where to resume after an error; ``None`` if that is impossible."""
         if isinstance(error, TornFileError) and self._stream is not None:
             return self._stream.next_file_after_torn_end(self._at)
         return self._at

@@ -1,4 +1,4 @@
-"""Blocks of the binlog protocol as they come from the socket, where the machine code walks them."""
+"""Blocks of the binlog protocol as received from the socket, ready for the kernels to walk."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LARGEST_PACKET = 0xFF_FFFF
 
 
 class BlockBuffer:
-    """What has been received and not been walked yet.
+    """Bytes that have been received but not walked yet.
 
-    :param stream: where it comes from.
-    :param state: of the machine code; it says how far that has walked.
+    :param stream: the stream to receive from.
+    :param state: state of the kernel, including how far it has walked.
     """
 
     def __init__(self, stream: BinlogStream, state: Any) -> None:
@@ -30,11 +30,11 @@ class BlockBuffer:
 
     @property
     def file(self) -> str:
-        """Name of the binlog file that is being read."""
+        """Name of the current binlog file."""
         return self._stream.file
 
     def next_packet(self) -> bytes | None:
-        """The next packet without headers; ``None`` if the stream was closed."""
+        """Return the next packet without headers; ``None`` if the stream was closed."""
         pieces, state = [], self._state
         while True:
             if not self._ensure(4):
@@ -62,10 +62,10 @@ class BlockBuffer:
         return True
 
     def fill(self, size: int) -> bool:
-        """Receive what there is, making space for ``size`` bytes that have not been walked yet."""
+        """Receive available bytes, with room for at least ``size`` unwalked ones; return ``False`` at the end."""
         at = int(self._state[walk_state.BLOCK_AT])
         left = self.end - at
-        self._state[walk_state.UNPACKED_COUNT] = 0  # it is known by its place in the block
+        self._state[walk_state.UNPACKED_COUNT] = 0  # unpacked payloads are found by their place in the block
         if at and (not left or at + max(size, _BLOCK >> 2) > len(self.data) - PADDING):
             self.data[:left] = self.data[at : self.end].copy()
             self._state[walk_state.BLOCK_AT], self.end, at = 0, left, 0
@@ -73,7 +73,7 @@ class BlockBuffer:
             larger: Any = np.empty(size + _BLOCK + PADDING, np.uint8)
             larger[: self.end] = self.data[: self.end]
             self.data = larger
-        self._stream.position = int(self._state[walk_state.POSITION])  # for messages
+        self._stream.position = int(self._state[walk_state.POSITION])  # for error messages
         got = self._stream.receive(memoryview(self.data)[self.end : len(self.data) - PADDING])
         self.end += got
         return got > 0

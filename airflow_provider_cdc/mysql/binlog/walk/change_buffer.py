@@ -1,4 +1,4 @@
-"""Changes of one table as Arrow columns while machine code fills them."""
+"""Changes to one table, collected by the kernels as Arrow columns."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _WIDTHS = {
 }
 _NOT_TEXT = "bytes that are not valid text"
 _FIRST_ROWS, _FIRST_BYTES = 64, 256
-#: Space that is kept for the next changes; a large transaction must not hold memory for ever.
+#: Space that is kept for later changes; a large transaction must not hold memory forever.
 _MAX_KEPT_BYTES = 128 << 20
 
-#: Name of a column, and a mask of its values.
+#: A column name, and a function that returns a boolean mask of the column's values.
 KeyFilter = tuple[str, Callable[[pa.Array], pa.Array]]
 
 
 class ChangeBuffer:
-    """Space for changes of a table that grows as they come; it is used again after they have been taken.
+    """Growing buffer for the changes to a table; it is reused after the changes have been taken.
 
-    :param table_map: the table and its layout.
-    :param decoders: how its text is decoded.
-    :param count_only: whether rows are only counted.
+    :param table: the table and its layout.
+    :param decoders: decoders of its text.
+    :param count_only: whether rows are counted instead of decoded.
     """
 
     def __init__(self, table: TableMap, decoders: CharsetDecoders, *, count_only: bool = False) -> None:
@@ -55,7 +55,7 @@ class ChangeBuffer:
             for c, wire in zip(columns, table.columns, strict=True)
         ]
         count = len(columns)
-        #: What the machine code is told: this table's line, and the lines of its columns.
+        #: Input of the kernel: a line for this table, and a line for each of its columns.
         self.table_line: Any = np.zeros(kernel.TABLE_FIELDS, np.int64)
         self.column_lines: Any = np.zeros((count, kernel.COLUMN_FIELDS), np.int64)
         nulls = table.schema.null_date_columns
@@ -79,7 +79,7 @@ class ChangeBuffer:
             self.table_line[kernel.ROW_CAPACITY] = -1
 
     def _allocate(self) -> None:
-        """Make little space, for no rows."""
+        """Allocate the initial space."""
         count = len(self._plans)
         self._values = [np.zeros(0, np.uint8)] * count
         self._offsets = [np.zeros(1, np.int32)] * count
@@ -92,7 +92,7 @@ class ChangeBuffer:
         self.grow_rows(_FIRST_ROWS)
 
     def has_layout_of(self, table: TableMap) -> bool:
-        """Whether rows of another table map of the same table read alike."""
+        """Return whether rows announced by another table map are decoded in the same way."""
         own_map = self.table_map
         return (table.schema, table.columns, table.member_bytes) == (
             own_map.schema,
@@ -101,7 +101,7 @@ class ChangeBuffer:
         )
 
     def describe_invalid_date(self, column: int, data: Any, at: int) -> str:
-        """What is wrong with the date that stands at a place of the data."""
+        """Describe the invalid date at an offset in the data."""
         plan = self._plans[column]
         raw = data[at : at + plan.size].tobytes()
         if plan.kind in (kernel.TIMESTAMP, kernel.OLD_TIMESTAMP):
@@ -116,9 +116,11 @@ class ChangeBuffer:
         return f"zero, partial or impossible date {year:04d}-{month:02d}-{day:02d}"
 
     def move_lines(self, line: Any, lines: Any, first: int) -> None:
-        """Move the numbers for the machine code to other arrays.
+        """Move this table's kernel input to other arrays.
 
-        :param first: number of the first one of ``lines`` there.
+        :param line: the table's new line.
+        :param lines: new lines of its columns.
+        :param first: index of the first of ``lines`` in the array of all columns.
         """
         line[:], lines[:] = self.table_line, self.column_lines
         self.table_line, self.column_lines = line, lines
@@ -126,17 +128,17 @@ class ChangeBuffer:
 
     @property
     def row_count(self) -> int:
-        """Rows that have been read."""
+        """Number of rows read."""
         return int(self.table_line[kernel.ROW_COUNT])
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all the space."""
+        """Bytes allocated for all columns."""
         arrays: list[Any] = [*self._values, *self._offsets, *self._validity, self._ops, self._seqs, self._timestamps]
         return sum(a.nbytes for a in arrays)
 
     def grow_rows(self, rows: int | None = None) -> None:
-        """Make space for so many rows, or for twice as many as there is space for."""
+        """Make space for a number of rows; by default, double the capacity."""
         rows = rows or 2 * int(self.table_line[kernel.ROW_CAPACITY])
         for i, plan in enumerate(self._plans):
             if plan.raw_type == SKIPPED_TYPE:
@@ -153,27 +155,27 @@ class ChangeBuffer:
         self.table_line[kernel.ROW_CAPACITY] = rows
 
     def grow_column(self, column: int, size: int) -> None:
-        """Make space for so many bytes in a column, or for twice as many as there is space for."""
+        """Make space for ``size`` bytes in a column, at least doubling its capacity where possible."""
         size = max(size, min(2 * int(self.column_lines[column, kernel.CAPACITY]), buffers.MAX_STRING_BYTES))
         self._values[column] = enlarge(self._values[column], size + PADDING)
         self.column_lines[column, kernel.CAPACITY] = size
         self._update_addresses(column)
 
     def renumber(self, first: int, seq: int) -> None:
-        """Give all rows from ``first`` on another ``_cdc_seq``."""
+        """Set the ``_cdc_seq`` of all rows from index ``first`` on."""
         self._seqs[first : self.row_count] = seq
 
     def truncate(self, rows: int) -> None:
-        """Forget all rows but the first ones."""
+        """Discard all but the first ``rows`` rows."""
         for validity in (v for v in self._validity if len(v)):
             validity[rows // 8] |= 0xFF << rows % 8 & 0xFF
             validity[rows // 8 + 1 : self.row_count // 8 + 1] = 0xFF
         self.table_line[kernel.ROW_COUNT] = rows
 
     def take_batch(self) -> pa.RecordBatch:
-        """The rows, copied out of the space, with the sink's schema; the space is empty afterwards.
+        """Return a copy of the rows with the sink's schema, and empty the buffer.
 
-        :raises UnfitValue: for bytes that are not text, and damaged documents.
+        :raises UnsupportedValue: for bytes that are not valid text, and for damaged documents.
         """
         rows, schema = self.row_count, self.table_map.schema.sink_schema
         arrays = [self._to_arrow(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw_type != SKIPPED_TYPE]
@@ -189,12 +191,12 @@ class ChangeBuffer:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def has_match(self, column: str, wanted: Callable[[pa.Array], pa.Array]) -> bool:
-        """Whether a mask of a column's values lets any row through."""
+        """Return whether a mask of a column's values selects any row."""
         i = next(i for i, c in enumerate(self.table_map.schema.columns) if c.name == column)
         return bool(pc.any(wanted(self._to_arrow(i, self._plans[i], self.row_count))).as_py())
 
     def clear(self) -> None:
-        """Empty the space."""
+        """Empty the buffer, and free its memory if it has grown large."""
         self.truncate(0)
         self.table_line[kernel.OPEN_FIRST_ROW] = 0
         self.table_line[kernel.OPEN_ROWS_TAKEN] = 1
@@ -235,7 +237,7 @@ class ChangeBuffer:
 
 
 def _first_bad_row(values: pa.Array, finish: Callable[[pa.Array], pa.Array]) -> int:
-    """Number of the first row that cannot be understood."""
+    """Return the index of the first row that cannot be converted."""
     for row in range(len(values)):
         try:
             finish(pa.concat_arrays([values.slice(row, 1)]))

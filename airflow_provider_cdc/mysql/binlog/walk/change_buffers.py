@@ -1,4 +1,4 @@
-"""The changes of all tables that a stream has told of, and what the machine code is told of these tables."""
+"""Changes to all tables announced by a stream, and the kernels' description of these tables."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _OPERATIONS = {"insert": row_kernel.INSERT, "update": row_kernel.UPDATE, "delete
 
 
 class ChangeBuffers:
-    """Space for the changes of each table, by its *slot*, and the table maps that announce them, by table id.
+    """Change buffers of all tables, by *slot*, and the table maps that announce them, by table id.
 
-    :param state: what the machine code that walks shares, see :mod:`~airflow_provider_cdc.mysql.binlog.kernels`.
+    ``table_lines``, ``column_lines``, ``map_lines``, ``changed_slots`` and ``row_state`` are arguments of the kernels.
+
+    :param state: state shared with the walk kernel, see :mod:`~airflow_provider_cdc.mysql.binlog.kernels.walk_state`.
     :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.change_buffer.ChangeBuffer`.
-    :param count_only: whether rows are only counted, not decoded.
-
-    ``records``, ``columns``, ``maps``, ``touched`` and ``inner`` are what the machine code takes.
+    :param count_only: whether rows are counted instead of decoded.
     """
 
     def __init__(self, state: Any, decoders: CharsetDecoders, count_only: bool) -> None:
         self._state, self._decoders, self._count_only = state, decoders, count_only
         self._buffers: list[ChangeBuffer] = []
-        # Not by id(): table maps of other readings go, and another table's may get the memory of one.
+        # Not by id(): a table map may be garbage-collected, and that of another table allocated at its address.
         self._slots: WeakKeyDictionary[TableMap, int] = WeakKeyDictionary()
         self._announced: dict[int, tuple[Any, int]] = {}  # by table id: body of the table map, slot
         self.row_state: Any = np.zeros(row_kernel.STATE_SIZE, np.int64)
@@ -51,7 +51,7 @@ class ChangeBuffers:
         return self._buffers[slot]
 
     def slot_of(self, table: TableMap) -> int:
-        """The slot of a table in a layout."""
+        """Return the slot of a table with a given layout."""
         if table not in self._slots:
             same = [i for i, s in enumerate(self._buffers) if s.has_layout_of(table)]
             if not same:
@@ -62,10 +62,10 @@ class ChangeBuffers:
         return self._slots[table]
 
     def announce_table_map(self, table_id: int, body: Any, table: TableMap | None) -> None:
-        """Let the machine code know a table map: what follows it in this statement is of this table.
+        """Tell the kernel about a table map, which applies to the row events that follow in this statement.
 
-        :param body: the event from the table's name on, and :data:`SLACK` bytes.
-        :param table: ``None``: its rows are not wanted.
+        :param body: the event from the table's name on, followed by :data:`PADDING` bytes.
+        :param table: ``None`` if the table's rows are not wanted.
         """
         slot = -1 if table is None else self.slot_of(table)
         if table_id not in self._announced and 2 * len(self._announced) + 2 > len(self.map_lines):
@@ -74,8 +74,10 @@ class ChangeBuffers:
         self._insert_map(table_id, body, slot, int(self._state[walk_state.STATEMENT_NUMBER]))
 
     def _grow_maps(self) -> None:
-        """Lay the table maps out anew, with room for as many more. A server never gives a table id twice: of too many
-        only those of this statement stay, and others that are still in use will be told again.
+        """Rebuild the hash table of table maps with more room.
+
+        A server never reuses a table id. When there are too many, only those of this statement are kept; others that
+        are still in use will be announced again.
         """
         statements = {
             int(line[walk_state.MAP_TABLE_ID]): int(line[walk_state.MAP_STATEMENT]) for line in self.map_lines
@@ -91,7 +93,7 @@ class ChangeBuffers:
             self._insert_map(known, other, its_slot, statements.get(known, -1))
 
     def announced_table_maps(self) -> dict[int, TableMap | None]:
-        """What the machine code knows to have been announced in this statement."""
+        """Return the table maps that the kernel has seen in this statement, by table id."""
         announced_lines = self.map_lines[
             self.map_lines[:, walk_state.MAP_STATEMENT] == self._state[walk_state.STATEMENT_NUMBER]
         ]
@@ -99,12 +101,12 @@ class ChangeBuffers:
         return {int(m[walk_state.MAP_TABLE_ID]): tables.get(int(m[walk_state.MAP_SLOT])) for m in announced_lines}
 
     def changed_buffers(self) -> Iterator[ChangeBuffer]:
-        """The tables that the open transaction has changed."""
+        """Yield the buffers of the tables that the open transaction has changed."""
         for slot in self.changed_slots[: self._state[walk_state.CHANGED_TABLES]].tolist():
             yield self._buffers[slot]
 
     def mark_changed(self, slot: int) -> None:
-        """Note that the open transaction changes a table."""
+        """Record that the open transaction changes a table."""
         space, state = self._buffers[slot], self._state
         if space.table_line[row_kernel.CHANGED_BY] != state[walk_state.TRANSACTION_NUMBER]:
             space.table_line[row_kernel.CHANGED_BY] = state[walk_state.TRANSACTION_NUMBER]
@@ -118,7 +120,7 @@ class ChangeBuffers:
     def decode_rows(self, event: RowsEvent, seq: int, commit_us: int, place: str) -> None:
         """Decode a row event.
 
-        :param place: where the reading is, for messages.
+        :param place: current location, for error messages.
         """
         slot, state = self.slot_of(event.table), self._state
         state[walk_state.DECODED_BYTES] += len(event.images)
@@ -148,10 +150,11 @@ class ChangeBuffers:
             self.handle_stop(slot, why, data, place)
 
     def handle_stop(self, slot: int, why: int, data: Any, place: str) -> None:
-        """Do what has to be done before the machine code can go on.
+        """Handle the reason why a kernel stopped, so that it can continue.
 
-        :param why: why it stopped.
-        :raises TerminalError: for a value that cannot be carried.
+        :param why: the kernel's return value.
+        :param place: current location, for error messages.
+        :raises TerminalError: for a value that cannot be copied.
         """
         space = self._buffers[slot]
         column = int(self.row_state[row_kernel.FAILED_COLUMN]) - int(space.table_line[row_kernel.FIRST_COLUMN])
@@ -174,9 +177,9 @@ class ChangeBuffers:
             raise binlog_value_error(schema, failed_column, "damaged", "damaged value", place)
 
     def take_changes(self, key_filter: KeyFilter | None) -> list[tuple[TableSchema, pa.RecordBatch]]:
-        """The changes since the last time, a batch a table, in binlog order.
+        """Return the changes since the last call in binlog order, one batch per table.
 
-        :param key_filter: changes may be left out if there are none for which this is true.
+        :param key_filter: a buffer's changes are dropped if none of them matches.
         """
         by_table: dict[tuple[str, str], tuple[TableSchema, list[pa.RecordBatch]]] = {}
         for space in self._buffers:
@@ -188,7 +191,7 @@ class ChangeBuffers:
         return [(schema, _merge_batches(schema, batches)) for schema, batches in by_table.values()]
 
     def _lay_out_lines(self) -> None:
-        """One array for the lines of all tables, and one for the lines of all their columns."""
+        """Put the lines of all tables into one array, and those of their columns into another."""
         count = sum(len(s.column_lines) for s in self._buffers)
         tables: Any = np.zeros((max(1, len(self._buffers)), row_kernel.TABLE_FIELDS), np.int64)
         lines: Any = np.zeros((max(1, count), row_kernel.COLUMN_FIELDS), np.int64)
@@ -217,14 +220,14 @@ def _take_batch(space: ChangeBuffer) -> pa.RecordBatch:
 
 
 def _merge_batches(table: TableSchema, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Changes of one table that came in several layouts, since ``binlog_row_metadata`` was changed: in binlog order."""
+    """Merge changes to one table in binlog order; there are several layouts if ``binlog_row_metadata`` was changed."""
     try:
         return merge_in_binlog_order(batches)
     except ValueError as error:
         raise TerminalError.for_table(
-            f"binlog_row_metadata was changed inside of a transaction that changes {table.label} ({error}): the order "
-            "of its changes is not known",
+            f"binlog_row_metadata was changed inside a transaction that changes {table.label} ({error}): the order of "
+            "its changes is unknown",
             table.label,
             place=f"_cdc_seq {batches[0][SEQ_COLUMN][0].as_py()}",
-            first="Change it only while nobody writes",
+            first="Change it only while no session is writing",
         ) from None

@@ -1,4 +1,4 @@
-"""How each column of row events is read by machine code, and what is made of its values at the end."""
+"""How the kernels read each column of row events, and how the stored values become Arrow arrays."""
 
 from __future__ import annotations
 
@@ -44,16 +44,20 @@ _FIXED_KINDS = {
 _TEMPORAL_KINDS = {"datetime": (5, kernel.DATETIME), "timestamp": (4, kernel.TIMESTAMP), "time": (3, kernel.TIME)}
 _OLD_TEMPORAL_KINDS = {"datetime": kernel.OLD_DATETIME, "timestamp": kernel.OLD_TIMESTAMP, "time": kernel.OLD_TIME}
 _ANY_LENGTH = 1 << 40
-#: The Arrow type of what is passed over.
+#: Arrow type of columns that are skipped.
 SKIPPED_TYPE = pa.null()
 
 
 class ColumnPlan(NamedTuple):
-    """How a column is read: numbers for the machine code, and what is made of the values at the end.
+    """How a column is read: input for the row kernel, and the conversion of the stored values.
 
-    :param raw_type: Arrow type of what the machine code stores.
-    :param finish: turns an array of that type into the column's; ``UnicodeDecodeError`` and ``ValueError`` say that a
-        value cannot be understood.
+    :param kind: one of the kinds in ``row_kernel``.
+    :param size: bytes of a value on the wire, or of the length prefix.
+    :param raw_type: Arrow type that the kernel stores.
+    :param limit: see ``LIMIT`` in ``row_kernel``.
+    :param scale: see ``SCALE`` in ``row_kernel``.
+    :param finish: converts an array of ``raw_type`` to the column's type; raises ``UnicodeDecodeError`` or
+        ``ValueError`` for a value that cannot be converted.
     """
 
     kind: int
@@ -67,12 +71,12 @@ class ColumnPlan(NamedTuple):
 def plan_column(
     column: Column, wire: WireColumn, table: TableMap, decoders: CharsetDecoders, is_excluded: bool
 ) -> ColumnPlan:
-    """How a column of row events is read.
+    """Return how a column of row events is read.
 
-    :param wire: how the binlog lays it out.
-    :param table: the table, and the members of its ENUM and SET columns.
-    :param is_excluded: whether its values are passed over.
-    :raises TerminalError: for a type that is not known here.
+    :param wire: the column's layout in the binlog.
+    :param table: the table, with the members of its ENUM and SET columns.
+    :param is_excluded: whether the column's values are skipped.
+    :raises TerminalError: for an unsupported type.
     """
     kind, arrow, in_key = column.data_type, column.arrow_type, column.name in table.schema.key
     texts = decoders.for_keys if in_key else decoders
@@ -101,7 +105,7 @@ def plan_column(
         return ColumnPlan(kernel.SET_BITS, size, pa.uint64(), len(column.members), finish=_set_members(column.members))
     if kind == "bit":
         return ColumnPlan(kernel.FIXED, size, arrow)
-    # What is left has a length in front.
+    # All other types have a length prefix.
     longest = _ANY_LENGTH if wire.type in (BLOB, BLOB_COMPRESSED) else wire.size
     if kind in ADDRESS_TYPES:
         to_text = uuid_texts if kind == "uuid" else convert_each(inet_text)
@@ -127,7 +131,7 @@ def plan_column(
     if kind in BINARY_TYPES:
         return ColumnPlan(kernel.BYTES, size, arrow, longest)
     if kind == "json":
-        from airflow_provider_cdc.mysql.binlog.kernels.json_kernel import json_texts  # compiled where there is any
+        from airflow_provider_cdc.mysql.binlog.kernels.json_kernel import json_texts  # compiled only if it is needed
 
         return ColumnPlan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=json_texts)
     if kind in GEOMETRY_TYPES:
@@ -138,7 +142,7 @@ def plan_column(
 
 
 def _wire_size(column: Column, wire: WireColumn) -> tuple[int, bool]:
-    """Bytes of a value on the wire; or of the length in front of it, and that it has one."""
+    """Return the bytes of a value on the wire, or of its length prefix, and whether it has such a prefix."""
     kind = column.data_type
     if kind in INTEGER_TYPES:
         return _INTEGERS[kind][0], False
@@ -163,7 +167,7 @@ def _wire_size(column: Column, wire: WireColumn) -> tuple[int, bool]:
 
 
 def convert_each(convert: Callable[[bytes], Any], to: pa.DataType | None = None) -> Callable[[pa.Array], pa.Array]:
-    """Convert every value, those that are equal once."""
+    """Return a function that converts every value of a binary array, equal ones only once."""
 
     def finish(values: pa.Array) -> pa.Array:
         known = values.dictionary_encode()
@@ -174,14 +178,14 @@ def convert_each(convert: Callable[[bytes], Any], to: pa.DataType | None = None)
 
 
 def _check_ascii(values: pa.Array) -> pa.Array:
-    """Text of the charset ascii, into which MariaDB takes bytes that are none."""
+    """Refuse text of character set ascii with other bytes, which MariaDB accepts."""
     if not pc.all(pc.string_is_ascii(values)).as_py() and len(values) > values.null_count:
         raise UnicodeDecodeError("ascii", b"", 0, 0, "not ascii")
     return values
 
 
 def _enum_members(members: Sequence[str], in_key: bool) -> Callable[[pa.Array], pa.Array]:
-    """The member of an ENUM by its index; 0 is a value that was not valid when it was stored, and shown as ''."""
+    """Return a function that maps indexes to ENUM members; 0, an invalid value when stored, becomes ``''``."""
     texts = pa.array(["", *members], pa.string())
 
     def finish(values: pa.Array) -> pa.Array:
@@ -193,7 +197,7 @@ def _enum_members(members: Sequence[str], in_key: bool) -> Callable[[pa.Array], 
 
 
 def _set_members(members: Sequence[str]) -> Callable[[pa.Array], pa.Array]:
-    """The members of a SET by the bits of a number."""
+    """Return a function that maps bit sets to the members of a SET."""
 
     def finish(values: pa.Array) -> pa.Array:
         known = values.dictionary_encode()

@@ -1,4 +1,4 @@
-"""The GTIDs of the transactions that have been walked: numbers of the machine code, and text."""
+"""GTIDs of the walked transactions, converted from the kernel's numbers to text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _RUNS = 4096
 
 
 class GtidCollector:
-    """GTIDs as they come, runs of one source in one text, and the names of transactions with rows.
+    """Collects GTIDs, with consecutive ones of a source joined, and the GTIDs of transactions with rows.
 
-    :param state: what the machine code that walks shares; ``runs`` is what it writes.
+    :param state: state shared with the walk kernel, which writes to ``runs``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -26,8 +26,9 @@ class GtidCollector:
         self._by_seq: dict[int, str] = {}
 
     def add(self, gtid: str, seq: int) -> None:
-        """Add a transaction that Python has read; empty text for one without a GTID.
+        """Add a transaction that was read by Python.
 
+        :param gtid: empty if the transaction has none.
         :param seq: its ``_cdc_seq``.
         """
         self._drain_runs()
@@ -37,25 +38,25 @@ class GtidCollector:
                 self._by_seq[seq] = gtid
 
     def take_texts(self) -> tuple[str, ...]:
-        """The GTIDs since the last time."""
+        """Return the GTIDs since the last call."""
         self._drain_runs()
         texts, self._texts = tuple(self._texts), []
         return texts
 
     def take_by_seq(self) -> dict[int, str]:
-        """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time."""
+        """Return the GTIDs of transactions with rows since the last call, by ``_cdc_seq``."""
         self._drain_runs()
         names, self._by_seq = self._by_seq, {}
         return names
 
     def open_gtid(self) -> str:
-        """The GTID of the transaction that the machine code has open."""
+        """Return the GTID of the kernel's open transaction."""
         source = self._state[walk_state.GTID_KIND : walk_state.GTID_KIND + walk_state.SOURCE_FIELDS].tolist()
         number = int(self._state[walk_state.GTID_NUMBER])
         return _format_run(*source, number, number)
 
     def _drain_runs(self) -> None:
-        """Turn the machine code's GTIDs into text."""
+        """Convert the kernel's GTIDs to text."""
         for line in self.runs[: self._state[walk_state.GTID_RUNS]].tolist():
             *run, seq = line
             self._texts.append(_format_run(*run))

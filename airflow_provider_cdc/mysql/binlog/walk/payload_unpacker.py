@@ -1,7 +1,7 @@
-"""The events inside of compressed transactions as bytes, which the machine code walks.
+"""Unpack the events of compressed transactions into bytes for the walk kernel.
 
-Small ones are unpacked ahead, all that a block has, so that the machine code goes from one to the next without Python.
-A large one, and whatever is unusual about its packing, is unpacked when the walk comes to it, bit by bit.
+All small transactions of a block are unpacked ahead, so that the kernel proceeds from one to the next without Python.
+A transaction that is large or packed in an unusual way is unpacked incrementally when the walk reaches it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from airflow_provider_cdc.mysql.binlog.kernels.payloads import find_payloads
 from airflow_provider_cdc.mysql.binlog.walk.blocks import BlockBuffer
 from airflow_provider_cdc.native.primitives import PADDING
 
-#: Bytes to begin with when a transaction is unpacked bit by bit.
+#: Initial buffer sizes for unpacking a transaction incrementally.
 _BLOCK, _LARGE_BLOCK = 4 << 10, 1 << 20
-#: Bytes and transactions that are unpacked ahead at most: what they claim to be is never believed beyond that.
+#: Limits on what is unpacked ahead. Larger claimed sizes are not trusted.
 _MAX_AHEAD_BYTES, _MAX_AHEAD_PAYLOADS = 1 << 20, 4096
 
 
 class PayloadUnpacker:
-    """Compressed transactions, unpacked. ``data`` and ``ahead`` are what the machine code takes.
+    """Unpacks compressed transactions; ``data`` and ``ahead_lines`` are arguments of the walk kernel.
 
-    :param blocks: where the packets stand.
-    :param state: of the machine code; it says how far that has walked.
+    :param blocks: the packets.
+    :param state: state of the kernel, including how far it has walked.
     """
 
     def __init__(self, blocks: BlockBuffer, state: Any) -> None:
@@ -44,9 +44,9 @@ class PayloadUnpacker:
         self.ahead_lines: Any = np.zeros((_MAX_AHEAD_PAYLOADS, walk_state.AHEAD_FIELDS), np.int64)
 
     def unpack_ahead(self) -> bool:
-        """Unpack the next transactions of the block; ``False`` if the first one is not for this way.
+        """Unpack the next transactions of the block; return ``False`` if the first one must be streamed.
 
-        One that is damaged ends the list, and says so when the walk comes to it.
+        A damaged transaction ends the list; its error is raised when the walk reaches it.
         """
         state, blocks = self._state, self._blocks
         count = find_payloads(blocks.data, blocks.end, state, _MAX_AHEAD_BYTES, self.ahead_lines)
@@ -63,10 +63,10 @@ class PayloadUnpacker:
         return bool(contents)
 
     def begin_streaming(self, event: BinlogEvent) -> None:
-        """Unpack one transaction bit by bit from now on.
+        """Start to unpack one transaction incrementally.
 
         :param event: the outer event.
-        :raises TerminalError: if the payload is damaged or its compression unknown.
+        :raises TerminalError: if the payload is damaged or its compression is unknown.
         """
         self._source, self._expected = open_payload(event, self._decompressor)
         self._total = 0
@@ -77,12 +77,12 @@ class PayloadUnpacker:
         self.fill()
 
     def end_streaming(self) -> None:
-        """Go on behind the transaction."""
+        """Leave the transaction and free its buffer."""
         self._source, self._state[walk_state.PAYLOAD_MODE] = io.BytesIO(), 0
-        self.data = np.zeros(PADDING, np.uint8)  # it may have been a large one
+        self.data = np.zeros(PADDING, np.uint8)  # the old buffer may be large
 
     def fill(self) -> bool:
-        """Unpack more of the transaction; ``False`` at its end.
+        """Unpack more of the transaction; return ``False`` at its end.
 
         :raises TerminalError: if it is damaged.
         """
@@ -106,7 +106,7 @@ class PayloadUnpacker:
         return bool(got)
 
     def next_event(self) -> BinlogEvent:
-        """The next event, for the plain code.
+        """Return the next event, for the Python code.
 
         :raises TerminalError: if it is damaged.
         """

@@ -1,4 +1,4 @@
-"""How far a walk through the binlog has come."""
+"""Progress of a walk through the binlog."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 
-#: A position, or a number of rows, that no walk gets to.
+#: A position or row count that no walk reaches.
 NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class WalkStep:
-    """How far the binlog has been walked.
+    """Progress since the previous step.
 
     :param file: binlog file.
-    :param position: end of the last whole transaction, or a place between transactions.
-    :param ended_transactions: transactions that have ended since the last step.
-    :param counted_rows: changes of captured tables in them, where rows are only counted; an update is one.
-    :param gtids: their GTIDs, runs of one source in one text: ``uuid:7-9``, ``uuid:tag:7-9``; of MariaDB the last one:
-        ``0-1-9``.
-    :param transaction: a transaction that is more than its rows: TRUNCATE, a change of a definition, or one that began
-        as XA; its rows, if any, have not been decoded: see :meth:`BinlogWalker.add`. It is the last one of the step.
-    :param has_open_transaction: whether another transaction has been begun.
-    :param reached_position: end of the last event, in the file that is being read.
+    :param position: end of the last whole transaction, or a position between transactions.
+    :param ended_transactions: number of transactions that ended since the last step.
+    :param counted_rows: number of changes to captured tables in them, with ``count_only``; an update counts as one.
+    :param gtids: their GTIDs, with consecutive ones of a source joined: ``uuid:7-9``, ``uuid:tag:7-9``; for MariaDB
+        only the last one: ``0-1-9``.
+    :param transaction: last transaction of the step if it is more than rows: a TRUNCATE, a definition change, or a
+        transaction that began as XA. Its rows, if any, are not decoded yet: see :meth:`BinlogWalker.decode_rows`.
+    :param has_open_transaction: whether another transaction has begun.
+    :param reached_position: end of the last event, in the current file.
     """
 
     file: str
@@ -37,10 +37,12 @@ class WalkStep:
     reached_position: int
 
     def is_beyond(self, start: Position, size: int) -> bool:
-        """Whether so many bytes of binlog lie between a place and the last event, in its file.
+        """Return whether a transaction is open and at least ``size`` bytes of binlog follow ``start``.
 
-        A stretch ends with the transaction that makes it as large as it may be. So if one is open when the stretch has
-        that size, it is the last one, and ends where the stretch does.
+        A range ends with the transaction that makes it reach its maximum size. So if a transaction is open once the
+        range has that size, it is the last one, and the range ends where it does.
+
+        :param size: bytes, counted within the current file.
         """
         return (
             self.has_open_transaction

@@ -1,8 +1,8 @@
-"""The binlog as batches of typed changes: machine code for ordinary transactions, the plain code for all else.
+"""Walk the binlog and collect typed changes: compiled kernels for ordinary transactions, plain Python for the rest.
 
-The machine code walks blocks as they come from the socket. What it does not know, and what is not as it should be, is
-taken by the plain code, event by event: the checks of :mod:`.stream`, then the assembler of :mod:`.transactions`. Both
-share one state, so they take turns in the middle of a transaction, too.
+The walk kernel processes blocks as received from the socket. Events that it does not know or finds irregular are
+processed one by one in Python: checked by ``events.binlog_stream``, then assembled by ``events.transactions``. Both
+share one state, so they can alternate even within a transaction.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _PAYLOAD = bytes([TRANSACTION_PAYLOAD])
 
 
 class BinlogWalker:
-    """Walks a binlog stream; the changes are kept until they are taken.
+    """Walks a binlog stream and keeps the changes until they are taken.
 
-    :param stream: an open stream, from the start of a transaction on; nothing else may read from it.
-    :param captured: the definitions of captured tables.
-    :param seq_of: ``_cdc_seq`` of position 0 of a binlog file.
+    :param stream: an open stream at the start of a transaction; nothing else may read from it.
+    :param captured: definitions of the captured tables.
+    :param seq_of: returns the ``_cdc_seq`` of position 0 of a binlog file.
     :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.change_buffer.ChangeBuffer`.
-    :param byte_budget: bytes of rows after which a step is made, also inside of a transaction.
-    :param with_before_images: whether updates give their old image, too, as ``b``.
-    :param count_only: whether rows are only counted, not decoded.
-    :param with_gtids: whether :meth:`names` tells the GTIDs of transactions with rows.
+    :param byte_budget: bytes of rows after which a step is made, even inside a transaction.
+    :param with_before_images: whether each update also yields its old image, as ``b``.
+    :param count_only: whether rows are counted instead of decoded.
+    :param with_gtids: whether :meth:`take_gtids` returns the GTIDs of transactions with rows.
     :param yield_ddl: see :func:`~airflow_provider_cdc.mysql.binlog.events.transactions.read_transactions`.
     :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.StatementGuard`.
     """
@@ -84,7 +84,7 @@ class BinlogWalker:
         self._transaction: OpenTransaction | None = None
         self._transaction_number, self._held_bytes = -1, 0
         self._unpacker = PayloadUnpacker(self._blocks, self._state)
-        # Tables that are for the plain code by their table ids, and the statement of each.
+        # Tables that only the Python code may read: by table id, the announcing statement and the table map.
         self._python_tables: dict[int, tuple[int, TableMap | None]] = {}
         self._failure: TransientError | TornFileError | None = None
         state = self._state
@@ -100,11 +100,12 @@ class BinlogWalker:
         self._to_kernel()
 
     def steps(self, until: Position | None = None, rows: int = NEVER) -> Iterator[WalkStep]:
-        """Walk on; ends with the stream, and after the step that reaches ``until``.
+        """Continue the walk to the end of the stream, or until a step reaches ``until``.
 
-        A step is made before waiting for the server, so what has come is never held back.
+        A step is made before waiting for the server, so changes that have arrived are never held back.
 
-        :param rows: where rows are counted: how many to walk; the transaction with the last of them is the last one.
+        :param rows: with ``count_only``, the number of rows to walk; the walk ends with the transaction that reaches
+            it.
         """
         if self._failure is not None:
             raise self._failure
@@ -123,7 +124,7 @@ class BinlogWalker:
                     going, item = self._handle_event()
                 except (TransientError, TornFileError) as error:
                     self._failure = error
-                    yield self._make_step(None)  # what was walked before is done
+                    yield self._make_step(None)  # everything before the error is valid
                     raise
                 if not going:
                     yield self._make_step(None)
@@ -157,16 +158,16 @@ class BinlogWalker:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of rows that have been decoded since changes were last taken."""
+        """Bytes of rows decoded since changes were last taken."""
         return self._held_bytes + int(self._state[walk_state.DECODED_BYTES])
 
     def take_changes(self, key_filter: KeyFilter | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
-        """The changes since the last time, a batch a table, in binlog order.
+        """Return the changes since the last call in binlog order, one batch per table.
 
-        Inside of a transaction they may be taken if the server told how long it is (``can_take``).
+        Inside a transaction, call this only if :attr:`can_take` is true.
 
-        :param key_filter: changes may be left out if there are none for which this is true.
-        :raises TerminalError: for bytes that are not text, and damaged documents.
+        :param key_filter: a buffer's changes are dropped if none of them matches.
+        :raises TerminalError: for bytes that are not valid text, and for damaged documents.
         """
         self._held_bytes = self._state[walk_state.DECODED_BYTES] = 0
         if self._state[walk_state.COUNT_ONLY]:
@@ -174,7 +175,10 @@ class BinlogWalker:
         return self._buffers.take_changes(key_filter)
 
     def take_gtids(self) -> dict[int, str]:
-        """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time, that of the open one included."""
+        """Return the GTIDs of transactions with rows since the last call, by ``_cdc_seq``.
+
+        The open transaction is included if its end is known.
+        """
         state, names = self._state, self._gtids.take_by_seq()
         if state[walk_state.IS_OPEN] and state[walk_state.EXPECTED_END]:
             known = self._transaction is not None and self._transaction_number == state[walk_state.TRANSACTION_NUMBER]
@@ -183,16 +187,16 @@ class BinlogWalker:
         return names
 
     def decode_rows(self, rows: RowsEvent, seq: int, commit_us: int) -> None:
-        """Decode a row event that becomes visible here, between two transactions."""
+        """Decode a row event that becomes visible at the current position, between two transactions."""
         self._buffers.decode_rows(rows, seq, commit_us, self._location())
 
     @property
     def can_take(self) -> bool:
-        """Whether the numbers of all changes are known: not inside of a transaction of a server that does not tell."""
+        """Whether the ``_cdc_seq`` of all changes is known; false inside a transaction whose end is not known."""
         return not self._state[walk_state.IS_OPEN] or bool(self._state[walk_state.EXPECTED_END])
 
     def expect_end(self, end: Position) -> None:
-        """Number the changes of the open transaction as one that ends there; that is checked when it does."""
+        """Set where the open transaction is expected to end and number its changes; verified when it ends."""
         state = self._state
         if state[walk_state.IS_OPEN] and not state[walk_state.EXPECTED_END]:
             state[walk_state.EXPECTED_END] = end.position
@@ -201,19 +205,19 @@ class BinlogWalker:
 
     @property
     def is_split(self) -> bool:
-        """Whether a transaction is open of which changes have been taken."""
+        """Whether changes have been taken from a transaction that is still open."""
         if not self._state[walk_state.IS_OPEN]:
             return False
         return any(space.table_line[row_kernel.OPEN_ROWS_TAKEN] for space in self._buffers.changed_buffers())
 
     def take_complete(self) -> list[tuple[TableSchema, pa.RecordBatch]]:
-        """The changes of whole transactions, when the stream has broken."""
+        """Return the changes of whole transactions only, after the stream has broken."""
         if self._state[walk_state.IS_OPEN]:
             for space in self._buffers.changed_buffers():
                 space.truncate(int(space.table_line[row_kernel.OPEN_FIRST_ROW]))
         return self.take_changes()
 
-    # ------------------------------------------------------------ with the machine code
+    # ------------------------------------------------------------ compiled kernels
 
     def _run_kernel(self) -> int:
         blocks, unpacked, tables = self._blocks, self._unpacker, self._buffers
@@ -235,20 +239,20 @@ class BinlogWalker:
         )
 
     def _handle_stop(self, why: int) -> None:
-        """Do what has to be done before the machine code can go on."""
+        """Handle the reason why the kernel stopped, so that it can continue."""
         state = self._state
         if why == walk_state.WRONG_END:
             raise TerminalError(
-                f"the transaction at {self._stream.file}:{state[walk_state.START_POSITION]} does not end where it said",
-                "run again; if it stays, start with a fresh sink.path",
+                f"the transaction at {self._stream.file}:{state[walk_state.START_POSITION]} does not end as expected",
+                "Run again. If the error persists, start with a fresh sink.path",
             )
         data = (self._unpacker if state[walk_state.PAYLOAD_MODE] else self._blocks).data
         self._buffers.handle_stop(int(state[walk_state.FAILED_TABLE]), why, data, self._location())
 
-    # ------------------------------------------------------------ with the plain code
+    # ------------------------------------------------------------ plain Python
 
     def _handle_event(self) -> tuple[bool, Transaction | None]:
-        """Take one event the plain way; (whether there is more, a transaction that ended)."""
+        """Process one event in Python; return whether there may be more, and a transaction to report."""
         if self._state[walk_state.PAYLOAD_MODE]:
             self._from_kernel()
             event: BinlogEvent | None = self._unpacker.next_event()
@@ -268,7 +272,7 @@ class BinlogWalker:
         return True, item
 
     def _enter_payload(self, packet: bytes) -> None:
-        """Walk the events inside of a compressed transaction from now on."""
+        """Start to walk the events inside a compressed transaction."""
         state, stream = self._state, self._stream
         stream.position = int(state[walk_state.POSITION])
         event = stream.parse_packet(packet)
@@ -277,7 +281,7 @@ class BinlogWalker:
         self._unpacker.begin_streaming(event)
 
     def _leave_payload(self) -> None:
-        """Go on behind it."""
+        """Continue after a compressed transaction."""
         if self._state[walk_state.IS_OPEN]:
             raise TerminalError(f"a compressed transaction without its end, before {self._location()}", REPORT_REMEDY)
         self._unpacker.end_streaming()
@@ -301,7 +305,7 @@ class BinlogWalker:
                 state[walk_state.TRANSACTION_NUMBER] += 1
                 state[walk_state.CHANGED_TABLES], state[walk_state.EXPECTED_END] = 0, 0
                 known = 0
-            # Rows of XA transactions that are to be decoded are kept as they are: they may never become visible.
+            # Rows of XA transactions are kept undecoded: they may never become visible.
             if not open_now.is_xa or state[walk_state.COUNT_ONLY]:
                 seq = int(state[walk_state.FILE_SEQ] + state[walk_state.EXPECTED_END])
                 for rows in open_now.rows[known:]:
@@ -311,7 +315,7 @@ class BinlogWalker:
             if event.type == TABLE_MAP:
                 self._announce_table_map(event, open_now)
             elif not open_now.table_maps:
-                state[walk_state.STATEMENT_NUMBER] += 1  # its end: what was announced counts no more
+                state[walk_state.STATEMENT_NUMBER] += 1  # the statement ended: its table maps are no longer valid
         if transaction is None:
             return None
         self._finish_transaction(transaction)
@@ -327,15 +331,15 @@ class BinlogWalker:
         )
 
     def _announce_table_map(self, event: BinlogEvent, now: OpenTransaction) -> None:
-        """Let the machine code know a table map."""
+        """Tell the kernel about a table map."""
         table_id = int.from_bytes(event.body[:6], "little")
         table = now.table_maps[table_id]
         body: Any = np.zeros(len(event.body) - 8 + PADDING, np.uint8)
         body[:-PADDING] = np.frombuffer(event.body[8:], np.uint8)
         definitions = self._assembler.captured.get(parse_table_map_head(event.body)[1])
         if definitions is not None and (table is None or definitions.at(Position(event.file, event.start)) is None):
-            # Whether its rows count depends on the place, or on the end of an XA transaction. The machine code would
-            # take them for rows of a captured table wherever it meets these bytes again.
+            # Whether its rows count depends on the position, or on the end of an XA transaction. The kernel would treat
+            # them as rows of a captured table wherever it sees the same table map again.
             self._python_tables[table_id] = int(self._state[walk_state.STATEMENT_NUMBER]), table
             return
         self._buffers.announce_table_map(table_id, body, table)
@@ -344,7 +348,7 @@ class BinlogWalker:
         return f"{self._stream.file}:{int(self._state[walk_state.POSITION])}"
 
     def _finish_transaction(self, transaction: Transaction) -> None:
-        """A transaction has ended by the plain code: number its rows, or forget them if they were taken back."""
+        """Number the rows of a transaction that ended in Python, or discard them if it was rolled back."""
         state = self._state
         seq = self._seq_of(transaction.file) + transaction.position
         if (
@@ -352,9 +356,9 @@ class BinlogWalker:
             and state[walk_state.CHANGED_TABLES]
             and not state[walk_state.COUNT_ONLY]
         ):
-            # Its rows would have to wait for XA COMMIT, and they have not been kept.
+            # Its rows would have to wait for XA COMMIT, but they have been decoded already.
             raise TerminalError(
-                f"an XA PREPARE of what did not begin as XA, at {transaction.file}:{transaction.position}",
+                f"XA PREPARE of a transaction that did not begin as XA, at {transaction.file}:{transaction.position}",
                 REPORT_REMEDY,
             )
         for space in self._buffers.changed_buffers():
@@ -377,7 +381,7 @@ class BinlogWalker:
         self._gtids.add(transaction.gtid, seq)
 
     def _from_kernel(self) -> None:
-        """Give the plain code what the machine code knows."""
+        """Copy the kernel's state to the Python code."""
         state, stream, assembler = self._state, self._stream, self._assembler
         stream.position = int(state[walk_state.POSITION])
         if not state[walk_state.IS_OPEN]:
@@ -403,7 +407,7 @@ class BinlogWalker:
         tx.rows = [RowsEvent(s.table_map, "insert", memoryview(b""), place) for s in self._buffers.changed_buffers()]
 
     def _to_kernel(self) -> None:
-        """Give the machine code what the plain code knows."""
+        """Copy the Python code's state to the kernel."""
         state, stream, tx = self._state, self._stream, self._assembler.open_transaction
         state[walk_state.POSITION] = stream.position
         state[walk_state.HAS_CHECKSUMS] = stream.has_checksums
@@ -415,7 +419,7 @@ class BinlogWalker:
                 self._transaction, self._transaction_number = tx, int(state[walk_state.TRANSACTION_NUMBER])
                 state[walk_state.START_POSITION], state[walk_state.COMMIT_US] = tx.start, tx.commit_us
                 state[walk_state.GTID_KIND] = walk_state.GTID_IN_PYTHON if tx.gtid else walk_state.ANONYMOUS_KIND
-            if tx.altered_tables:  # rows of another layout: its end is left to the plain code, which tells of them
+            if tx.altered_tables:  # the end of this transaction must be handled in Python, which reports the DDL
                 state[walk_state.GTID_KIND] = walk_state.GTID_IN_PYTHON
 
     def _make_step(self, item: Transaction | None) -> WalkStep:

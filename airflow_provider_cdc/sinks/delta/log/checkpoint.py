@@ -1,8 +1,8 @@
-"""Checkpoints of a Delta log: which one is the newest, and what it says, as it would stand in commits.
+"""Checkpoints of a Delta log: finding the newest one, and reading it in the form of commit actions.
 
-Whatever form another writer has chosen is read: one file, several parts, or a file with a number of its own (JSON or
-Parquet), each with or without sidecars. What is not understood raises: a row that is passed over may be a live file,
-and a table that is read for less than it holds loses rows.
+Every form that another writer may use is read: one file, several parts, or a file with a UUID (JSON or Parquet), each
+with or without sidecars. Anything not understood is an error: a skipped row may be a live file, and a table that is
+read incompletely loses rows.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _CHECKPOINT_NAME = re.compile(
     rf"{LOG_FOLDER}/(?P<version>\d{{20}})\.checkpoint"
     r"(?:\.(?P<part>\d{10})\.(?P<parts>\d{10})\.parquet|(?P<number>\.[0-9a-fA-F-]{36})\.(?:json|parquet)|\.parquet)"
 )
-#: What is a map in the log.
+#: Fields that are maps.
 _MAP_FIELDS = {"partitionValues", "tags", "configuration", "options"}
-#: What a version consists of.
+#: Actions that make up a version.
 _STATE_ACTIONS = ("protocol", "metaData", "txn", "add", "domainMetadata", "sidecar", "checkpointMetadata")
-#: What changes nothing of what a version holds.
+#: Actions without effect on the content of a version.
 _STATELESS_ACTIONS = ("commitInfo", "cdc")
 _ACTION_KINDS = {*_STATE_ACTIONS, "remove", *_STATELESS_ACTIONS}
-#: Statistics and partition values once more, in columns of their own.
+#: Copies of the statistics and partition values in separate columns.
 _DUPLICATED_COLUMNS = {"stats_parsed", "partitionValues_parsed"}
-#: All that is asked about a file that was removed: there may be many.
+#: Fields read of removed files, of which there may be many.
 _TOMBSTONE_FIELDS = ("path", "deletionVector")
 _REMEDY = "Nothing was changed. Restore the file, or use a newer version of this package, or a fresh sink.path"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is whole.
+    """A complete checkpoint.
 
-    :param version: of the table.
-    :param files: names below the table's folder, without sidecars.
+    :param version: version of the table.
+    :param files: names in the table's folder, without sidecars.
     """
 
     version: int
@@ -54,9 +54,9 @@ class Checkpoint:
 
 
 def find_newest_checkpoint(names: Iterable[str]) -> Checkpoint | None:
-    """The newest whole checkpoint, if there is one. Of several of one version each says the same.
+    """Return the newest complete checkpoint, if any. All checkpoints of one version have the same content.
 
-    :param names: of the files of a log.
+    :param names: names of the files of a log.
     """
     files_by_checkpoint: dict[tuple[int, str, int], list[str]] = {}
     for match in filter(None, map(_CHECKPOINT_NAME.fullmatch, names)):
@@ -71,12 +71,14 @@ def find_newest_checkpoint(names: Iterable[str]) -> Checkpoint | None:
 
 
 def read_actions(storage: Storage, checkpoint: Checkpoint, table_name: str) -> Iterator[dict[str, Any]]:
-    """What a checkpoint says; tombstones last, and of them only which files they are of, since they may be many.
+    """Yield the actions of a checkpoint.
 
-    :param storage: that of the table's folder.
-    :param table_name: what messages call it.
+    Tombstones come last and contain only the path and the deletion vector, because there may be many.
+
+    :param storage: storage of the table's folder.
+    :param table_name: name of the table in messages.
     :raises TerminalError: naming the file, if not all of it is understood.
-    :raises FileNotFoundError: if one of its files is not there.
+    :raises FileNotFoundError: if one of its files is missing.
     """
     reader = _CheckpointReader(storage, checkpoint, table_name)
     for name in checkpoint.files:
@@ -91,10 +93,10 @@ def read_actions(storage: Storage, checkpoint: Checkpoint, table_name: str) -> I
 
 @dataclass
 class _CheckpointReader:
-    """One checkpoint while it is read.
+    """Reads one checkpoint.
 
-    :param sidecars: names of files with more of it.
-    :param tombstones: tombstones.
+    :param sidecars: names of further files.
+    :param tombstones: tombstones read so far.
     """
 
     storage: Storage
@@ -107,14 +109,14 @@ class _CheckpointReader:
     _declared_add_count: int | None = None
 
     def read_part(self, name: str, allowed: Collection[str] = _ACTION_KINDS) -> Iterator[dict[str, Any]]:
-        """What one of its files says, other than tombstones.
+        """Yield the actions in one of its files, except tombstones.
 
-        :param allowed: kinds of actions that it may have.
+        :param allowed: kinds of actions that the file may contain.
         """
         rows = self._read_json(name) if name.endswith(".json") else self._read_parquet(name)
         for kind, value in rows:
             if kind not in allowed:
-                raise self._not_understood(name, f"it holds {kind}, which does not belong there")
+                raise self._not_understood(name, f"it contains {kind}, which does not belong there")
             self._kinds_seen.add(kind)
             if kind == "remove":
                 self.tombstones.append(value)
@@ -128,18 +130,18 @@ class _CheckpointReader:
             yield {kind: value}
 
     def check_complete(self) -> None:
-        """See that nothing is missing, when all files were read."""
+        """Check, after all files were read, that nothing is missing."""
         name = self.checkpoint.files[0]
         if missing := {"protocol", "metaData"} - self._kinds_seen:
             raise self._not_understood(name, f"it lacks {' and '.join(sorted(missing))}")
         if self._declared_add_count is not None and self._add_count != self._declared_add_count:
             raise self._not_understood(
-                name, f"it has {self._add_count} data files, and says that it has {self._declared_add_count}"
+                name, f"it has {self._add_count} data files, but declares {self._declared_add_count}"
             )
 
     def _note_metadata(self, name: str, metadata: dict[str, Any]) -> None:
         if metadata.get("version") != self.checkpoint.version:
-            raise self._not_understood(name, f"it says that it is of version {metadata.get('version')}")
+            raise self._not_understood(name, f"it declares version {metadata.get('version')}")
         count = str((metadata.get("tags") or {}).get("numOfAddFiles") or "")
         self._declared_add_count = int(count) if count.isdecimal() else None
 
@@ -153,9 +155,9 @@ class _CheckpointReader:
                 action = json.loads(line)
                 ((kind, value),) = action.items()
             except (ValueError, AttributeError):
-                raise self._not_understood(name, f"line {number} of it is not one action") from None
+                raise self._not_understood(name, f"line {number} is not one action") from None
             if kind not in _ACTION_KINDS or not isinstance(value, dict):
-                raise self._not_understood(name, f"line {number} of it is of the unknown kind {kind!r}")
+                raise self._not_understood(name, f"line {number} has the unknown kind {kind!r}")
             if kind == "remove":
                 tombstones.append({k: value[k] for k in _TOMBSTONE_FIELDS if value.get(k) is not None})
             elif kind not in _STATELESS_ACTIONS:
@@ -193,7 +195,10 @@ class _CheckpointReader:
 
 
 def _columns_to_read(schema: pa.Schema) -> list[str]:
-    """Columns of a checkpoint. Of kinds that are not known, all: there must be no row of them."""
+    """Return the columns of a checkpoint to read.
+
+    All columns of unknown kinds are included, because no row may have such a kind.
+    """
     columns = []
     for column in schema:
         if column.name == "add":
@@ -206,8 +211,9 @@ def _columns_to_read(schema: pa.Schema) -> list[str]:
 
 
 def _as_in_commit(value: Any) -> Any:
-    """A value of a checkpoint as it would stand in a commit: there maps are lists of pairs, and what is missing is
-    there as ``None``.
+    """Return a value of a checkpoint in the form it has in a commit.
+
+    In a checkpoint, maps are lists of pairs, and missing fields are ``None``.
     """
     if isinstance(value, dict):
         present = {k: v for k, v in value.items() if v is not None}

@@ -1,7 +1,7 @@
-"""What the features that other writers have given a table ask of each commit, whatever it is for.
+"""What table features that other writers have enabled require of every commit.
 
-With row tracking, each data file gets row ids of its own. In a clustered table, each has statistics of the columns that
-the table is clustered by. Both are kept by whoever writes, also where a property has switched the feature off.
+With row tracking, each data file gets its own row ids. In a clustered table, each data file has statistics of the
+clustering columns. Every writer has to maintain both, even if a property has disabled the feature.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_provider_cdc.sinks.storage.storage import Storage
 _ROW_TRACKING_DOMAIN, _HIGH_WATER_MARK = "delta.rowTracking", "rowIdHighWaterMark"
 _ROW_TRACKING_SUSPENDED = "delta.rowTrackingSuspended"
 _CLUSTERING_DOMAIN, _CLUSTERING_COLUMNS = "delta.clustering", "clusteringColumns"
-#: Characters of a text in statistics, as Spark has it.
+#: Characters of a text in statistics, as in Spark.
 _MAX_TEXT_LENGTH = 32
 
 
@@ -34,10 +34,10 @@ def complete_actions(
     metadata: Mapping[str, Any],
     domains: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """The actions of a commit with all that the table's features ask of it.
+    """Return the actions of a commit with everything that the table's features require.
 
-    :param version: that the commit is to become.
-    :param protocol, metadata, domains: of the version before.
+    :param version: version that the commit is to become.
+    :param protocol, metadata, domains: those of the version before.
     """
     for action in actions:
         protocol, metadata = action.get("protocol", protocol), action.get("metaData", metadata)
@@ -53,16 +53,16 @@ def complete_actions(
 
 
 def clustering_columns(domains: Mapping[str, str]) -> list[str]:
-    """The columns that a table is clustered by."""
+    """Return the columns that a table is clustered by."""
     return [path[0] for path in _clustering_paths(domains)]
 
 
 def drop_clustering_columns(domains: Mapping[str, str], names: Collection[str]) -> list[dict[str, Any]]:
-    """The action after which a table is no longer clustered by columns that it loses; none if there are none.
+    """Return the action after which a table is not clustered by columns that it loses; empty if it loses none.
 
-    Otherwise Spark could neither describe nor optimize it.
+    Otherwise Spark could neither describe nor optimize the table.
 
-    :param names: of the columns that it is to have.
+    :param names: names of the columns that the table is to have.
     """
     paths = _clustering_paths(domains)
     kept_paths = [path for path in paths if path[0] in names]
@@ -85,7 +85,10 @@ def _domain_action(domain: str, configuration: Mapping[str, Any]) -> dict[str, A
 
 
 def _with_row_ids(actions: Iterable[dict[str, Any]], version: int, domains: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A file that is there already, and gets another vector, keeps those that it has."""
+    """Return the actions with row ids for new files.
+
+    A live file that gets another deletion vector keeps the row ids that it has.
+    """
     before = highest = int(json.loads(domains.get(_ROW_TRACKING_DOMAIN) or "{}").get(_HIGH_WATER_MARK, -1))
     result = []
     for action in actions:
@@ -114,7 +117,7 @@ def _with_statistics(storage: Storage, action: dict[str, Any], columns: Sequence
 
 
 def _read_statistics(storage: Storage, path: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Statistics of columns of a data file. Bounds are left out where a reader might take them otherwise."""
+    """Return statistics of columns of a data file, without bounds that readers might interpret differently."""
     statistics: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": dict.fromkeys(columns, 0)}
     extremes: dict[str, list[Any]] = {name: [] for name in columns}
     with open_parquet(storage, path) as file:
@@ -132,7 +135,7 @@ def _read_statistics(storage: Storage, path: str, columns: Sequence[str]) -> dic
         try:
             low = _statistics_bound(min(extreme["min"].as_py() for extreme in column_extremes), is_upper=False)
             high = _statistics_bound(max(extreme["max"].as_py() for extreme in column_extremes), is_upper=True)
-        except (OverflowError, ValueError):  # there is no value, or Python has no such date
+        except (OverflowError, ValueError):  # no value, or a date outside the range of Python
             continue
         statistics["minValues"][name], statistics["maxValues"][name] = low, high
     return statistics
@@ -144,12 +147,12 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def _statistics_bound(value: Any, *, is_upper: bool) -> Any:
-    """A value as statistics have it: rounded, but never into the file's values.
+    """Return a value in the form used in statistics, rounded outwards if necessary.
 
-    :param is_upper: whether it is the highest one.
+    :param is_upper: whether it is the upper bound.
     """
     if isinstance(value, str):
-        # By bytes no character is above this one.
+        # In byte order, no character is greater than this one.
         return (
             value if len(value) <= _MAX_TEXT_LENGTH else value[:_MAX_TEXT_LENGTH] + ("\U0010ffff" if is_upper else "")
         )

@@ -1,7 +1,7 @@
-"""Deletion vectors: which rows of a data file are dead. Their bytes are fixed by the Delta protocol.
+"""Deletion vectors: which rows of a data file are dead. The Delta protocol defines their format.
 
-One file holds the vectors of one commit. It lies in a folder that every vacuum leaves alone, as its name begins with an
-underscore: that of delta-rs would delete live vectors elsewhere.
+One file contains the vectors of one commit. Its folder has a name that begins with an underscore, so that no vacuum
+touches it: the vacuum of delta-rs would delete live vectors in other folders.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pyroaring import BitMap, BitMap64
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: Folder of the files of vectors in that of the table.
+#: Folder of the vector files in the table's folder.
 VECTOR_FOLDER = "_dv"
 _MAGIC = 1681511377
-# Python's base 85 and that of the protocol (Z85) differ in their letters alone.
+# Python's base 85 and that of the protocol (Z85) differ only in their alphabets.
 _PYTHON_BASE85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _TO_Z85, _FROM_Z85 = str.maketrans(_PYTHON_BASE85, _Z85), str.maketrans(_Z85, _PYTHON_BASE85)
@@ -32,13 +32,13 @@ _UUID_LENGTH = 20
 
 @dataclass(frozen=True)
 class DeletionVector:
-    """Where a deletion vector is, as the log says it.
+    """The location of a deletion vector, as recorded in the log.
 
-    :param storage_type: ``u`` in a file of the table, ``i`` in the log itself, ``p`` in a file anywhere.
-    :param path_or_inline: for ``u`` folder and number of the file, for ``i`` the bytes, for ``p`` the path.
+    :param storage_type: ``u`` for a file of the table, ``i`` for the log itself, ``p`` for a file anywhere.
+    :param path_or_inline: folder and UUID of the file for ``u``, the bytes for ``i``, the path for ``p``.
     :param size_bytes: bytes.
-    :param cardinality: how many rows are dead.
-    :param offset: where it begins in its file.
+    :param cardinality: number of dead rows.
+    :param offset: position in the file.
     """
 
     storage_type: str
@@ -49,7 +49,7 @@ class DeletionVector:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DeletionVector:
-        """As it stands in an action of the log."""
+        """Return the vector described in an action of the log."""
         return cls(
             value["storageType"],
             value["pathOrInlineDv"],
@@ -59,7 +59,7 @@ class DeletionVector:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The same again."""
+        """Return the value for an action of the log."""
         fields = {
             "storageType": self.storage_type,
             "pathOrInlineDv": self.path_or_inline,
@@ -70,7 +70,7 @@ class DeletionVector:
 
     @property
     def file_name(self) -> str | None:
-        """Name of its file in the table's folder, ``None`` if it has none there."""
+        """Name of its file in the table's folder; ``None`` if it is elsewhere."""
         if self.storage_type != "u":
             return None
         folder, number = (
@@ -81,18 +81,18 @@ class DeletionVector:
 
 
 def encode_vector(dead: BitMap) -> bytes:
-    """Bytes of a vector."""
+    """Return the bytes of a vector."""
     return struct.pack("<iqi", _MAGIC, 1, 0) + bytes(dead.serialize())
 
 
 def decode_vector(data: bytes) -> BitMap:
-    """The dead rows of a vector.
+    """Return the dead rows in a vector.
 
     :raises ValueError: if it is damaged.
     """
     magic, count = struct.unpack_from("<iq", data)
     if magic != _MAGIC:
-        raise ValueError(f"a deletion vector begins with {magic}")
+        raise ValueError(f"unexpected magic number {magic}")
     if count == 0:
         return BitMap()
     if count == 1 and struct.unpack_from("<i", data, 12)[0] == 0:
@@ -101,9 +101,10 @@ def decode_vector(data: bytes) -> BitMap:
 
 
 def write_vectors(storage: Storage, dead: Mapping[str, BitMap]) -> dict[str, DeletionVector]:
-    """Write the vectors of one commit as one file.
+    """Write the vectors of one commit to one file.
 
-    :param dead: rows by data file.
+    :param dead: dead rows by data file.
+    :returns: the vectors by data file.
     """
     if not dead:
         return {}
@@ -118,9 +119,9 @@ def write_vectors(storage: Storage, dead: Mapping[str, BitMap]) -> dict[str, Del
 
 
 def read_vector(storage: Storage, vector: DeletionVector) -> BitMap:
-    """The dead rows of a vector.
+    """Return the dead rows in a vector.
 
-    :raises TerminalError: if it is missing or damaged, or lies elsewhere.
+    :raises TerminalError: if it is missing, damaged, or outside the table's folder.
     """
     remedy = "Restore the file, or start with a fresh sink.path"
     location = "in the log"
@@ -129,13 +130,13 @@ def read_vector(storage: Storage, vector: DeletionVector) -> BitMap:
             dead = decode_vector(_from_z85(vector.path_or_inline)[: vector.size_bytes])
         elif vector.file_name is None:
             raise TerminalError(
-                f"a deletion vector lies outside of {storage.location()}: {vector.path_or_inline}", remedy
+                f"a deletion vector is outside of {storage.location()}: {vector.path_or_inline}", remedy
             )
         else:
             location = f"at {vector.offset or 0} of {storage.location(vector.file_name)}"
             dead = decode_vector(_read_vector_bytes(storage, vector.file_name, vector.offset or 0, vector.size_bytes))
         if len(dead) != vector.cardinality:
-            raise ValueError(f"it has {len(dead)} rows, the log says {vector.cardinality}")
+            raise ValueError(f"it has {len(dead)} rows, but the log records {vector.cardinality}")
         return dead
     except (FileNotFoundError, ValueError, struct.error) as error:
         raise TerminalError(f"the deletion vector {location} is missing or damaged: {error}", remedy) from None

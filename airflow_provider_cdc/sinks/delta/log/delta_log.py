@@ -1,7 +1,7 @@
-"""The log of a Delta table: what the newest version holds, and how the next one is written.
+"""The log of a Delta table: reading the newest version and writing the next one.
 
-A commit is a file that only one writer can create: what was decided on version ``v`` stands as ``v + 1`` or not at all.
-Nothing else about a table is true but what its log says; what is kept here of it may be old, but never wrong.
+A commit is a file that only one writer can create: what was decided on version ``v`` becomes version ``v + 1`` or
+fails. The log is the only truth about a table; the state kept here may be outdated but is never wrong.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from airflow_provider_cdc.sinks.storage.storage import Storage
 
 LOG_FOLDER = checkpoints.LOG_FOLDER
 _COMMIT_NAME = re.compile(rf"{LOG_FOLDER}/(\d{{20}})\.json")
-#: Whatever says something of a version, also in a form that is not known.
+#: Any file of a version, even of an unknown kind.
 _VERSION_FILE_NAME = re.compile(rf"{LOG_FOLDER}/\d{{20}}\.")
-#: Seconds for which a version is taken for the newest one until a commit shows that it is not.
+#: Seconds for which a version is assumed to be the newest one unless a commit shows otherwise.
 FRESH_SECONDS = 60
-#: Seconds for which a log that is followed knows what was removed, beyond the retention of the table's files.
+#: Seconds for which tombstones are remembered beyond the retention of the table's files.
 _REMEMBER_SECONDS = 86400
-#: Commits after which it forgets the rest: a stream runs for months.
+#: Commits after which older tombstones are forgotten: a stream runs for months.
 _FORGET_EVERY = 1000
 
 
 @dataclass
 class DeltaLog:
-    """The log of one table. Not for several threads at once.
+    """The log of one table. Not thread-safe.
 
-    :param storage: that of the table's folder.
+    :param storage: storage of the table's folder.
     """
 
     storage: Storage
@@ -55,30 +55,30 @@ class DeltaLog:
     markers: dict[str, int] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    #: What writers note of the table by the name of a domain, such as what it is clustered by.
+    #: Configuration by domain name, such as the clustering columns.
     domain_metadata: dict[str, str] = field(default_factory=dict)
-    #: What was removed, data files and files of vectors, and by which version at the latest.
+    #: Removed data files and vector files, with the latest version that may have removed them.
     tombstones: dict[str, int] = field(default_factory=dict)
-    #: Files of which a row may have come back to life, as after a RESTORE: what was known of their rows does not hold.
+    #: Files in which dead rows may be alive again, as after a RESTORE: what is known of their rows is invalid.
     revived_files: set[str] = field(default_factory=set)
-    #: Version of the newest checkpoint that was seen.
+    #: Version of the newest known checkpoint.
     checkpoint_version: int | None = None
     _dead_rows: dict[str, tuple[DeletionVector, BitMap]] = field(default_factory=dict)
     _refreshed_at: float = 0.0
     _forgot_at_version: int = 0
-    #: The checkpoint that this log was read from, if its tombstones have no version yet; else -1.
+    #: Version of the checkpoint that this log was read from while its tombstones have no version of their own; else -1.
     _undated_checkpoint: int = -1
-    #: Versions that stood at moments of this process's own clock.
+    #: Versions that were current at moments of this process's own clock.
     _versions_by_time: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """What messages call the table."""
+        """Name of the table in messages."""
         return f"Delta table {self.storage.location()}"
 
     @property
     def seconds_since_refresh(self) -> float:
-        """Seconds since the newest version was looked for."""
+        """Seconds since the log was last checked for newer versions."""
         return abs(time.time() - self._refreshed_at)
 
     @property
@@ -87,13 +87,13 @@ class DeltaLog:
         return self.metadata.get("configuration") or {}
 
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """Return whether the table exists."""
         return self.version >= 0 or any(map(_VERSION_FILE_NAME.match, self._list_log()))
 
     def refresh(self) -> None:
-        """Read what was committed since.
+        """Read the commits made since the last call.
 
-        :raises TerminalError: if there is no table, or it cannot be understood.
+        :raises TerminalError: if there is no table, or it uses something that is not understood.
         """
         if self._is_cut_off():
             self._reset()
@@ -106,16 +106,16 @@ class DeltaLog:
         try:
             check_protocol(self.name, self.protocol, self.metadata)
         except TerminalError:
-            self._reset()  # nothing is to be committed on it, whoever tries
+            self._reset()  # so that nothing is committed on it
             raise
 
     def refresh_checkpoint_version(self) -> None:
-        """Learn of the newest checkpoint, whoever has written it."""
+        """Look for the newest checkpoint, which another process may have written."""
         if checkpoint := self._find_checkpoint():
             self.checkpoint_version = min(checkpoint.version, self.version)
 
     def dead_rows(self, file: LiveFile) -> BitMap:
-        """The dead rows of a file; not to be changed."""
+        """Return the dead rows of a file; callers must not modify the result."""
         if file.deletion_vector is None:
             return BitMap()
         vector, rows = self._dead_rows.get(file.path, (None, None))
@@ -125,14 +125,14 @@ class DeltaLog:
         return rows
 
     def cache_dead_rows(self, path: str, vector: DeletionVector, rows: BitMap) -> None:
-        """Take note of what a vector holds."""
+        """Remember the content of a deletion vector."""
         self._dead_rows[path] = (vector, rows)
 
     def commit(self, actions: Sequence[dict[str, Any]], operation: str) -> bool:
         """Write the next version.
 
-        :returns: whether it stands; if not, somebody else has written that version.
-        :raises TransientError: if it is not known, or cannot be written now.
+        :returns: whether it was committed; if not, another writer has written that version.
+        :raises TransientError: if the outcome is unknown, or the version cannot be written now.
         """
         if self._is_cut_off():
             return False
@@ -156,13 +156,13 @@ class DeltaLog:
             is_committed = self.storage.write_once(name, data)
         except OSError as error:
             is_committed, problem = False, error
-        if not is_committed:  # it may be there by this very commit: its first answer was lost
+        if not is_committed:  # it may be this commit itself: the first response was lost
             try:
                 is_committed = self._is_own_commit(name, transaction_id)
-            except OSError as error:  # nothing is known: what was written for it must stay
+            except OSError as error:  # unknown outcome: files written for it must stay
                 problem = problem or error
         if not is_committed and problem is not None:
-            message, remedy = str(problem), "Look at the storage, then run again"
+            message, remedy = str(problem), "Check the storage, then run again"
             if isinstance(problem, CdcError):
                 message, remedy = problem.message, problem.remedy
             raise TransientError(f"the {self.name} could not be committed: {message}", remedy) from problem
@@ -177,28 +177,28 @@ class DeltaLog:
                 )
         return is_committed
 
-    # ------------------------------------------------------------ what was removed, and when
+    # ------------------------------------------------------------ removed files
 
     def newest_version_before(self, versions: Sequence[int], moment: float) -> int:
-        """The newest of some versions that had been committed at a moment, by the clock of the storage; -1 for none.
+        """Return the newest of some versions that was committed by a moment on the storage's clock; -1 for none.
 
-        What commits say of their time is not asked: that is the clock of whoever wrote them.
+        The times stated in commits are not used: they are from the clocks of their writers.
 
-        :param versions: whose commits are in the log, in ascending order.
+        :param versions: versions whose commits are in the log, in ascending order.
         :param moment: seconds since 1970.
         """
         count = bisect_right(versions, moment, key=self.committed_at)
         return versions[count - 1] if count else -1
 
     def committed_at(self, version: int) -> float:
-        """When a commit was written, by the clock of the storage; infinite if it is not in the log any more."""
+        """Return when a commit was written, by the storage's clock; infinity if it is no longer in the log."""
         modified = self.storage.modified_at(self._commit_name(version))
         return float("inf") if modified is None else modified
 
     def newest_version_older_than(self, seconds: float) -> int:
-        """The newest version that this process knows to have stood so many seconds ago, by its own clock; -1 for none.
+        """Return the newest version that this process saw at least ``seconds`` ago, by its own clock; -1 for none.
 
-        It is asked more often than that, or knows none.
+        A version counts only if this method was called while it was current, so it must be called regularly.
         """
         clock = time.monotonic()
         old_versions = [version for moment, version in self._versions_by_time if moment <= clock - seconds]
@@ -206,14 +206,14 @@ class DeltaLog:
         return max(old_versions, default=-1)
 
     def date_tombstones(self, version: int) -> None:
-        """Find out which tombstones of the checkpoint that this log was read from are of later versions than one.
+        """Determine which tombstones from the checkpoint that this log was read from are newer than a version.
 
-        :param version: from which on all commits are in the log.
+        :param version: version after which all commits are in the log.
         """
         later = dict[str, int]()
         for number in range(version + 1, self._undated_checkpoint + 1):
             if (data := self.storage.read(self._commit_name(number))) is None:
-                return  # cleaned up right now: the next time
+                return  # the log is being cleaned up: try again next time
             removes = (action.get("remove") for action in self._parse_commit(number, data))
             later |= {path: number for remove in removes if remove for path in _removed_paths(remove)}
         dated_tombstones = {
@@ -225,7 +225,7 @@ class DeltaLog:
         self._undated_checkpoint = -1
 
     def forget_tombstones(self, version: int) -> None:
-        """Forget what a version, and those before it, have removed."""
+        """Forget what was removed by a version or an earlier one."""
         self.tombstones = {path: removed_at for path, removed_at in self.tombstones.items() if removed_at > version}
 
     # ------------------------------------------------------------ reading
@@ -235,14 +235,14 @@ class DeltaLog:
         return f"{LOG_FOLDER}/{version:020d}.json"
 
     def _parse_commit(self, version: int, data: bytes) -> list[dict[str, Any]]:
-        """What a commit says.
+        """Return the actions of a commit.
 
-        :raises TerminalError: if it is damaged. None is empty: it says at least who has made it.
+        :raises TerminalError: if it is damaged. A commit is never empty: it contains at least its commitInfo.
         """
         try:
             actions = [json.loads(line) for line in data.splitlines() if line.strip()]
         except ValueError as error:
-            problem = f"it is cut off, or is no JSON ({error})"
+            problem = f"it is truncated or not JSON ({error})"
         else:
             problem = "it has an unknown form" if actions else "it is empty"
             if actions and all(isinstance(action, dict) for action in actions):
@@ -250,7 +250,7 @@ class DeltaLog:
         raise TerminalError(
             f"version {version} of the {self.name} is damaged: {problem}, in "
             f"{self.storage.location(self._commit_name(version))}",
-            "Restore this file from a backup, or start with a fresh sink.path: nobody can read the table without it",
+            "Restore this file from a backup, or start with a fresh sink.path: the table cannot be read without it",
         )
 
     def _is_own_commit(self, name: str, transaction_id: str) -> bool:
@@ -261,8 +261,9 @@ class DeltaLog:
             return False
 
     def _is_cut_off(self) -> bool:
-        """Whether the log was cleaned up to a version behind this one, into which nobody must commit, or the table is
-        gone. Not looked for shortly after a look at the log: nothing as young as that is cleaned up.
+        """Return whether the log was cleaned up beyond this version, so that nothing may be committed on it.
+
+        Also true if the table is gone. Not checked shortly after a refresh: such recent commits are not cleaned up.
         """
         if self.version < 0 or self.seconds_since_refresh <= min(FRESH_SECONDS, log_retention(self.configuration) or 0):
             return False
@@ -280,7 +281,7 @@ class DeltaLog:
         return [name for name, _ in self.storage.list(LOG_FOLDER)]
 
     def _find_checkpoint(self) -> Checkpoint | None:
-        """The newest whole checkpoint."""
+        """Return the newest complete checkpoint."""
         return find_newest_checkpoint(self._list_log())
 
     def _load(self) -> None:
@@ -291,12 +292,12 @@ class DeltaLog:
             self._reset()
             if self._find_checkpoint() == checkpoint:
                 raise TerminalError(
-                    f"a checkpoint of the {self.name} is not whole: {error}",
+                    f"a checkpoint of the {self.name} is incomplete: {error}",
                     "Nothing was changed. Restore the file, or start with a fresh sink.path",
                 ) from None
-            self._load()  # cleaned up right now
+            self._load()  # the log was cleaned up meanwhile
         except BaseException:
-            self._reset()  # what was read of it is not the table
+            self._reset()  # partially read state is not the table
             raise
 
     def _load_from(self, checkpoint: Checkpoint | None) -> None:
@@ -307,9 +308,9 @@ class DeltaLog:
         later_versions = [
             int(m[1]) for m in filter(None, map(_COMMIT_NAME.fullmatch, self._list_log())) if int(m[1]) > self.version
         ]
-        if later_versions:  # unless somebody has committed right now
+        if later_versions:  # a gap, or new commits
             self._read_new_commits()
-            if min(later_versions) > self.version and self._find_checkpoint() != checkpoint:  # cleaned up right now
+            if min(later_versions) > self.version and self._find_checkpoint() != checkpoint:  # the log was cleaned up
                 self._reset()
                 self._load()
             elif min(later_versions) > self.version:
@@ -344,14 +345,14 @@ class DeltaLog:
                     self.domain_metadata[domain["domain"]] = str(domain.get("configuration") or "")
         for file in adds:  # last: a file whose dead rows change is removed and added in one commit
             old_file = removed_files.pop(file.path, None) or self.files.get(file.path)
-            # In commits of this process more rows are dead than before; in those of others it may be other ones.
+            # Own commits only add dead rows; in commits of others, the set may change in any way.
             if old_file is not None and not own_commit and file.deletion_vector != old_file.deletion_vector:
                 self.revived_files.add(file.path)
             self.files[file.path] = file
             self.tombstones.pop(file.path, None)
             if file.deletion_vector and file.deletion_vector.file_name:
                 self.tombstones.pop(file.deletion_vector.file_name, None)
-        self.revived_files |= removed_files.keys()  # gone, but may be added again
+        self.revived_files |= removed_files.keys()  # removed, but may be added again
 
     def _remove_file(self, remove: Mapping[str, Any], version: int) -> LiveFile | None:
         path, *vectors = _removed_paths(remove)
@@ -361,20 +362,20 @@ class DeltaLog:
 
 
 def commit_versions(names: Iterable[str], newest: int) -> list[int]:
-    """Versions whose commits are among some files, up to one, in ascending order."""
+    """Return the versions, up to ``newest``, whose commits are among some files, in ascending order."""
     versions = (int(match[1]) for match in filter(None, map(_COMMIT_NAME.fullmatch, names)))
     return sorted(version for version in versions if version <= newest)
 
 
 def _removed_paths(remove: Mapping[str, Any]) -> list[str]:
-    """The data file that an action removes, and the file of its vector."""
+    """Return the data file that an action removes, and the file of its deletion vector."""
     vector_file = DeletionVector.from_json(remove["deletionVector"]).file_name if remove.get("deletionVector") else None
     return [unquote(str(remove["path"])), *([vector_file] if vector_file else [])]
 
 
 def back_off(failed_tries: int) -> None:
-    """Leave others room before the next try of a commit.
+    """Wait before the next try of a commit, to give other writers a chance.
 
-    :param failed_tries: number of the one that has failed, from 0 on.
+    :param failed_tries: number of the try that has failed, counted from 0.
     """
     time.sleep(min(1.0, 0.01 * 2 ** min(failed_tries, 10)) * random.uniform(0.5, 1))

@@ -1,4 +1,4 @@
-"""Which features of the Delta protocol a table may use. What is not understood here is refused by name."""
+"""Features of the Delta protocol that a table may use. Unknown features are refused by name."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED as FEE
 from airflow_provider_cdc.model.errors import TerminalError
 
 DELETION_VECTORS = "deletionVectors"
-#: Property of a table whose rows may die by them.
+#: Property of a table that uses deletion vectors.
 VECTORS_PROPERTY = "delta.enableDeletionVectors"
 CHANGE_DATA_FEED = "changeDataFeed"
-#: Columns that only its readers see.
+#: Columns that readers of a change data feed see in addition.
 _FEED_COLUMNS = {"_change_type", "_commit_version", "_commit_timestamp"}
 _TIMESTAMP_NTZ = "timestampNtz"
 _GENERATED_COLUMNS = "generatedColumns"
-#: What says of a column how its values follow from others: readers that know it need no condition on it.
+#: Column metadata that defines how its values are computed: readers that know it can derive filters on the column.
 GENERATION_EXPRESSION = "delta.generationExpression"
 _READER_VERSION, _WRITER_VERSION = 3, 7
-#: What all writers know.
+#: Features that all writers know.
 _BASIC_FEATURES = ("appendOnly", "invariants")
-#: Features of tables whose protocol names none, by the version from which on readers or writers know them.
+#: First reader or writer version of features, for tables whose protocol names no features.
 _READER_SINCE = {"columnMapping": 2}
 _WRITER_SINCE = {
     **dict.fromkeys(_BASIC_FEATURES, 2),
@@ -35,16 +35,16 @@ _WRITER_SINCE = {
     "identityColumns": 6,
 }
 ROW_TRACKING = "rowTracking"
-#: Features that ask for nothing, or only for what is done here (:mod:`~.commit_actions`, :mod:`~.upkeep`).
+#: Features that need nothing, or only what this package does (:mod:`~.commit_actions`, :mod:`~.maintenance`).
 _HARMLESS_FEATURES = {"v2Checkpoint", "vacuumProtocolCheck", "domainMetadata", "clustering", "checkpointProtection"}
-#: Features that count only where a property of the table, of which :func:`check_protocol` knows more, uses them.
+#: Features that matter only if table properties use them; :func:`check_protocol` checks these.
 _FEATURES_IF_USED = {"appendOnly", "invariants", "checkConstraints", "columnMapping"}
 _KNOWN_FEATURES = (
     {DELETION_VECTORS, CHANGE_DATA_FEED, _TIMESTAMP_NTZ, "timestampNtz-preview"}
     | _HARMLESS_FEATURES
     | _FEATURES_IF_USED
 )
-#: Features that count only where a property of the table says so.
+#: Features that matter only if a table property enables them.
 _FEATURES_BY_PROPERTY = {
     ROW_TRACKING: "delta.enableRowTracking",
     "inCommitTimestamp": "delta.enableInCommitTimestamps",
@@ -59,18 +59,18 @@ _FEATURES_BY_PROPERTY = {
     "typeWidening": "delta.enableTypeWidening",
     "typeWidening-preview": "delta.enableTypeWidening",
 }
-#: Markers that were written longer ago are left out of checkpoints: among them those that say what was published.
+#: Removes older markers from checkpoints, including those that record what was published.
 _TXN_RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
-#: Features that count only where a column uses them.
+#: Features that matter only if a column uses them.
 _FEATURES_BY_COLUMN = {
     _GENERATED_COLUMNS: GENERATION_EXPRESSION,
     "identityColumns": "delta.identity",
     "allowColumnDefaults": "CURRENT_DEFAULT",
     "typeWidening": "delta.typeChanges",
 }
-#: Features that some readers refuse as long as they are supported: they are taken out as a whole.
+#: Features that some readers refuse even if unused: they must be dropped.
 _FEATURES_TO_DROP = {"typeWidening", "typeWidening-preview"}
-#: Features that count only where a column has such a type.
+#: Features that matter only if a column has this type.
 _FEATURES_BY_TYPE = {"variantType": "variant", "variantType-preview": "variant"}
 _CONSTRAINT_PREFIX, _COLUMN_MAPPING_PROPERTY, _APPEND_ONLY_PROPERTY = (
     "delta.constraints.",
@@ -80,10 +80,10 @@ _CONSTRAINT_PREFIX, _COLUMN_MAPPING_PROPERTY, _APPEND_ONLY_PROPERTY = (
 
 
 def protocol_for(schema: pa.Schema, *, vectors: bool) -> dict[str, Any]:
-    """The protocol that a new table needs.
+    """Return the protocol that a new table needs.
 
-    :param schema: of the table.
-    :param vectors: whether rows die by deletion vectors.
+    :param schema: schema of the table.
+    :param vectors: whether rows are deleted by deletion vectors.
     """
     generated = any(GENERATION_EXPRESSION.encode() in (f.metadata or {}) for f in schema)
     zoneless = any(pa.types.is_timestamp(f.type) and f.type.tz is None for f in schema)
@@ -93,7 +93,7 @@ def protocol_for(schema: pa.Schema, *, vectors: bool) -> dict[str, Any]:
 
 
 def features_of(protocol: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
-    """The features that readers and writers of a table have to know, also where its protocol names none."""
+    """Return the features that readers and writers must know, even if the protocol names none."""
     reader, writer = int(protocol.get("minReaderVersion") or 1), int(protocol.get("minWriterVersion") or 1)
     readers = (
         protocol.get("readerFeatures") or () if reader >= _READER_VERSION else _features_since(_READER_SINCE, reader)
@@ -112,7 +112,7 @@ def _features_since(features: Mapping[str, int], version: int) -> list[str]:
 
 
 def _protocol_naming(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:
-    """The protocol that has these features, by name unless all writers know them."""
+    """Return the protocol with these features, named unless all writers know them."""
     if not readers and {*writers} <= {*_BASIC_FEATURES}:
         return {"minReaderVersion": 1, "minWriterVersion": 2}
     return {
@@ -124,9 +124,9 @@ def _protocol_naming(readers: Collection[str], writers: Collection[str]) -> dict
 
 
 def merge_protocols(current: Mapping[str, Any], needed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A protocol that has what a table has, and what it needs: it is only ever extended, as others count on the rest.
+    """Return the current protocol extended by what is needed; nothing is removed, as others may rely on it.
 
-    The very same if it has all of that.
+    The same object is returned if nothing is missing.
     """
     (readers, writers), (more_readers, more_writers) = features_of(current), features_of(needed)
     if more_readers <= readers and more_writers - {*_BASIC_FEATURES} <= writers:
@@ -135,7 +135,7 @@ def merge_protocols(current: Mapping[str, Any], needed: Mapping[str, Any]) -> Ma
 
 
 def protocol_with_vectors(protocol: Mapping[str, Any], *, vectors: bool) -> Mapping[str, Any]:
-    """A table's protocol with or without deletion vectors, and all else that it has."""
+    """Return a table's protocol with or without deletion vectors, otherwise unchanged."""
     if vectors:
         return merge_protocols(protocol, _protocol_naming([DELETION_VECTORS], [DELETION_VECTORS, *_BASIC_FEATURES]))
     readers, writers = features_of(protocol)
@@ -147,7 +147,9 @@ def protocol_with_vectors(protocol: Mapping[str, Any], *, vectors: bool) -> Mapp
 
 
 def protocol_with_feed(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> Mapping[str, Any]:
-    """A table's protocol with all that its change data feed needs; the very same if it has that, or there is no feed.
+    """Return a table's protocol with everything that its change data feed needs.
+
+    The same object is returned if there is nothing to add or no feed.
 
     :param configuration: properties that the table is to have.
     """
@@ -161,7 +163,7 @@ def protocol_with_feed(protocol: Mapping[str, Any], configuration: Mapping[str, 
 def switch_vectors_actions(
     protocol: Mapping[str, Any], metadata: Mapping[str, Any], *, vectors: bool
 ) -> list[dict[str, Any]]:
-    """Actions that begin the use of deletion vectors, or end it when no file has one."""
+    """Return actions that start the use of deletion vectors, or end it once no file has one."""
     before = metadata.get("configuration") or {}
     configuration = {k: v for k, v in before.items() if k != VECTORS_PROPERTY} | (
         {VECTORS_PROPERTY: "true"} if vectors else {}
@@ -175,10 +177,10 @@ def switch_vectors_actions(
 def reconfigure_actions(
     protocol: Mapping[str, Any], metadata: Mapping[str, Any], new_metadata: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Actions that give a table other properties; none if it has them.
+    """Return actions that give a table other properties; none if it has them.
 
-    :param metadata: of the table; the very same as the next if nothing is to change.
-    :param new_metadata: what it is to be.
+    :param metadata: metadata of the table; the same object as ``new_metadata`` if nothing is to change.
+    :param new_metadata: metadata that it is to have.
     """
     new_protocol = protocol_with_feed(protocol, new_metadata.get("configuration") or {})
     protocol_actions = [{"protocol": new_protocol}] if new_protocol is not protocol else []
@@ -186,24 +188,24 @@ def reconfigure_actions(
 
 
 def has_feed(configuration: Mapping[str, str]) -> bool:
-    """Whether commits say which rows they insert, update and delete."""
+    """Return whether commits record which rows they insert, update and delete."""
     return str(configuration.get(FEED_ENABLED, "")).lower() == "true"
 
 
 def reserved_by_feed(columns: Iterable[str]) -> list[str]:
-    """Those of some columns that a table with a change data feed must not have."""
+    """Return those columns that a table with a change data feed must not have."""
     return [name for name in columns if name.lower() in _FEED_COLUMNS]
 
 
 def uses_vectors(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> bool:
-    """Whether rows may die by deletion vectors."""
+    """Return whether rows may be deleted by deletion vectors."""
     return DELETION_VECTORS in (protocol.get("readerFeatures") or ()) and configuration.get(VECTORS_PROPERTY) == "true"
 
 
 def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Refuse a table whose rows would not be read, or written, as others expect it.
+    """Refuse a table whose rows would not be read or written as other programs expect.
 
-    :param name: what messages call the table.
+    :param name: name of the table in messages.
     :raises TerminalError: naming the features.
     """
     used = _unsupported_features(protocol, metadata)
@@ -211,9 +213,9 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
         statements = "; ".join(dict.fromkeys(filter(None, used.values())))
         raise TerminalError(
             f"the {name} uses {', '.join(sorted(used))}",
-            "Something else enabled it, and this version cannot merge into such a table: "
+            "Other software enabled this, and this version cannot merge into such a table: "
             + (
-                f"take it out, in Spark by {statements}, or use a fresh sink.path"
+                f"remove it, in Spark with {statements}, or use a fresh sink.path"
                 if statements
                 else "use a fresh sink.path"
             ),
@@ -221,9 +223,9 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
 
 
 def _unsupported_features(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, str]:
-    """What a table uses that is not understood, each with the statement that takes it out, if there is one.
+    """Return the unsupported features that a table uses, each with the SQL statement that removes it, if any.
 
-    A feature that is only supported changes nothing yet: delta-rs adds some that nobody has asked for.
+    A feature that is merely supported has no effect yet: delta-rs adds some that no user has requested.
     """
     configuration = metadata.get("configuration") or {}
     fields = json.loads(metadata.get("schemaString") or '{"fields":[]}')["fields"]
@@ -236,7 +238,7 @@ def _unsupported_features(protocol: Mapping[str, Any], metadata: Mapping[str, An
         - _FEATURES_BY_COLUMN.keys()
         - _FEATURES_BY_TYPE.keys()
     }
-    # Also of tables whose protocol is old and names no features: the properties are the same.
+    # Also for old protocols that name no features: the properties are the same.
     for feature, key in {**_FEATURES_BY_PROPERTY, "appendOnly": _APPEND_ONLY_PROPERTY}.items():
         if str(configuration.get(key, "")).lower() == "true" and (feature in writers or "-preview" not in feature):
             unsupported[feature] = (
@@ -263,9 +265,9 @@ def _unsupported_features(protocol: Mapping[str, Any], metadata: Mapping[str, An
 
 
 def _features_used_by_columns(fields: Iterable[Mapping[str, Any]], partition_columns: Collection[str]) -> set[str]:
-    """Likewise, by the definitions of its columns.
+    """Return the features that the definitions of columns use.
 
-    :param partition_columns: columns that it is partitioned by: this project generates them.
+    :param partition_columns: partition columns, which this project generates.
     """
     used = set[str]()
     for column in fields:

@@ -1,4 +1,4 @@
-"""A data file of a Delta table as a version of its log has it."""
+"""A live data file in a version of a Delta table."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from urllib.parse import quote, unquote
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 
-#: Data files that this project has written: the statistics of others are not exact where numbers are large.
+#: Data files written by this project: the statistics of other writers are not exact for large numbers.
 _OWN_FILE_PATH = re.compile(r"(snapshot|changes)/.*|([^/]+=[^/]*/)*part-[0-9a-f]{32}(-\d+)?\.parquet")
 _MAX_EXACT_INTEGER = 1 << 53
-#: What row tracking notes of a file.
+#: Fields of row tracking.
 _ROW_TRACKING_FIELDS = ("baseRowId", "defaultRowCommitVersion")
 
 
 @dataclass(frozen=True)
 class LiveFile:
-    """A data file of a version.
+    """A data file in a version.
 
-    :param action: what the log says of it.
+    :param action: its ``add`` action in the log.
     """
 
     action: Mapping[str, Any]
 
     @cached_property
     def path(self) -> str:
-        """Name in the table's folder."""
+        """Path in the table's folder."""
         return unquote(str(self.action["path"]))
 
     @cached_property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return int(self.action["size"])
 
     @cached_property
     def stats(self) -> Mapping[str, Any]:
-        """Its statistics; none of them need be there."""
+        """Its statistics, which may be incomplete."""
         return json.loads(self.action.get("stats") or "{}") or {}
 
     @cached_property
     def partition(self) -> Mapping[str, str | None]:
-        """Values of the columns that are not in the file, as text: an empty one is NULL."""
+        """Values, as text, of the columns that are not in the file; an empty text is NULL."""
         return {name: value or None for name, value in (self.action.get("partitionValues") or {}).items()}
 
     @cached_property
@@ -58,11 +58,11 @@ class LiveFile:
 
     @property
     def dead_row_count(self) -> int:
-        """How many of its rows are dead."""
+        """Number of dead rows."""
         return self.deletion_vector.cardinality if self.deletion_vector else 0
 
     def bounds(self, column: str) -> tuple[int, int] | None:
-        """Lowest and highest value of a column of integers, ``None`` if they are not known exactly."""
+        """Return the lowest and highest value of an integer column; ``None`` if they are not known exactly."""
         low, high = ((self.stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
         if not isinstance(low, int) or not isinstance(high, int) or isinstance(low, bool):
             return None
@@ -70,20 +70,20 @@ class LiveFile:
         return (low, high) if exact else None
 
     def excludes_span(self, column: str | None, key_span: tuple[int, int] | None) -> bool:
-        """Whether it is known that no value of a column lies within a span."""
+        """Return whether all values of a column are known to lie outside a span."""
         bounds = self.bounds(column) if column and key_span else None
         return bounds is not None and key_span is not None and (bounds[0] > key_span[1] or bounds[1] < key_span[0])
 
     def vector_action(self, vector: DeletionVector, row_count: int, *, data_change: bool) -> dict[str, Any]:
-        """Action that adds it again with other dead rows.
+        """Return the action that adds the file again with other dead rows.
 
-        :param row_count: how many it has, dead ones as well: a file with a vector must say so.
+        :param row_count: number of its rows, including dead ones, which is required for a file with a vector.
         """
         stats = json.dumps({**self.stats, "numRecords": row_count, "tightBounds": False})
         return {"add": {**self.action, "dataChange": data_change, "stats": stats, "deletionVector": vector.to_json()}}
 
     def remove_action(self, *, data_change: bool) -> dict[str, Any]:
-        """Action that removes it."""
+        """Return the action that removes the file."""
         fields = {name: self.action[name] for name in _ROW_TRACKING_FIELDS if self.action.get(name) is not None} | {
             "path": self.action["path"],
             "deletionTimestamp": now_milliseconds(),
@@ -100,7 +100,7 @@ class LiveFile:
 def add_action(
     file: DataFile, stats_column: str | None, vector: DeletionVector | None, *, data_change: bool = True
 ) -> dict[str, Any]:
-    """Action that adds a new file.
+    """Return the action that adds a new file.
 
     :param stats_column: name of the single integer key column.
     """
@@ -126,5 +126,5 @@ def add_action(
 
 
 def now_milliseconds() -> int:
-    """The time in milliseconds, as the log has it."""
+    """Return the current time in milliseconds, as used in the log."""
     return int(time.time() * 1000)

@@ -1,4 +1,4 @@
-"""How long a Delta table keeps what its newest version does not need: what its properties say, or Delta's defaults."""
+"""How long a Delta table keeps what its newest version does not need: its properties, or Delta's defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION, LOG_RETENTION
 
 _DAY = 24 * 3600.0
-#: Of tables that say nothing, as Delta has it.
+#: Defaults of Delta for tables without these properties.
 _DEFAULTS = {DELETED_FILE_RETENTION: 7 * _DAY, LOG_RETENTION: 30 * _DAY}
 _UNITS = {
     "week": 7 * _DAY,
@@ -23,19 +23,20 @@ _AMOUNT = re.compile(rf"(\d+)\s+({'|'.join(_UNITS)})s?\b\s*")
 
 
 def file_retention(configuration: Mapping[str, str]) -> float | None:
-    """For how many seconds a file stays after a version has removed it; ``None`` if the property is not understood."""
+    """Return for how many seconds removed files are kept; ``None`` if the property is not understood."""
     return _parse_seconds(configuration, DELETED_FILE_RETENTION)
 
 
 def log_retention(configuration: Mapping[str, str]) -> float | None:
-    """For how many seconds commits stay in the log, at least; ``None`` if the property is not understood."""
+    """Return for how many seconds commits are kept in the log, at least; ``None`` if it is not understood."""
     return _parse_seconds(configuration, LOG_RETENTION)
 
 
 def drop_shorter_retentions(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Properties that a table is to get, without retentions that are shorter than its own: those are its owner's word.
+    """Return the wanted properties without retentions shorter than the table's own, which its owner has chosen.
 
     :param current: properties of the table.
+    :param wanted: properties that the table is to get.
     """
     return {name: value for name, value in wanted.items() if name not in _DEFAULTS or _is_longer(current, wanted, name)}
 

@@ -1,1 +1,1 @@
-"""How changes get into a Delta table: key index, copy-on-write, deletion vectors, partitions, change data feed."""
+"""Merging changes into a Delta table: key index, copy-on-write, deletion vectors, partitions, change data feed."""

@@ -1,11 +1,11 @@
 """The change data feed of a table (``delta.enableChangeDataFeed``): which rows a commit inserts, updates and deletes.
 
-It follows from what a commit does to rows, whatever that was done for: those that die, and those that are new. Where
-one of either has the same key, the row was updated.
+The feed is derived from the rows that a commit removes and adds, whatever the reason. If a removed and an added row
+have the same key, the row was updated.
 
-Readers take the files of a commit's ``cdc`` actions, and only if there are none, the rows of files that it adds for
-inserted and those of files that it removes for deleted. So a commit that does only the one or only the other says it
-itself, and nothing is written for it. What must not be in the feed at all is not said to change data.
+Readers use the files of a commit's ``cdc`` actions. Only if there are none do they report the rows of added files as
+inserted and those of removed files as deleted. A commit that only adds or only removes files therefore needs no feed
+files. Commits that must not appear in the feed are marked as not changing data.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter,
 from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit, count_rows
 from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, read_row_groups, read_row_numbers
 
-#: Folder of its files in that of the table, as the Delta protocol has it.
+#: Folder of its files in the table's folder, as defined by the Delta protocol.
 FEED_FOLDER = "_change_data"
-#: Column that says what became of a row.
+#: Column with the kind of change of a row.
 CHANGE_TYPE_COLUMN = "_change_type"
 INSERT, DELETE, UPDATE_PREIMAGE, UPDATE_POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
 _FEED_FILE_NAME = re.compile(rf"{FEED_FOLDER}/(?:[^/]+=[^/]*/)*cdc-(\d+)-[0-9a-f]{{32}}-\d+\.parquet")
-#: Files that are read at the same time, and the rows of one above which it is read alone.
+#: Number of files that are read in parallel, and number of selected rows above which a file is read alone.
 _READER_THREADS, _FEW_ROWS = 4, 100_000
-#: A file, its rows that are meant, and its partition.
+#: A file, its selected rows, and its partition.
 _SelectedRows = tuple[str, BitMap, PartitionValues]
 
 
 def feed_file_time(name: str) -> float:
-    """When a file of a feed was begun, by the clock of its writer, as its name says it; 0 for those of others."""
+    """Return when a feed file was started, by its writer's clock, from its name; 0 for files of other writers."""
     match = _FEED_FILE_NAME.fullmatch(name)
     return float(match[1]) if match else 0.0
 
 
 class ChangeFeedWriter:
-    """Says of one commit which rows it changes.
+    """Writes which rows one commit changes.
 
-    :param log: the table as it stands.
-    :param partitioning: how it is partitioned.
-    :param key_hasher: makes the words by which rows are told apart.
-    :param keyed: whether that is a key; if not, rows are inserted and deleted, and never updated.
+    :param log: the current state of the table.
+    :param partitioning: how the table is partitioned.
+    :param key_hasher: computes the hashes by which rows are identified.
+    :param keyed: whether rows are identified by a key; if not, rows are inserted and deleted, but never updated.
     """
 
     def __init__(self, log: DeltaLog, partitioning: Partitioning, key_hasher: KeyHasher, *, keyed: bool) -> None:
@@ -65,10 +65,10 @@ class ChangeFeedWriter:
         self._partitioning = replace(partitioning, schema=typed, row_group_size=None)
 
     def write_feed(self, edit: TableEdit, actions: Iterable[Mapping[str, Any]]) -> list[DataFile]:
-        """Write what a commit says; nothing if its actions say it.
+        """Write the feed of a commit, unless readers can derive it from the commit's actions.
 
-        :param edit: what it does to rows.
-        :param actions: of the log, by which it does so.
+        :param edit: what the commit does to rows.
+        :param actions: actions of the log that do so.
         :returns: the files that were written.
         """
         if len({kind for action in actions for kind in ("add", "remove") if kind in action}) < 2:
@@ -85,7 +85,7 @@ class ChangeFeedWriter:
             raise
 
     def _changed_rows(self, edit: TableEdit) -> Iterator[tuple[pa.Table, str, str, Any]]:
-        """Changed rows; what they are, what they are instead where they are one side of an update, and where."""
+        """Yield changed rows, their kind, their kind if they are part of an update, and a mask of the latter."""
         removed = [*self._removed_rows(edit)]
         added = [(file, BitMap(range(file.rows)) - dead) for file, dead in edit.added_files]
         new_keys = self._index_new_keys(edit, added) if removed else None
@@ -111,7 +111,7 @@ class ChangeFeedWriter:
                 yield path, living, file.partition
 
     def _index_new_keys(self, edit: TableEdit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
-        """Where the keys of new rows are, as far as that is of use."""
+        """Return an index of the keys of new rows, or ``None`` if it is not needed."""
         if not self._keyed:
             return None
         key_hashes = list[KeyHashes]()
@@ -127,7 +127,7 @@ class ChangeFeedWriter:
         return _index_hashes(FileKeyHashes.from_parts(key_hashes, 0)) if key_hashes else None
 
     def _match_keys(self, rows: pa.Table, key_index: KeyIndex | None) -> tuple[Any, KeyHashes | None]:
-        """Which rows have the key of one of the others."""
+        """Return a mask of the rows whose key is in an index, and the key hashes of all rows."""
         matched = np.zeros(rows.num_rows, bool)
         if key_index is None:
             return matched, None
@@ -136,7 +136,7 @@ class ChangeFeedWriter:
         return matched, hashes
 
     def _read_all(self, sources: Iterable[_SelectedRows]) -> Iterator[pa.Table]:
-        """Rows of files. Of those with few of them, several are read at the same time."""
+        """Yield rows of files. Files with few selected rows are read in parallel."""
         small_sources = list[_SelectedRows]()
         for source in sources:
             if len(source[1]) <= _FEW_ROWS:
@@ -161,7 +161,7 @@ class ChangeFeedWriter:
 
 
 def feed_actions(files: Iterable[DataFile]) -> list[dict[str, Any]]:
-    """Actions that say so."""
+    """Return the actions that add the files of a feed."""
     return [
         {
             "cdc": {

@@ -1,6 +1,6 @@
-"""What changes mean for the files of a Delta table: which of their rows die, and which files are added.
+"""Translates changes into edits of a Delta table: which rows of its files die, and which files are added.
 
-Where a key is, the index says; what is alive, the log says. Decision 0001 has the argument.
+The index finds keys, and the log determines which rows are alive. Decision 0001 explains why.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from airflow_provider_cdc.sinks.delta.merge.table_edit import (
 from airflow_provider_cdc.sinks.files.parquet import DataFile, empty_table, read_file, read_row_groups, split_by_size
 from airflow_provider_cdc.sinks.protocol import Change, MultisetChange, OverwriteRange, PublishSlices, Truncate, Upsert
 
-#: Columns that changes have beside their own: number of the file that has them, and the row in it. Names
-#: of a server's columns do not end with a space.
+#: Additional columns of changes: the number of the file that contains the change, and the row in it. Column names of a
+#: server never end with a space.
 FILE_COLUMN, ROW_COLUMN = "__file ", "__row "
 _FILES_METADATA_KEY = b"files"
 _SLICE_PATH = re.compile(rf"{SLICES_FOLDER}/(\d+)/(\d+)/")
 
 
 def with_row_places(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
-    """Changes that stand in files already, with the file and row of each.
+    """Return changes that are already in files, with the file and row of each.
 
     :param changes: rows of the files, one file after the other.
     """
@@ -59,15 +59,15 @@ def with_row_places(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
 
 
 def with_files_metadata(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
-    """Changes with the number of the file and the row of each.
+    """Return changes with the list of files that their file numbers refer to.
 
-    :param files: which these are the numbers of.
+    :param files: the files, in the order of their numbers.
     """
     return changes.replace_schema_metadata({_FILES_METADATA_KEY: json.dumps([file.to_json() for file in files])})
 
 
 def _chunk_group_of(path: str) -> tuple[int, int] | None:
-    """The snapshot and the chunk group that all rows of a file are of; ``None`` if it may have any."""
+    """Return generation and number of the chunk group of all rows of a file; ``None`` if it may have any rows."""
     match = _SLICE_PATH.match(path)
     if match is None or int(match[2]) >= AD_HOC_GROUP_BASE:
         return None
@@ -75,11 +75,11 @@ def _chunk_group_of(path: str) -> tuple[int, int] | None:
 
 
 class ChangeMerger:
-    """Merges into one version of a table.
+    """Merges changes into one version of a table.
 
-    :param log: the table as it stands.
-    :param key_lookup: where its rows are.
-    :param deletes: what becomes of rows that are deleted in the source.
+    :param log: the current state of the table.
+    :param key_lookup: finds rows by key.
+    :param deletes: how rows that the source deletes are handled.
     """
 
     def __init__(self, log: DeltaLog, key_lookup: KeyLookup, deletes: str = HARD) -> None:
@@ -88,7 +88,7 @@ class ChangeMerger:
         self._storage = log.storage
 
     def plan_edit(self, change: Change) -> TableEdit | None:
-        """What a change comes to; ``None`` for nothing."""
+        """Return the edit that a change leads to; ``None`` for none."""
         match change:
             case Upsert(changes):
                 return self._upsert_rows(changes)
@@ -125,7 +125,7 @@ class ChangeMerger:
         return edit
 
     def _add_rows(self, edit: TableEdit, changes: pa.Table, hashes: KeyHashes, is_current: Any) -> None:
-        """Add the rows of changes: from the files in which they stand, or written now."""
+        """Add the rows of changes, either in the staged files that contain them or in new files."""
         if FILE_COLUMN not in changes.column_names:
             rows = add_deleted_column(changes.filter(pa.array(is_current)), self._row_identity.schema)
             if rows.num_rows:
@@ -179,7 +179,7 @@ class ChangeMerger:
         return edit
 
     def _remove_older_rows(self, seq: int) -> TableEdit:
-        """All rows with a lower ``_cdc_seq`` die."""
+        """Return an edit that deletes all rows with a lower ``_cdc_seq``."""
         edit = TableEdit()
         for file, rows in self._find_older_rows(seq):
             if rows is None:
@@ -189,7 +189,7 @@ class ChangeMerger:
         return edit
 
     def _find_older_rows(self, seq: int) -> Iterator[tuple[LiveFile, BitMap | None]]:
-        """Living rows with a lower ``_cdc_seq``, by file; ``None`` for all of a file."""
+        """Yield the living rows with a lower ``_cdc_seq`` by file; ``None`` for all rows of a file."""
         for file in self._log.files.values():
             bounds = file.bounds(SEQ_COLUMN)
             if bounds is not None and bounds[0] >= seq:
@@ -202,10 +202,10 @@ class ChangeMerger:
                 yield file, rows
 
     def _overwrite_range(self, change: OverwriteRange) -> TableEdit:
-        """Slices take the place of all rows of a chunk group, or of some ranges of keys.
+        """Return an edit that replaces all rows of a chunk group, or of key ranges, by slices.
 
-        Files of the snapshot hold rows of one chunk group alone: if that is read again, they go or stay. All
-        other files may have any rows, and only those that belong to the group go.
+        A snapshot file has rows of only one chunk group, so that it is removed or kept as a whole. All other files may
+        have any rows, and only those in the range are deleted.
         """
         edit = TableEdit(added_files=self._slice_files(change.slices))
         for file, only_in_range in self._files_in_range(change):
@@ -220,7 +220,7 @@ class ChangeMerger:
         return edit
 
     def _files_in_range(self, change: OverwriteRange) -> Iterator[tuple[LiveFile, bool]]:
-        """The files that may have rows of a chunk group, and whether they have no others."""
+        """Yield the files that may have rows in the range, and whether they have no others."""
         for file in self._log.files.values():
             file_group = _chunk_group_of(file.path)
             if file_group is not None and file_group == change.chunk_group:
@@ -232,10 +232,10 @@ class ChangeMerger:
             if not is_other_group and not file.excludes_span(self._row_identity.stats_column, change.key_span):
                 yield file, False
 
-    # ------------------------------------------------------------ deleted rows that stay
+    # ------------------------------------------------------------ retained deleted rows
 
     def _mark_older_rows(self, seq: int, truncated_at: int) -> TableEdit:
-        """All rows with a lower ``_cdc_seq`` are deleted in the source."""
+        """Return an edit that marks all rows with a lower ``_cdc_seq`` as deleted in the source."""
         edit = TableEdit()
         if self._deletes == SOFT:
             unmarked = ((file, self._unmarked_rows(file, rows)) for file, rows in self._find_older_rows(seq))
@@ -243,8 +243,9 @@ class ChangeMerger:
         return edit
 
     def _overwrite_keeping_deleted(self, change: OverwriteRange) -> TableEdit:
-        """Slices take the place of the rows of a chunk group that have the same keys. The others are deleted in the
-        source, or may be: they stay, and where it is marked what is deleted, they are marked now.
+        """Return an edit that replaces rows in the range by slices with the same keys, and keeps the others.
+
+        The others are, or may be, deleted in the source. If the table marks deleted rows, they are marked now.
         """
         edit, rows_to_mark = TableEdit(added_files=self._slice_files(change.slices)), dict[str, BitMap]()
         names, index = self._row_identity.key_columns, self._key_lookup.index_slices(change.slices)
@@ -268,7 +269,7 @@ class ChangeMerger:
         return edit
 
     def _unmarked_rows(self, file: LiveFile, rows: BitMap | None) -> BitMap:
-        """Those of some rows (``None`` for all that live) that are not marked as deleted."""
+        """Return those of some rows (``None`` for all living rows) that are not marked as deleted."""
         if rows is None:
             rows = BitMap(range(count_rows(self._storage, file))) - self._log.dead_rows(file)
         return (
@@ -278,7 +279,7 @@ class ChangeMerger:
     def _rewrite_marked(
         self, edit: TableEdit, rows: Mapping[str, BitMap], marked_at: int, seq: int | None = None
     ) -> None:
-        """Write rows again, marked as deleted, in the place of themselves."""
+        """Replace rows by copies that are marked as deleted."""
 
         def marked() -> Iterator[pa.Table]:
             for path, which in rows.items():
@@ -297,25 +298,28 @@ class ChangeMerger:
             edit.dead_rows[path] = edit.dead_rows.get(path, BitMap()) | row_bitmap
 
     def _slice_files(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
-        """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
+        """Return slices as files of the table.
+
+        No version refers to them yet, so that other programs may have deleted them.
+        """
         files = [file for part in slices for file in part.files]
         for file in files:
             if self._storage.size(file.path) != file.size:
                 raise TransientError(
-                    f"the file {self._storage.location(file.path)} is not there any more, or not whole",
-                    "Run again: it is read once more. A VACUUM must not run while a snapshot does",
+                    f"the file {self._storage.location(file.path)} is missing or incomplete",
+                    "Run again to read it again. Do not run VACUUM during a snapshot",
                 )
         return [(file, BitMap()) for file in files if file.rows]
 
-    # ------------------------------------------------------------ looking up
+    # ------------------------------------------------------------ lookups
 
     def _living_matches(self, matches: KeyMatches) -> Iterator[tuple[LiveFile, Any, Any]]:
-        """What was found alive, file by file: the file, what was asked for, and the rows."""
+        """Yield the living rows found, file by file: the file, the query indices, and the row numbers."""
         order = np.argsort(matches.file_number, kind="stable")
         numbers, starts = np.unique(matches.file_number[order], return_index=True)
         for number, match_indices in zip(numbers, np.split(order, starts[1:]), strict=False):
             file = self._log.files.get(self._key_lookup.index.file_path(int(number)))
-            if file is None:  # it was gone when another thread had read it
+            if file is None:  # removed from the table before another thread had indexed it
                 continue
             queries, rows = matches.query_index[match_indices], matches.row_number[match_indices]
             if dead := self._log.dead_rows(file):
@@ -333,7 +337,7 @@ class ChangeMerger:
 
 
 def group_by_number(number: Any, count: int) -> list[Any]:
-    """Indices of the rows that have each number, in their order.
+    """Return, for each number, the indices of the rows that have it, in order.
 
     :param number: array of numbers below ``count``.
     """
@@ -343,9 +347,9 @@ def group_by_number(number: Any, count: int) -> list[Any]:
 
 
 def read_living_rows(log: DeltaLog, schema: pa.Schema, names: Collection[str] | None = None) -> pa.Table:
-    """All rows of a version.
+    """Return all rows of a version.
 
-    :param names: only these files.
+    :param names: read only these files.
     """
     parts = [
         next(

@@ -1,8 +1,8 @@
-"""What rows are looked up by: one word of 64 bits for a key that is a single integer, else two, which are a hash.
+"""Hashes by which rows are looked up: one 64-bit word for a single integer key, otherwise a hash of two words.
 
-The hash is SipHash with a secret that each process draws for itself: nobody can write keys that meet in it, and that
-two of ``n`` keys meet by chance is one in 2^128 / n^2. The values themselves decide nothing: equal ones have equal
-words, bit by bit as in :func:`~airflow_provider_cdc.model.multiset.row_images`.
+The hash is SipHash with a secret that each process generates: no one can craft keys that collide, and the chance that
+two of ``n`` keys collide is about n^2 / 2^128. Only the hashes are compared: values that are equal bit by bit, as in
+:func:`~airflow_provider_cdc.model.multiset.row_images`, have equal hashes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SIGN_BIT = np.uint64(1 << 63)
 
 @dataclass(frozen=True)
 class KeyHashes:
-    """The words of some rows.
+    """The key hashes of some rows.
 
-    :param first: array of uint64, in the order of the keys if they are integers.
-    :param second: likewise; ``None`` for integers.
+    :param first: array of uint64; for integer keys, its order is that of the keys.
+    :param second: array of uint64; ``None`` for integer keys.
     """
 
     first: Any
@@ -35,7 +35,7 @@ class KeyHashes:
         return len(self.first)
 
     def select(self, rows: Any) -> KeyHashes:
-        """Those of some rows.
+        """Return the hashes of some rows.
 
         :param rows: indices or a mask.
         """
@@ -43,17 +43,17 @@ class KeyHashes:
 
 
 def concat_hashes(parts: Sequence[KeyHashes]) -> KeyHashes:
-    """Words one behind the other."""
+    """Return hashes concatenated."""
     second = None if parts[0].second is None else np.concatenate([p.second for p in parts])
     return KeyHashes(np.concatenate([p.first for p in parts]), second)
 
 
 class KeyHasher:
-    """Makes the words of rows.
+    """Computes key hashes of rows.
 
-    :param columns: names of the columns that tell rows apart.
+    :param columns: names of the columns that identify rows.
     :param schema: schema of the rows.
-    :param is_key: whether they are a key, and so never NULL.
+    :param is_key: whether these columns are a key and thus never NULL.
     """
 
     def __init__(self, columns: Sequence[str], schema: pa.Schema, *, is_key: bool = True) -> None:
@@ -63,29 +63,31 @@ class KeyHasher:
         self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
 
     def __call__(self, rows: pa.Table) -> KeyHashes:
-        """Words of rows, one each.
+        """Return the hashes of rows, one per row.
 
-        :param rows: with at least the columns.
+        :param rows: rows with at least the identifying columns.
         """
         if self.is_integer_key:
             return KeyHashes(_order_preserving_uint64(rows[self.columns[0]]))
         return self._hash_rows(rows)
 
     def hash_integers(self, values: Sequence[int]) -> Any:
-        """First words of keys that are single integers."""
+        """Return the first words of single integer keys."""
         return _order_preserving_uint64(
             pa.chunked_array([pa.array(values, pa.uint64() if self._unsigned else pa.int64())])
         )
 
     def _hash_rows(self, rows: pa.Table) -> KeyHashes:
-        from airflow_provider_cdc.sinks.row_hashes import hash_rows  # compiled: not for drivers that need none of it
+        from airflow_provider_cdc.sinks.row_hashes import (
+            hash_rows,
+        )  # compiled code that most drivers do not need
 
         return KeyHashes(*hash_rows(rows, self.columns, self._secret))
 
 
 def _order_preserving_uint64(column: pa.ChunkedArray) -> Any:
-    if column.null_count:  # NumPy would make floats of all of them, and several integers the same
-        raise TerminalError("a key of the copy is NULL", "Copy the table again: `airflow-cdc resnapshot`")
+    if column.null_count:  # NumPy would convert all of them to floats and merge some integers
+        raise TerminalError("a key of the copy is NULL", "Re-snapshot the table: `airflow-cdc resnapshot`")
     values = column.to_numpy()
     if values.dtype.kind == "u":
         return values.astype(np.uint64)

@@ -1,10 +1,10 @@
-"""Where keys are: for each data file its rows in the order of their words. Facts of files that never change.
+"""An index of keys: the rows of each data file, ordered by key hash. Data files never change.
 
-Which rows are alive, only the log says; so an index that is lost, old or too large does no harm. Small files are put
-together, as in a log-structured merge tree, so that a search looks into few segments. What does not fit into memory
-lies in files without a name, which are gone with the process.
+Only the log determines which rows are alive, so an index that is lost, outdated or too large does no harm. Small
+segments are merged, as in a log-structured merge tree, so that a search visits few of them. Segments that do not fit
+into memory are kept in unnamed files, which disappear with the process.
 
-Segments never change: whoever searches goes on with those that it has found, whatever other threads do meanwhile.
+Segments never change: a search continues with those that it started with, whatever other threads do meanwhile.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHashes, concat_hashes
 
-#: Segments of about one size that are put together, and the rows above which none is. At most so many times as many
-#: rows are put together at a time: that bounds the time it takes, and the memory.
+#: Number of segments of similar size that are merged; number of rows above which a segment is not merged; and maximum
+#: number of rows of one merge, as a multiple of the latter, which bounds its time and memory.
 _SEGMENTS_TO_MERGE, _MAX_SEGMENT_ROWS, _MAX_MERGE_FACTOR = 8, 500_000, 4
 
 
 @dataclass(frozen=True)
 class FileKeyHashes:
-    """What is known of the rows of one data file.
+    """The key hashes of one data file.
 
-    :param hashes: words of its rows.
+    :param hashes: hashes of its rows.
     :param newest_seq: its highest ``_cdc_seq``.
-    :param row_numbers: which rows these are; ``None`` for all, in their order.
+    :param row_numbers: row numbers of these rows; ``None`` for all rows in order.
     """
 
     hashes: KeyHashes
@@ -40,15 +40,15 @@ class FileKeyHashes:
 
     @classmethod
     def from_parts(cls, parts: Sequence[KeyHashes], newest_seq: int) -> FileKeyHashes:
-        """Facts of a file that was read in parts."""
+        """Return the key hashes of a file that was read in parts."""
         return cls(concat_hashes(parts) if parts else KeyHashes(np.empty(0, np.uint64)), newest_seq)
 
 
 @dataclass(frozen=True)
 class KeyMatches:
-    """Where rows are that were asked for; arrays of one length.
+    """Locations of rows that were looked up; arrays of the same length.
 
-    :param query_index: index of the words that were asked for.
+    :param query_index: index of the hash that was looked up.
     :param file_number: number of the data file.
     :param row_number: row in it.
     """
@@ -60,10 +60,10 @@ class KeyMatches:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Rows in the order of their words.
+    """Rows ordered by key hash.
 
-    :param file_numbers: number of the file of each row, or the one of all.
-    :param row_numbers: row in its file; ``None`` if it is the position.
+    :param file_numbers: file number of each row, or a scalar for all rows.
+    :param row_numbers: row number in the file; ``None`` if it is the position.
     """
 
     hashes: KeyHashes
@@ -94,15 +94,15 @@ class _Segment:
 
 
 class KeyIndex:
-    """Index of the data files of a table. For several threads at once.
+    """Index of the data files of a table. Thread-safe.
 
-    :param memory_limit: bytes that it may take in memory.
+    :param memory_limit: maximum number of bytes in memory.
     """
 
     def __init__(self, memory_limit: int) -> None:
         self._memory_limit = memory_limit
         self._lock = threading.RLock()
-        #: Held by whoever reads files that a batch waits for: who reads others lets it go first.
+        #: Held while files are read that a batch waits for; prefetching yields to its holder.
         self.batch_lock = threading.Lock()
         self._segments: list[_Segment] = []
         self._file_numbers: dict[str, int] = {}
@@ -121,23 +121,23 @@ class KeyIndex:
         return memory, sum(s.nbytes for s in segments) - memory
 
     def new_empty(self) -> KeyIndex:
-        """An empty one that may take as much."""
+        """Return an empty index with the same memory limit."""
         return KeyIndex(self._memory_limit)
 
     def file_number(self, path: str) -> int:
-        """Number of a file that is in it."""
+        """Return the number of an indexed file."""
         return self._file_numbers[path]
 
     def file_path(self, number: int) -> str:
-        """Path of a file by its number."""
+        """Return the path of a file by its number."""
         return self._file_paths[number]
 
     def newest_seq(self, number: int) -> int:
-        """Highest ``_cdc_seq`` in a file."""
+        """Return the highest ``_cdc_seq`` in a file, given by its number."""
         return self._newest_seqs[number]
 
     def add_file(self, path: str, file_hashes: FileKeyHashes) -> None:
-        """Take note of a file. Of one that is in it, more cannot be known."""
+        """Add a file, unless it is already indexed."""
         hashes, row_numbers = file_hashes.hashes, file_hashes.row_numbers
         if not _is_sorted(hashes):
             order = np.argsort(hashes.first, kind="stable")
@@ -158,7 +158,7 @@ class KeyIndex:
                 self._segments = [*self._segments, _Segment(hashes, np.uint32(number), row_numbers)]
 
     def forget_files(self, paths: Iterable[str]) -> None:
-        """Forget what is known of files."""
+        """Remove files from the index."""
         with self._lock:
             removed = {path: self._file_numbers.pop(path) for path in set(paths) if path in self._file_numbers}
             if removed:
@@ -170,18 +170,18 @@ class KeyIndex:
                     del self._file_paths[number], self._newest_seqs[number]
 
     def sync_live_files(self, live: Mapping[str, Any], dead: Callable[[str], BitMap]) -> None:
-        """Forget files that are gone, and put small segments together: without the rows that are dead by now.
+        """Remove files that are no longer live, and merge small segments without the rows that are dead by now.
 
         :param live: paths of the files of the table.
-        :param dead: the dead rows of one.
+        :param dead: returns the dead rows of a file.
         """
         self.forget_files(path for path in list(self._file_numbers) if path not in live)
         self.merge_and_spill(dead)
 
     def merge_and_spill(self, dead: Callable[[str], BitMap] | None = None) -> None:
-        """Put small segments together, and onto disk what does not fit into memory.
+        """Merge small segments, and move to disk what does not fit into memory.
 
-        :param dead: as for :meth:`follow`; where it is not known, dead rows stay.
+        :param dead: as for :meth:`sync_live_files`; if ``None``, dead rows stay in the index.
         """
         while (to_merge := self._mergeable_segments()) is not None:
             merged = self._merge_segments(to_merge, dead)
@@ -189,14 +189,14 @@ class KeyIndex:
                 other_segments = [s for s in self._segments if not any(s is m for m in to_merge)]
                 if len(other_segments) + len(to_merge) == len(
                     self._segments
-                ):  # else another thread has changed some of them
+                ):  # otherwise another thread has changed some of them
                     self._segments = [*other_segments, merged] if len(merged.hashes) else other_segments
         self._spill_to_disk()
 
     def find_keys(self, hashes: KeyHashes) -> KeyMatches:
-        """All rows that have such words, dead ones as well.
+        """Return all rows with these hashes, including dead ones.
 
-        :param hashes: of which no two are the same.
+        :param hashes: hashes without duplicates.
         """
         order = np.argsort(hashes.first, kind="stable")
         sorted_queries = hashes.select(order)
@@ -215,7 +215,7 @@ class KeyIndex:
                 segment_hashes[np.minimum(positions, len(segment_hashes) - 1)] == sorted_queries.first[low:high]
             )
             positions, query_numbers = positions[is_match], query_numbers[is_match]
-            while len(positions):  # rows with the same word stand side by side
+            while len(positions):  # rows with the same first word are adjacent
                 is_full_match = slice(None)
                 if sorted_queries.second is not None:
                     is_full_match = segment.hashes.second[positions] == sorted_queries.second[query_numbers]
@@ -247,12 +247,12 @@ class KeyIndex:
         candidates = next((found for found in classes.values() if len(found) >= _SEGMENTS_TO_MERGE), None)
         if candidates is None:
             return None
-        candidates.sort(key=lambda s: int(s.hashes.first[0]))  # those of a snapshot lie one behind the other then
+        candidates.sort(key=lambda s: int(s.hashes.first[0]))  # so that segments of a snapshot are consecutive
         rows = np.cumsum([len(s.hashes) for s in candidates])
         return candidates[: max(2, int(np.searchsorted(rows, _MAX_MERGE_FACTOR * _MAX_SEGMENT_ROWS, "right")))]
 
     def _merge_segments(self, segments: list[_Segment], dead: Callable[[str], BitMap] | None) -> _Segment:
-        """One segment of several, without the rows that are dead: they stay so."""
+        """Merge several segments into one without dead rows, which never become alive again."""
         parts = segments if dead is None else [self._drop_dead_rows(s, dead) for s in segments]
         hashes, files = concat_hashes([s.hashes for s in parts]), np.concatenate([s.file_array() for s in parts])
         rows = np.concatenate([s.row_array() for s in parts])
@@ -262,7 +262,7 @@ class KeyIndex:
         return _Segment(hashes.select(order), files[order], rows[order])
 
     def _drop_dead_rows(self, segment: _Segment, dead: Callable[[str], BitMap]) -> _Segment:
-        """A segment without the rows that are dead."""
+        """Return a segment without dead rows."""
         files, rows, is_living = segment.file_array(), segment.row_array(), np.ones(len(segment.hashes), bool)
         order = np.argsort(files, kind="stable")
         numbers, starts = np.unique(files[order], return_index=True)
@@ -277,7 +277,7 @@ class KeyIndex:
         )
 
     def _spill_to_disk(self) -> None:
-        """Put the largest segments onto disk where memory does not suffice."""
+        """Move the largest segments to disk until the rest fits into memory."""
         with self._lock:
             excess_bytes = self.bytes_used[0] - self._memory_limit
             for segment in sorted((s for s in self._segments if s.in_memory), key=lambda s: -s.nbytes):
@@ -298,7 +298,7 @@ _MAX_UINT64 = np.uint64(2**64 - 1)
 
 
 def _drop_files(segment: _Segment, removed_numbers: Any) -> _Segment | None:
-    """A segment without the rows of files; ``None`` if nothing is left."""
+    """Return a segment without the rows of some files; ``None`` if nothing is left."""
     if np.isscalar(segment.file_numbers):
         return None if np.isin(segment.file_numbers, removed_numbers) else segment
     remaining = np.flatnonzero(~np.isin(segment.file_numbers, removed_numbers))

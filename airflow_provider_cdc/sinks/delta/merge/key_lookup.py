@@ -1,6 +1,6 @@
-"""Reading the keys of data files into the index: those of a batch when it comes, others before one needs them.
+"""Reads the keys of data files into the index: those that a batch needs when it arrives, others in advance.
 
-What is read is a fact of a file that never changes. So it may be read at any time, by several threads, and in vain.
+Data files never change, so they may be read at any time, by several threads, and in vain.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from airflow_provider_cdc.sinks.protocol import Prefetcher
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: Files that are read at the same time, and where reading is mostly waiting for a server.
+#: Number of files that are read in parallel, and the same for remote storage, where reading is mostly waiting.
 _READER_THREADS, _REMOTE_READER_THREADS = 4, 16
-#: Files after which the index is put in order.
+#: Number of files after which segments are merged.
 _FILES_PER_PORTION = 16
 
 
 @dataclass(frozen=True)
 class RowIdentity:
-    """What tells the rows of a table apart.
+    """How the rows of a table are identified.
 
-    :param partitioning: how it is partitioned.
-    :param key_columns: the key columns; none if rows are told by all their values.
-    :param stats_column: the key column if it is a single integer, which file statistics are kept for.
+    :param partitioning: how the table is partitioned.
+    :param key_columns: the key columns; none if rows are identified by all of their values.
+    :param stats_column: column of the file statistics, if the key is a single integer.
     """
 
     partitioning: Partitioning
@@ -52,17 +52,18 @@ class RowIdentity:
 
     @property
     def identity_columns(self) -> list[str]:
-        """Columns that tell rows apart."""
+        """Columns that identify rows."""
         return list(self.key_columns) or [name for name in self.schema.names if name not in META_COLUMNS]
 
 
 @dataclass(frozen=True)
 class KeyLookup:
-    """Keys of a table's files, on their way into its index.
+    """Finds rows by key, and indexes the files that this requires.
 
-    :param storage: that of the table's folder.
-    :param identity: what tells its rows apart.
-    :param key_hasher: makes the words of the index.
+    :param storage: storage of the table's folder.
+    :param row_identity: how the table's rows are identified.
+    :param key_hasher: computes the hashes of the index.
+    :param index: the index.
     """
 
     storage: Storage
@@ -71,9 +72,9 @@ class KeyLookup:
     index: KeyIndex
 
     def find_rows(self, log: DeltaLog, hashes: KeyHashes) -> KeyMatches:
-        """Where the rows of a version with such words are, after the files that may have them were indexed.
+        """Return the rows of a version with these hashes, after indexing all files that may have them.
 
-        :param hashes: of which no two are the same.
+        :param hashes: hashes without duplicates.
         """
         missing = self.candidate_files([f for f in log.files.values() if f.path not in self.index], hashes)
         if missing:
@@ -86,7 +87,7 @@ class KeyLookup:
         return self.index.find_keys(hashes)
 
     def index_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
-        """An index of the rows of slices alone. It takes no more memory than that of the table may."""
+        """Return an index of the rows of slices alone, with the same memory limit as that of the table."""
         slice_index, identity = self.index.new_empty(), self.row_identity
         for file in (file for part in slices for file in part.files if file.rows):
             parts = read_row_groups(self.storage, file.path, identity.schema, identity.key_columns, file.partition)
@@ -95,10 +96,10 @@ class KeyLookup:
         return slice_index
 
     def candidate_files(self, files: Sequence[LiveFile], hashes: KeyHashes) -> list[LiveFile]:
-        """Files that may have rows with such words: without those of which statistics prove that they have none."""
+        """Return the files that may have rows with these hashes, according to their statistics."""
         stats_column = (
             self.row_identity.stats_column if self.key_hasher.is_integer_key else None
-        )  # hashes, as of BIGINT UNSIGNED, are in no order
+        )  # hashes, as for BIGINT UNSIGNED, have no order
         bounds = [file.bounds(stats_column) for file in files] if stats_column else []
         known_numbers = [i for i, file_bounds in enumerate(bounds) if file_bounds is not None]
         if not known_numbers:
@@ -110,10 +111,11 @@ class KeyLookup:
         return [file for i, file in enumerate(files) if i not in excluded]
 
     def prefetcher(self, log: DeltaLog) -> Prefetcher:
-        """What reads ahead, in a thread of its own, where batches will likely look in a version.
+        """Return a prefetcher, to be run in its own thread, for the files of a version that batches will likely need.
 
-        First the files that have dead rows: changes have hit them before. If the stream has not written to the table
-        yet, nothing tells what changes hit: then all files, from the newest on, as far as memory goes.
+        Files with dead rows come first, because changes have hit them before. If the stream has not written to the
+        table yet, nothing shows which files changes will hit: then all files follow, newest first, as far as the memory
+        budget allows.
         """
         files = [file for file in log.files.values() if file.path not in self.index]
         files_with_dead_rows = [file for file in files if file.dead_row_count]
@@ -137,7 +139,8 @@ class KeyLookup:
     def _index_files(self, files: Sequence[LiveFile], *, in_background: bool = False) -> Iterator[None]:
         """Index files, some at a time.
 
-        :param in_background: let those first that a batch waits for, and read no portion before the caller wants it.
+        :param in_background: let files that a batch waits for go first, and read no portion before the caller requests
+            it.
         """
 
         def read(file: LiveFile) -> None:
@@ -162,8 +165,8 @@ class KeyLookup:
         identity_columns, schema = self.row_identity.identity_columns, self.row_identity.schema
         bounds = file.bounds(SEQ_COLUMN)
         columns = identity_columns if bounds else [*identity_columns, SEQ_COLUMN]
-        may_lack_columns = not self.row_identity.key_columns  # a key is never new
-        # Portions: values of a table without a key may be many times what is kept of them.
+        may_lack_columns = not self.row_identity.key_columns  # key columns are never new
+        # In portions: the values of a table without a key may be much larger than their hashes.
         parts, newest_seq = [], bounds[1] if bounds else 0
         for rows in read_row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):
             parts.append(self.key_hasher(rows))

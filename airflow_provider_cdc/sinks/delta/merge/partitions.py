@@ -1,6 +1,6 @@
-"""Partitioned tables: each data file has rows of one partition, whose values stand in the log and not in the file.
+"""Partitioned tables: each data file has rows of one partition, whose values are in the log and not in the file.
 
-Folders are named after the values (Hive style), since some readers take them from there. Nothing here does.
+Folders are named after the values (Hive style), because some readers get the values from there. This package does not.
 """
 
 from __future__ import annotations
@@ -22,41 +22,40 @@ from airflow_provider_cdc.sinks.delta.log.features import GENERATION_EXPRESSION
 from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, write_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: Parts of a date: the type of the column in the table, and how many characters of YYYY-MM-DD HH tell it.
+#: Parts of a date: type of the column in the table, and number of characters of YYYY-MM-DD HH that determine it.
 DATE_UNITS: Mapping[str, tuple[pa.DataType, int]] = {
     "year": (pa.int32(), 4),
     "month": (pa.string(), 7),
     "day": (pa.date32(), 10),
     "hour": (pa.string(), 13),
 }
-#: How Spark says it.
+#: The same as Spark expressions.
 _EXPRESSIONS = {"year": "YEAR({})", "month": "DATE_FORMAT({}, 'yyyy-MM')", "day": "CAST({} AS DATE)"}
 _TIME_TYPES = ("datetime", "timestamp")
-#: Types of columns whose values may make partitions: those of keys that are text and whole in a path.
+#: Types of columns that may partition a table: key types whose text is complete in a path.
 _PARTITION_TYPES = KEY_TYPES - {"binary", "varbinary", "time", *_TIME_TYPES}
-#: Of the folder of a value that is NULL; and what a name in a path must not have, nor a folder's be longer than.
+#: Folder name of a NULL value, allowed column names in a path, and maximum length of a folder name.
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _ALLOWED_NAME = re.compile(r"[^/\\=%#?*:\"\x00-\x1f\x7f]+")
 _MAX_FOLDER_BYTES = 240
-#: Paths that are the same as the address of a file.
+#: Paths that are unchanged when escaped in a URL.
 _UNESCAPED_PATH = re.compile(r"[A-Za-z0-9/_.=~-]*")
-#: Bytes of rows that wait for more of their partitions.
+#: Maximum bytes of rows in memory that wait for more rows of their partitions.
 BUFFER_BYTES = 64 << 20
 _SETTING = "sink.partition_by"
 _CHANGE_VALUE_REMEDY = "Give the row another value in the source"
 _PARTITION_VALUE_REMEDY = (
-    f"{_CHANGE_VALUE_REMEDY}, then read the table again (airflow-cdc resnapshot); or leave the column out of "
-    f"{_SETTING} and start with "
-    "a fresh sink.path"
+    f"{_CHANGE_VALUE_REMEDY}, then re-snapshot the table (airflow-cdc resnapshot); or leave the column out of "
+    f"{_SETTING} and start with a fresh sink.path"
 )
 
 
 @dataclass(frozen=True)
 class PartitionField:
-    """What a table is partitioned by: a column, or a part of a date.
+    """A column, or a part of a date, that partitions a table.
 
     :param column: name of a column of the source.
-    :param unit: one of :data:`UNITS`; ``None`` for the column itself.
+    :param unit: one of :data:`DATE_UNITS`; ``None`` for the column itself.
     """
 
     column: str
@@ -64,7 +63,7 @@ class PartitionField:
 
     @property
     def column_name(self) -> str:
-        """The column in the table."""
+        """Name of the column in the table."""
         return self.column if self.unit is None else f"{self.column}_{self.unit}"
 
     def __str__(self) -> str:
@@ -76,8 +75,8 @@ class Partitioning:
     """How a table is partitioned; false if it is not.
 
     :param schema: schema of its rows, without parts of dates.
-    :param fields: what it is partitioned by.
-    :param row_group_size: rows of a row group of its files, if that matters.
+    :param fields: the columns, and parts of dates, that partition it.
+    :param row_group_size: rows per row group of its files; ``None`` if it does not matter.
     """
 
     schema: pa.Schema
@@ -86,9 +85,9 @@ class Partitioning:
 
     @classmethod
     def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> Partitioning:
-        """That of a captured table.
+        """Return the partitioning of a captured table.
 
-        :raises NotReadyError: if it cannot be partitioned so.
+        :raises NotReadyError: if the table cannot be partitioned this way.
         """
         columns = {c.name: c for c in table.copied_columns}
         for part in fields:
@@ -109,25 +108,26 @@ class Partitioning:
 
     @property
     def columns(self) -> list[str]:
-        """Columns of the table that make the partitions, in their order."""
+        """Partition columns of the table, in order."""
         return [part.column_name for part in self.fields]
 
     def check_partition_columns(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Refuse a table that is partitioned otherwise.
+        """Refuse a table with another partitioning.
 
-        :param name: what messages call it.
+        :param name: name of the table in messages.
+        :raises TerminalError: if the partition columns differ.
         """
         current_columns = list(metadata.get("partitionColumns") or ())
         if current_columns != self.columns:
             raise TerminalError(
-                f"the {name} is partitioned by {', '.join(current_columns) or 'nothing'}, and {_SETTING} says "
+                f"the {name} is partitioned by {', '.join(current_columns) or 'nothing'}, but {_SETTING} says "
                 f"{', '.join(self.columns) or 'nothing'}",
-                "Undo the change, or start with a fresh sink.path: a table is partitioned when it is made",
+                "Undo the change, or start with a fresh sink.path: the partitioning is fixed when a table is created",
             )
 
     @cached_property
     def file_schema(self) -> pa.Schema:
-        """Schema of what stands in the files."""
+        """Schema of the data files."""
         return pa.schema([f for f in self.schema if f.name not in self.columns])
 
     @cached_property
@@ -136,7 +136,10 @@ class Partitioning:
         return pa.schema([*self.schema, *(self._generated_field(part) for part in self.fields if part.unit)])
 
     def _generated_field(self, part: PartitionField) -> pa.Field:
-        """The column of a part of a date. How it follows from a DATE, Spark says alike in every time zone."""
+        """Return the column for a part of a date.
+
+        It has a generation expression only for a DATE, because Spark evaluates other types in the session's time zone.
+        """
         assert part.unit is not None
         name, expression = part.column.replace("`", "``"), _EXPRESSIONS.get(part.unit)
         exact = expression is not None and pa.types.is_date(self.schema.field(part.column).type)
@@ -144,9 +147,9 @@ class Partitioning:
         return pa.field(part.column_name, DATE_UNITS[part.unit][0], metadata=metadata)
 
     def split_rows(self, rows: pa.Table) -> list[tuple[PartitionValues, Any]]:
-        """The partitions of rows: the values of each, and which rows are in it, in their order.
+        """Return the partitions of rows: the values of each, and the indices of its rows, in order.
 
-        :raises TerminalError: if a value cannot be told from others where partitions are concerned.
+        :raises TerminalError: if a value cannot be represented as a partition value.
         """
         if not self.fields:
             return [({}, np.arange(rows.num_rows))]
@@ -163,7 +166,7 @@ class Partitioning:
         return partitions
 
     def _value_texts(self, part: PartitionField, rows: pa.Table) -> pa.ChunkedArray:
-        """Values as the log has them."""
+        """Return values in the format of the log."""
         column = rows[part.column]
         if part.unit is None:
             return column.cast(pa.string())
@@ -178,35 +181,33 @@ class Partitioning:
         for name, value in values.items():
             if value == "" or value == _NULL_FOLDER:
                 raise TerminalError(
-                    f"a row has {'an empty text' if value == '' else _NULL_FOLDER} in column {name}, by which its "
-                    "table is "
-                    "partitioned: Delta readers would take it for NULL",
+                    f"a row has {'an empty text' if value == '' else _NULL_FOLDER} in partition column {name}: "
+                    "Delta readers would read it as NULL",
                     _PARTITION_VALUE_REMEDY,
                     first=_CHANGE_VALUE_REMEDY,
                 )
             if len(_partition_folder(name, value).encode()) > _MAX_FOLDER_BYTES:
                 raise TerminalError(
-                    f"a row has a text in column {name} that is too long for the name of a folder, and its table is "
-                    "partitioned by it",
+                    f"a row has a text in partition column {name} that is too long for the name of a folder",
                     _PARTITION_VALUE_REMEDY,
                     first=_CHANGE_VALUE_REMEDY,
                 )
 
     def file_path(self, folder: str, values: PartitionValues, name: str) -> str:
-        """Path of a file of a partition.
+        """Return the path of a file of a partition.
 
-        :param folder: that of the file if there were no partitions; ``""`` for that of the table.
+        :param folder: folder that would contain the file without partitions; ``""`` for the table's folder.
         """
         return "/".join([*([folder] if folder else []), *(_partition_folder(n, values[n]) for n in self.columns), name])
 
 
 class PartitionedWriter:
-    """Writes rows into files of their partitions, one at a time: few rows wait, and no more than one file is open.
+    """Writes rows to one file per partition, one file at a time: only one is open, and few rows wait in memory.
 
-    :param storage: that of the table's folder.
-    :param folder: folder of the files, in which that of each partition lies.
-    :param name: beginning of the names of the files.
-    :param stats_column: as for :func:`~airflow_provider_cdc.sinks.files.parquet.write_file`, and ``ordered_by``.
+    :param storage: storage of the table's folder.
+    :param folder: folder that contains the folders of the partitions.
+    :param name: prefix of the file names.
+    :param stats_column: as for :func:`~airflow_provider_cdc.sinks.files.parquet.write_file`, like ``ordered_by``.
     """
 
     def __init__(
@@ -227,9 +228,9 @@ class PartitionedWriter:
         self._written: dict[int, DataFile] = {}
 
     def add(self, rows: pa.Table) -> tuple[Any, Any]:
-        """Take in rows.
+        """Add rows.
 
-        :returns: for each the number of its file, and the row in it; arrays of int64.
+        :returns: for each row, the number of its file and the row number in it; arrays of int64.
         """
         file, row = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
         stored = rows.select(self._partitioning.file_schema.names)
@@ -247,7 +248,7 @@ class PartitionedWriter:
         return file, row
 
     def close(self) -> list[DataFile]:
-        """Write what is left.
+        """Write the remaining rows.
 
         :returns: all files, in the order of their numbers.
         """
@@ -255,7 +256,7 @@ class PartitionedWriter:
         return [self._written[number] for number in range(len(self._values))]
 
     def discard(self) -> None:
-        """Remove all files, and begin anew."""
+        """Delete all files and start over."""
         self._storage.delete(*(self._file_path(number) for number in range(len(self._values))))
         self._waiting, self._open, self._written, self._values, self._rows = {}, {}, {}, [], []
 
@@ -264,7 +265,7 @@ class PartitionedWriter:
         total = sum(sizes.values())
         if total <= max_bytes:
             return
-        for number in sorted(sizes, key=lambda n: -sizes[n]):  # half of it, so that not each call writes a little
+        for number in sorted(sizes, key=lambda n: -sizes[n]):  # down to half, so that not every call writes a little
             if total <= max_bytes // 2:
                 break
             total -= sizes[number]
@@ -272,7 +273,7 @@ class PartitionedWriter:
 
     def _write_partition(self, number: int) -> None:
         values, waiting = self._values[number], self._waiting.pop(number)
-        del self._open[tuple(values.values())]  # what comes later has a file of its own
+        del self._open[tuple(values.values())]  # later rows go to another file
         schema = self._partitioning.file_schema
         self._written[number] = write_file(
             self._storage,
@@ -290,16 +291,16 @@ class PartitionedWriter:
 
 
 def supports_vectors(path: str) -> bool:
-    """Whether rows of a file may die by a deletion vector.
+    """Return whether rows of a file may be deleted by a deletion vector.
 
-    Not where something is escaped in its path: Polars looks the vector up by the file's address, in which it is escaped
-    once more, and takes the rows for alive. Such files are written anew.
+    Not if its path contains escaped characters: Polars looks up the vector by the file's URL, in which they are escaped
+    again, and treats dead rows as alive. Such files are rewritten instead.
     """
     return _UNESCAPED_PATH.fullmatch(path) is not None
 
 
 def combine_files(path: str, files: Iterable[DataFile]) -> DataFile:
-    """Several files as one."""
+    """Return one object that represents several files."""
     file_tuple = tuple(files)
     sums: dict[str, Any] = {name: sum(getattr(f, name) for f in file_tuple) for name in ("size", "rows")}
     for pick, names in ((min, ("low", "oldest")), (max, ("high", "newest"))):
@@ -314,19 +315,22 @@ def _partition_folder(name: str, value: str | None) -> str:
 
 
 def _why_not_partitionable(field: PartitionField, columns: Mapping[str, Column]) -> tuple[str, str] | None:
-    """Why a table cannot be partitioned by something, and what to do about it."""
+    """Return why a field cannot partition a table and the remedy; ``None`` if it can."""
     column = columns.get(field.column)
     if column is None:
         return f"it has no column {field.column} that is copied", f"Its columns are {', '.join(columns)}"
     kind = column.data_type
     if not _ALLOWED_NAME.fullmatch(field.column):
-        return "the column's name cannot be that of a folder", f"Leave it out of {_SETTING}"
+        return "the column name cannot be a folder name", f"Leave it out of {_SETTING}"
     if field.unit is None and kind in _TIME_TYPES:
-        return f"of {column.column_type} only a part is of use", f"Write {{day: {field.column}}}, or year, month, hour"
+        return (
+            f"only a part of a {column.column_type} can be used",
+            f"Write {{day: {field.column}}}, or year, month, hour",
+        )
     if field.unit is None and kind not in _PARTITION_TYPES:
-        return f"values of type {column.column_type} make no partitions", "Take a column of integers, text, or dates"
+        return f"values of type {column.column_type} cannot form partitions", "Use a column of integers, text, or dates"
     if field.unit is not None and kind not in (*_TIME_TYPES, "date"):
-        return f"the column is {column.column_type}", "Take the part of a DATE, DATETIME, or TIMESTAMP"
+        return f"the column is {column.column_type}", "Use a part of a DATE, DATETIME, or TIMESTAMP"
     if field.unit == "hour" and kind == "date":
         return "a DATE has no hour", f"Write {{day: {field.column}}}"
     if field.unit is not None and field.column_name.lower() in {name.lower() for name in (*columns, *META_COLUMNS)}:

@@ -1,8 +1,9 @@
-"""Rows that stay where all rows of a table are exchanged: those that the source has deleted (``sink.deletes``).
+"""Rows that are kept when all rows of a table are overwritten: those that the source has deleted (``sink.deletes``).
 
-What tells them is the new reading: its keys are put into an index, and the table's files are read against it, one after
-the other. A file all of whose rows stay as they are is left alone. The others are written again, without the columns
-that the table does not have any more: no file may have such a column, since another one of that name may come.
+The re-snapshot determines which rows these are: its keys are indexed, and the table's files are compared with the index
+one by one. A file of which all rows are kept unchanged is kept as it is. The other files are rewritten without the
+columns that the table no longer has: no file may keep such a column, because a new column with the same name may be
+added.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from airflow_provider_cdc.sinks.files.parquet import DataFile, has_only_columns,
 
 @dataclass
 class RetainedFiles:
-    """Rows that stay.
+    """Files with rows that are kept.
 
-    :param unchanged: paths of the files of the table that stay as they are.
-    :param written: files with rows of others.
+    :param unchanged: paths of files of the table that are kept as they are.
+    :param written: new files with kept rows of other files.
     """
 
     unchanged: set[str] = field(default_factory=set)
@@ -42,10 +43,10 @@ class RetainedFiles:
 
 
 class RetainedRowFinder:
-    """Finds the rows of a version that stay.
+    """Finds the rows of a version that are kept.
 
-    :param log: the table as it stands.
-    :param key_lookup: by which key its rows are looked up, and with which columns they are read.
+    :param log: the current state of the table.
+    :param key_lookup: defines the key by which rows are looked up, and the columns to read.
     :param deletes: ``sink.deletes`` of the table.
     """
 
@@ -54,10 +55,11 @@ class RetainedRowFinder:
         self._soft_deletes = deletes == SOFT
 
     def write_retained_rows(self, slices: Sequence[DataFile], seq: int) -> RetainedFiles:
-        """Write the rows that stay where slices take the place of all others.
+        """Write the rows that are kept when slices replace all others.
 
-        :param slices: rows of the new reading.
-        :param seq: its ``_cdc_seq``: rows of the table that are newer come again, and go.
+        :param slices: rows of the re-snapshot.
+        :param seq: its ``_cdc_seq``: newer rows of the table are removed, because the stream applies their changes
+            again.
         """
         retained_files, index, marked_at = (
             RetainedFiles(),
@@ -83,18 +85,18 @@ class RetainedRowFinder:
                 )[0]
         except pa.ArrowInvalid as error:
             raise TerminalError(
-                f"rows of the {self._log.name} that the source has deleted cannot have its new columns: {error}",
-                "Move the folder of the table away, and read it again: airflow-cdc resnapshot",
+                f"rows of the {self._log.name} that the source has deleted do not fit its new columns: {error}",
+                "Move the folder of the table away, and re-snapshot it: airflow-cdc resnapshot",
             ) from error
         return retained_files
 
     def count_unmatched(self, slices: Sequence[DataFile]) -> int:
-        """How many rows have keys that slices do not have."""
+        """Return the number of rows whose keys are not in the slices."""
         index = self._key_lookup.index_slices(slices)
         return sum(len(self._find_retained_rows(file, index, None)[0]) for file in self._log.files.values())
 
     def count_marked(self) -> int:
-        """How many rows are marked as deleted."""
+        """Return the number of rows marked as deleted."""
         files = self._log.files.values()
         return (
             sum(int(np.count_nonzero(~self._find_retained_rows(file, None, None)[1])) for file in files)
@@ -103,17 +105,17 @@ class RetainedRowFinder:
         )
 
     def count_living(self) -> int:
-        """How many rows there are."""
+        """Return the number of living rows."""
         return sum(self._living_row_count(file) for file in self._log.files.values())
 
     def _living_row_count(self, file: LiveFile) -> int:
         return count_rows(self._log.storage, file) - len(self._log.dead_rows(file))
 
     def _find_retained_rows(self, file: LiveFile, index: KeyIndex | None, seq: int | None) -> tuple[Any, Any]:
-        """The living rows of a file that stay, and for each whether it is still to be marked as deleted.
+        """Return the living rows of a file that are kept, and for each whether it still has to be marked as deleted.
 
-        :param index: of keys whose rows go.
-        :param seq: rows with a higher ``_cdc_seq`` go as well.
+        :param index: keys whose rows are removed.
+        :param seq: rows with a higher ``_cdc_seq`` are removed as well.
         """
         columns, start = (
             list(
@@ -150,7 +152,7 @@ class RetainedRowFinder:
         return np.concatenate(retained_numbers), np.concatenate(unmarked)
 
     def _read_retained_rows(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
-        """Rows of a file, all of them marked as deleted if that is marked."""
+        """Yield rows of a file, all of them marked as deleted if the table marks deleted rows."""
         start = 0
         for group in read_row_groups(
             self._log.storage, file.path, self._row_identity.schema, None, file.partition, may_lack_columns=True
@@ -166,12 +168,12 @@ class RetainedRowFinder:
 def find_overwrite_loss(
     log: DeltaLog, key_lookup: KeyLookup, deletes: str, old_table: TableSchema, slices: Sequence[DataFile] | None
 ) -> RetainedRowsLoss | None:
-    """What an exchange would lose of the rows that stay.
+    """Return which of the kept rows an overwrite would lose.
 
     See :meth:`~airflow_provider_cdc.sinks.protocol.SinkTable.overwrite_loss`.
 
-    :param log: the table as it stands.
-    :param key_lookup: with the columns and the key that it is to have.
+    :param log: the current state of the table.
+    :param key_lookup: lookup with the new columns and the new key.
     :param deletes: ``sink.deletes`` of the table; not ``hard``.
     """
     new_schema = key_lookup.row_identity.schema
@@ -183,7 +185,7 @@ def find_overwrite_loss(
         n in new_schema.names and can_hold_all_values(new_schema.field(n).type, old_schema.field(n).type)
         for n in old_table.key
     )
-    # By the key that the rows have: no two have the same. Under the new definition it may be NULL.
+    # By the current key of the rows, which is unique. Under the new definition, its columns may be NULL.
     old_identity = RowIdentity(key_lookup.row_identity.partitioning, old_table.key if comparable else ())
     finder = RetainedRowFinder(
         log,

@@ -1,4 +1,4 @@
-"""Rows that are deleted in the source and stay in the table, marked as deleted (``sink.deletes: soft``)."""
+"""Rows that are deleted in the source but kept in the table, marked as deleted (``sink.deletes: soft``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 def with_deleted_column(schema: pa.Schema) -> pa.Schema:
-    """The columns of a table whose deleted rows stay: one more says which these are.
+    """Return the columns of a table that keeps deleted rows: with one more that marks them.
 
     :param schema: the sink's schema.
     """
@@ -21,9 +21,9 @@ def with_deleted_column(schema: pa.Schema) -> pa.Schema:
 
 
 def add_deleted_column(rows: Rows, schema: pa.Schema) -> Rows:
-    """Rows or changes with that column, if the table has it.
+    """Return rows or changes with the column that marks deleted rows, if the table has it.
 
-    :param schema: of the table.
+    :param schema: schema of the table.
     """
     if DELETED_COLUMN not in schema.names or DELETED_COLUMN in rows.schema.names:
         return rows
@@ -31,10 +31,10 @@ def add_deleted_column(rows: Rows, schema: pa.Schema) -> Rows:
 
 
 def mark_deleted(rows: pa.Table, deleted_at: int, seq: int | None = None) -> pa.Table:
-    """Rows as they are after something other than a change of their own has deleted them.
+    """Return rows marked as deleted by something other than a change of their own.
 
-    :param deleted_at: when, in microseconds since 1970.
-    :param seq: ``_cdc_seq`` of what deleted them; ``None`` if that is not known: the row keeps that of its last change.
+    :param deleted_at: time of the deletion, in microseconds since 1970.
+    :param seq: ``_cdc_seq`` of the deletion; if ``None``, rows keep that of their last change.
     """
     values = {
         OP_COLUMN: pa.scalar("d"),
@@ -50,7 +50,7 @@ def mark_deleted(rows: pa.Table, deleted_at: int, seq: int | None = None) -> pa.
 
 
 def drop_deleted_rows(rows: pa.Table) -> pa.Table:
-    """The rows that are not deleted in the source, in the sink's schema."""
+    """Return the rows that are not deleted in the source, in the sink's schema."""
     if DELETED_COLUMN not in rows.schema.names:
         return rows
     return rows.filter(pc.invert(rows[DELETED_COLUMN])).drop_columns([DELETED_COLUMN])

@@ -1,4 +1,4 @@
-"""What a change comes to for the files of a Delta table, and how the log says it: by deletion vectors or by copies."""
+"""Edits of the files of a Delta table, and their translation into commits with deletion vectors or copy-on-write."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from airflow_provider_cdc.sinks.files.parquet import (
 )
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: Folder of the snapshot's slices, and of changes as tasks have written them, in that of the table.
+#: Folders, in the table's folder, of the snapshot's slices and of the changes that tasks have written.
 SLICES_FOLDER, CHANGES_FOLDER = "snapshot", "changes"
 _PART_NAME = re.compile(r"(?:[^/]+=[^/]*/)*part-")
-#: By copies, a live file below the one size is written anew together with new rows, so that small files do not pile up;
-#: none is written above the other size, so that no file grows without end.
+#: Copy-on-write rewrites a live file below the first size together with new rows, so that small files do not pile up,
+#: and writes no file above the second size, so that no file grows without limit.
 SMALL_FILE_BYTES, LARGE_FILE_BYTES = 4 << 20, 64 << 20
 
 
@@ -41,13 +41,13 @@ class TableEdit:
     """What one commit does to the rows of a table.
 
     :param dead_rows: rows of live files that die.
-    :param removed_files: live files that go as a whole.
-    :param rewritten_new: files that are added, with the rows of them that are dead already.
-    :param key_hashes: what is known of the rows of new files.
-    :param definition_actions: actions of the log that give the table another definition: they are all that is
+    :param removed_files: live files that are removed as a whole.
+    :param added_files: files that are added, each with those of its rows that are dead already.
+    :param key_hashes: key hashes of new files.
+    :param definition_actions: actions of the log that give the table another definition; if present, nothing else is
         committed.
-    :param delete_on_conflict: files that were written for these actions, and are nobody's if they do not stand.
-    :param operation: what the log calls it.
+    :param delete_on_conflict: files written for these actions, to be deleted if the commit fails.
+    :param operation: name of the operation in the log.
     """
 
     dead_rows: dict[str, BitMap] = field(default_factory=dict)
@@ -59,12 +59,13 @@ class TableEdit:
     operation: str = "MERGE"
 
     def __bool__(self) -> bool:
-        """Whether it changes rows of the definition that the table has."""
+        """Return whether it changes rows under the current definition of the table."""
         return bool(self.dead_rows or self.removed_files or self.added_files)
 
     def split_for_vectors(self) -> tuple[TableEdit | None, TableEdit]:
-        """What it does to files that must not have vectors (:func:`~.partitions.takes_vectors`), ``None`` for nothing;
-        and the rest.
+        """Return the part for files that must not have deletion vectors (``None`` for none), and the rest.
+
+        See :func:`~.partitions.supports_vectors`.
         """
         dead = {path: rows for path, rows in self.dead_rows.items() if not supports_vectors(path)}
         rewritten_new = [(file, rows) for file, rows in self.added_files if rows and not supports_vectors(file.path)]
@@ -79,12 +80,12 @@ class TableEdit:
 
 @dataclass
 class PreparedCommit:
-    """What is to be committed.
+    """A commit that is ready to be written.
 
-    :param actions: of the log.
-    :param delete_on_conflict: files that were written for it and are nobody's if it does not stand.
-    :param delete_on_success: files that nobody needs if it stands.
-    :param dead_rows: the dead rows of files from then on.
+    :param actions: actions of the log.
+    :param delete_on_conflict: files written for it, to be deleted if the commit fails.
+    :param delete_on_success: files that are not needed if the commit succeeds.
+    :param dead_rows: the new dead rows of files.
     """
 
     actions: list[dict[str, Any]] = field(default_factory=list)
@@ -96,7 +97,7 @@ class PreparedCommit:
 def prepare_deletion_vectors(
     log: DeltaLog, edit: TableEdit, stats_column: str | None, partitioning: Partitioning
 ) -> PreparedCommit:
-    """Nothing is written again: rows that die become bits.
+    """Prepare a commit that marks dead rows in deletion vectors and rewrites no files that support them.
 
     :param stats_column: name of the single integer key column, for statistics.
     """
@@ -132,9 +133,9 @@ def prepare_deletion_vectors(
 def prepare_copy_on_write(
     log: DeltaLog, edit: TableEdit, stats_column: str | None, partitioning: Partitioning
 ) -> PreparedCommit:
-    """Files that lose rows are written anew without them, partition by partition.
+    """Prepare a commit that rewrites files without their dead rows, partition by partition.
 
-    :param stats_column: as for :func:`by_vectors`.
+    :param stats_column: as for :func:`prepare_deletion_vectors`.
     """
     commit = PreparedCommit(
         actions=[log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
@@ -167,11 +168,11 @@ def _rewrite_partition(
     stats_column: str | None,
     partitioning: Partitioning,
 ) -> None:
-    """Files of one partition, each with its dead rows.
+    """Rewrite files of one partition without their dead rows.
 
-    :param commit: gets what is to be committed.
-    :param live_sources: files of the table.
-    :param added_sources: files that are added.
+    :param commit: the commit to which the result is added.
+    :param live_sources: files of the table, with their dead rows.
+    :param added_sources: files that are added, with their dead rows.
     """
     small_sources = [(f.path, rows) for f, rows in live_sources if f.size < SMALL_FILE_BYTES] + [
         (f.path, rows) for f, rows in added_sources
@@ -179,7 +180,7 @@ def _rewrite_partition(
     large_sources = [[(f.path, rows)] for f, rows in live_sources if f.size >= SMALL_FILE_BYTES]
     commit.actions += [file.remove_action(data_change=True) for file, _ in live_sources]
     unchanged: list[DataFile] = []
-    if len(small_sources) == 1 and added_sources and not added_sources[0][1]:  # as it is
+    if len(small_sources) == 1 and added_sources and not added_sources[0][1]:  # keep the staged file unchanged
         small_sources, unchanged = [], [added_sources[0][0]]
     else:
         commit.delete_on_success += [file.path for file, _ in added_sources]
@@ -194,7 +195,7 @@ def _rewrite_partition(
 
 
 def count_rows(storage: Storage, file: LiveFile) -> int:
-    """How many rows a file has, dead ones as well."""
+    """Return the number of rows of a file, including dead ones."""
     record_count = file.stats.get("numRecords")
     if isinstance(record_count, int):
         return record_count
@@ -203,7 +204,7 @@ def count_rows(storage: Storage, file: LiveFile) -> int:
 
 
 def without_dead_rows(groups: Iterable[pa.Table], dead: BitMap) -> Iterator[pa.Table]:
-    """Row groups of a file without its dead rows."""
+    """Yield row groups of a file without its dead rows."""
     start = 0
     dead_numbers = np.asarray(dead.to_array(), np.int64) if dead else None
     for rows in groups:
@@ -225,9 +226,9 @@ def rewrite_files(
     sources: Sequence[tuple[str, BitMap]],
     stats_column: str | None,
 ) -> list[DataFile]:
-    """Write the living rows of files of one partition into new ones, of which none is too large.
+    """Write the living rows of files of one partition to new files of limited size.
 
-    :param sources: paths, and their dead rows.
+    :param sources: paths, each with its dead rows.
     """
     schema = partitioning.file_schema
     rows = chain.from_iterable(
@@ -250,7 +251,7 @@ def rewrite_files(
 def write_data_files(
     storage: Storage, partitioning: Partitioning, tables: Iterable[pa.Table], stats_column: str | None
 ) -> tuple[list[DataFile], Any]:
-    """Write rows as new files of their partitions.
+    """Write rows to new files of their partitions.
 
     :param stats_column: name of the single integer key column, for statistics.
     :returns: the files, and for each row the number of its file.
@@ -270,27 +271,27 @@ def write_data_file(
     stats_column: str | None,
     row_group_size: int | None = None,
 ) -> DataFile:
-    """Write rows as a file of a table without partitions."""
+    """Write rows to a file of a table without partitions."""
     return write_file(storage, f"{new_file_stem()}.parquet", schema, rows, stats_column, row_group_size=row_group_size)
 
 
 def new_file_stem() -> str:
-    """Beginning of the name of a new file of the table."""
+    """Return the beginning of the name of a new file of the table."""
     return f"part-{uuid.uuid4().hex}"
 
 
 def is_part_file(path: str) -> bool:
-    """Whether a file has such a name, in the folder of a partition or in that of the table."""
+    """Return whether a file has such a name, in the table's folder or in that of a partition."""
     return _PART_NAME.match(path) is not None
 
 
 def partition_key(file: DataFile | LiveFile) -> frozenset[tuple[str, str | None]]:
-    """The partition of a file, to be compared."""
+    """Return the partition of a file as a hashable value."""
     return frozenset(file.partition.items())
 
 
 def added_files_with_vectors(actions: Iterable[Mapping[str, Any]]) -> Iterator[LiveFile]:
-    """The files with vectors that actions add."""
+    """Yield the files with deletion vectors that actions add."""
     for action in actions:
         if (add := action.get("add")) and add.get("deletionVector"):
             yield LiveFile(add)

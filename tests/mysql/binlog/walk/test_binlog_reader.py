@@ -223,7 +223,7 @@ def test_damage_on_the_way_is_read_again(server: MySQLServer, instead: bytes) ->
             assert walk() == list(range(8))
             assert proxy.accepted == 2
             proxy.replace(b"needle", instead, 1000)
-            with pytest.raises(TerminalError, match=rf" at {end.file}:\d+\. Run again\. If it stays"):
+            with pytest.raises(TerminalError, match=rf" at {end.file}:\d+\. Run again\. If the error persists"):
                 walk()
             assert proxy.accepted == 4, "once more, and no more than that"
             proxy.replace(b"needle", b"needle", 0)
