@@ -31,11 +31,19 @@ MODULES = [
 ]
 
 #: Functions whose errors name a table.
-OF_ONE_TABLE = {"of_table", "stop_table", "in_binlog", "_differs", "_damaged in rows.py", "_failure", "of_one"}
+OF_ONE_TABLE = {
+    "of_table",
+    "fail_table_at_event",
+    "binlog_value_error",
+    "_fail_mismatch",
+    "_damaged_rows in row_decoder.py",
+    "_value_error",
+    "of_one",
+}
 #: Functions whose errors are worth a retry of the whole stream, or are of the connection.
-OF_A_RETRY = {"damaged", "_failed", "_damaged in unpacked.py"}
+OF_A_RETRY = {"damaged_stream_error", "_translate_error", "_damaged_error in payload_unpacker.py"}
 #: The type of a column that is not known here was refused when the table was planned, or its DDL was followed.
-UNREACHABLE = {"unknown_type"}
+UNREACHABLE = {"unknown_type_error"}
 
 _LOST = "what follows cannot be read without it, and nothing says whose it is"
 _PLACE = "the place is wrong, or the history is another one: for all tables"
@@ -43,51 +51,51 @@ _INSIDE = "a fault of this software or of the whole stream, and not of one table
 _EVENTS, _WALK = "mysql/binlog/events/", "mysql/binlog/walk/"
 #: Why an error is about all tables, by module, function, and the first words of what it says.
 OF_ALL: dict[tuple[str, str, str], str] = {
-    (_EVENTS + "binlog_stream.py", "_skip", "there is no binlog event at "): _PLACE,
-    (_EVENTS + "binlog_stream.py", "_same_file", "binlog file "): _PLACE,
-    (_EVENTS + "event.py", "stop", ", at "): "its callers are places themselves",
+    (_EVENTS + "binlog_stream.py", "_skip_to", "there is no binlog event at "): _PLACE,
+    (_EVENTS + "binlog_stream.py", "_check_file_start", "binlog file "): _PLACE,
+    (_EVENTS + "event.py", "fail_at_event", ", at "): "its callers are places themselves",
     (
         _EVENTS + "statement_guard.py",
-        "_check_detours",
+        "_check_indirect_writes",
         " logged by statement, at ",
     ): "what may not be seen may lead to any table",
-    (_EVENTS + "payload.py", "unpack", "unknown compression "): _LOST,
+    (_EVENTS + "payload.py", "open_payload", "unknown compression "): _LOST,
     (
         _EVENTS + "query.py",
-        "inflate",
+        "decompress_mariadb",
         "damaged compressed event at ",
     ): "of a statement; for rows the caller names one",
-    (_EVENTS + "query.py", "read_query", "cut off statement at "): _LOST,
+    (_EVENTS + "query.py", "parse_query_event", "cut off statement at "): _LOST,
     (_EVENTS + "transactions.py", "read_transactions", "a compressed transaction without its end"): _LOST,
-    (_EVENTS + "transactions.py", "take", "transaction "): _LOST,
-    (_EVENTS + "transactions.py", "_refuse", "the server reports lost events (INCIDENT)"): _LOST,
-    (_EVENTS + "transactions.py", "_refuse", "rows of an unannounced table id "): _LOST,
-    (_EVENTS + "transactions.py", "_refuse", "event type "): _LOST,
-    (_EVENTS + "transactions.py", "_transaction", "an event outside of a transaction"): _PLACE,
-    (_EVENTS + "transactions.py", "_gtid", "transaction "): _LOST,
-    (_EVENTS + "transactions.py", "_gtid", "a GTID event that cannot be read ("): _LOST,
-    (_EVENTS + "transactions.py", "_xa_prepare", "a cut off XA_PREPARE event"): _LOST,
-    (_EVENTS + "transactions.py", "_table_map", "a cut off table map"): "before the table's name has been read",
-    (_EVENTS + "transactions.py", "_rows", "rows of an unannounced table id "): _LOST,
+    (_EVENTS + "transactions.py", "feed", "transaction "): _LOST,
+    (_EVENTS + "transactions.py", "_fail_unsupported", "the server reports lost events (INCIDENT)"): _LOST,
+    (_EVENTS + "transactions.py", "_fail_unsupported", "rows of an unannounced table id "): _LOST,
+    (_EVENTS + "transactions.py", "_fail_unsupported", "event type "): _LOST,
+    (_EVENTS + "transactions.py", "_require_transaction", "an event outside of a transaction"): _PLACE,
+    (_EVENTS + "transactions.py", "_begin_transaction", "transaction "): _LOST,
+    (_EVENTS + "transactions.py", "_begin_transaction", "a GTID event that cannot be read ("): _LOST,
+    (_EVENTS + "transactions.py", "_handle_xa_prepare", "a cut off XA_PREPARE event"): _LOST,
+    (_EVENTS + "transactions.py", "_handle_table_map", "a cut off table map"): "before the table's name has been read",
+    (_EVENTS + "transactions.py", "_handle_rows", "rows of an unannounced table id "): _LOST,
     (
         _WALK + "binlog_reader.py",
-        "_next",
+        "_next_step",
         "",
     ): "damage that came twice: no byte of it can be believed",
-    (_WALK + "walker.py", "_resolve", "the transaction at "): _LOST,
-    (_WALK + "walker.py", "_leave", "a compressed transaction without its end, before "): _LOST,
-    (_WALK + "walker.py", "_ended", "XA PREPARE of a transaction that did not begin as XA, at "): _LOST,
-    ("apply/batch_planner.py", "advance", "the binlog of the server ends at "): _PLACE,
+    (_WALK + "walker.py", "_handle_stop", "the transaction at "): _LOST,
+    (_WALK + "walker.py", "_leave_payload", "a compressed transaction without its end, before "): _LOST,
+    (_WALK + "walker.py", "_finish_transaction", "XA PREPARE of a transaction that did not begin as XA, at "): _LOST,
+    ("apply/batch_planner.py", "find_batch_end", "the binlog of the server ends at "): _PLACE,
     ("apply/batch_planner.py", "_walk", " is in the binlog of the server before "): _PLACE,
     (
         "mysql/positions/xa_lookback.py",
-        "rows",
+        "prepared_rows",
         "XA transaction ",
     ): "the rows are gone, and so are the names of their tables",
-    ("apply/stream_job.py", "together", "a batch range begins at "): _INSIDE,
+    ("apply/stream_job.py", "merge_manifests", "a batch range begins at "): _INSIDE,
     (
         "apply/applier.py",
-        "check_passed",
+        "check_snapshot_passed",
         "the stream had not passed the snapshot of ",
     ): "a failover, before any section",
     ("apply/applier.py", "apply", "a batch begins at "): _INSIDE,
@@ -107,7 +115,7 @@ def calls(path: Path) -> Iterator[tuple[str, str, ast.Call]]:
         if isinstance(call, ast.Call):
             function = call.func
             name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            if isinstance(node, ast.Raise) or name in ("stop", "stop_table", "_differs"):
+            if isinstance(node, ast.Raise) or name in ("fail_at_event", "fail_table_at_event", "_fail_mismatch"):
                 yield parents[-1] if parents else "", name, call
         for child in ast.iter_child_nodes(node):
             yield from visit(child)
@@ -130,7 +138,7 @@ def is_settled(module: str, name: str, call: ast.Call) -> bool:
     names = {name, f"{name} in {Path(module).name}"}
     if names & (OF_ONE_TABLE | OF_A_RETRY | UNREACHABLE):
         return True
-    if name == "stop":
+    if name == "fail_at_event":
         return False
     kind = ERROR_CLASSES.get(name)
     return kind is None or issubclass(kind, TransientError)
@@ -152,12 +160,12 @@ def test_each_error_is_of_one_table_or_argued_to_be_of_all() -> None:
     ids=["staging", "applying"],
 )
 def test_what_a_sink_raises_is_named_where_it_is_called(module: str, of: set[str]) -> None:
-    """Each call of a table's writer, and each application of its changes, lies in ``with of_table(...)``."""
+    """Each call of a table's writer, and each application of its changes, lies in ``with name_table_in_errors(...)``."""
     tree = ast.parse((PACKAGE / module).read_text())
     named = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.With) and "of_table(" in ast.unparse(node.items[0].context_expr)
+        if isinstance(node, ast.With) and "name_table_in_errors(" in ast.unparse(node.items[0].context_expr)
         for inner in ast.walk(node)
     }
     found = [

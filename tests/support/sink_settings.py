@@ -64,7 +64,7 @@ class Settings:
         return cls(
             soft=tuple(name for name in how if how[name] == "soft"),
             kept=tuple(name for name in how if how[name] == "kept"),
-            copy_on_write_tables=tuple(name for name in names if draw.random() < 0.4),
+            copies=tuple(name for name in names if draw.random() < 0.4),
             partitions={name: by for name, by in chosen.items() if draw.random() < (0.7 if name in HOT else 0.4)},
             adopted=tuple(name for name in names if adopts and name in _ADOPTED and draw.random() < 0.6),
             template=draw.choice(("{database}/{table}", "by_table/{table}-of-{database}")),
