@@ -160,7 +160,7 @@ def test_each_error_is_of_one_table_or_argued_to_be_of_all() -> None:
     ids=["staging", "applying"],
 )
 def test_what_a_sink_raises_is_named_where_it_is_called(module: str, of: set[str]) -> None:
-    """Each call of a table's writer, and each application of its changes, lies in ``with name_table_in_errors(...)``."""
+    """Each call of a writer, and each application of changes, lies in ``with name_table_in_errors(...)``."""
     tree = ast.parse((PACKAGE / module).read_text())
     named = {
         id(inner)
