@@ -27,7 +27,7 @@ def test_a_connection_that_falls_silent(url: URL, monkeypatch: pytest.MonkeyPatc
 
         # In the middle of a transaction it is an outage.
         event.listen(store._engine, "after_cursor_execute", lambda *_: proxy.silence())
-        with pytest.raises(TransientError, match="bookkeeping database .*"):
+        with pytest.raises(TransientError, match="state database .*"):
             store.register_pipeline("q", "server")
 
 
