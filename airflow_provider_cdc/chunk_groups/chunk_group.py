@@ -342,7 +342,7 @@ class ChunkGroup:
         chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
         begin, seq = entry_resume_point(self.plan, manifest).at, entry_timeline(self.plan, manifest).seq
         return (
-            [c["no"] for c in manifest["chunks"]] == [c.no for c in chunks]
+            [c["no"] for c in manifest["chunks"]] == [c.number for c in chunks]
             and manifest["fingerprint"] == table.fingerprint()
             # What was read before a DDL does not count after it.
             and all(

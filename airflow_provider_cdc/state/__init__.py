@@ -1,4 +1,4 @@
-"""The bookkeeping database: what is planned, what is done, who runs. All of it can be rebuilt from the sink."""
+"""The state database: plans, progress and runs of pipelines. All of it can be rebuilt from the sink."""
 
 from airflow_provider_cdc.state.models import (
     TAKEN_OVER,

@@ -1,4 +1,4 @@
-"""Reads and writes of the bookkeeping database that concern alerts: which trouble stands, and whether it was told."""
+"""Alerts in the state database: current problems, and whether notifications were sent."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from airflow_provider_cdc.state.models import AlertRow, storable_text, utc_now
 
 
 class AlertRecords(Database):
-    """Alerts that stand."""
+    """Reads and writes active alerts."""
 
     def alerts(self, pipeline: str) -> list[AlertRow]:
-        """The alerts of a pipeline, by kind and subject."""
+        """Return the active alerts of a pipeline, ordered by kind and subject."""
         query = select(AlertRow).where(AlertRow.pipeline == pipeline).order_by(AlertRow.kind, AlertRow.subject)
         with self._read_session() as session:
             return list(session.scalars(query))
 
     def raise_alert(self, pipeline: str, kind: str, subject: str, detail: str) -> bool:
-        """Note that a trouble stands.
+        """Record an alert.
 
         :param subject: the table, or empty.
-        :return: whether it is new.
+        :return: whether the alert is new.
         """
         row = AlertRow(pipeline=pipeline, kind=kind, subject=subject, since=utc_now(), detail=storable_text(detail))
         try:
@@ -32,13 +32,13 @@ class AlertRecords(Database):
         return True
 
     def mark_alert_notified(self, pipeline: str, kind: str, subject: str) -> None:
-        """Note that somebody was told."""
+        """Record that the notification for an alert was sent."""
         is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
         with self._write_session() as session:
             execute_update(session, update(AlertRow).where(*is_alert).values(told_at=utc_now()))
 
     def clear_alert(self, pipeline: str, kind: str, subject: str) -> None:
-        """Note that a trouble is over."""
+        """Remove an alert, because the problem is over."""
         is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
         with self._write_session() as session:
             execute_update(session, delete(AlertRow).where(*is_alert))

@@ -1,4 +1,4 @@
-"""Reads and writes of the bookkeeping database that concern windows: what has happened to tables, and who was told."""
+"""Asset windows in the state database: what has happened to tables, and up to where that was reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_provider_cdc.state.database import Database
 from airflow_provider_cdc.state.models import AssetWindowRow, EventRow, TableStateRow, utc_now
 from airflow_provider_cdc.state.values import TableCounts
 
-#: Kinds of events that say that rows of a copy were exchanged, though no change of them was applied.
+#: Kinds of events that report that rows of a copy were replaced other than by applying changes.
 OVERWRITE_EVENTS = ("table_rejoined", "part_reread", "table_emptied")
 
 #: (database, name) of a table.
@@ -19,12 +19,12 @@ TableId = tuple[str, str]
 
 
 class AssetWindowRecords(Database):
-    """What has happened to tables since somebody was told last."""
+    """Reads and writes asset windows."""
 
     def table_counts(self, pipeline: str, table: TableId | None = None) -> list[TableCounts]:
-        """What has happened to the copies, by name.
+        """Return the change counts of the copies, ordered by table name.
 
-        :param table: only this one.
+        :param table: return only this table.
         """
         row = TableStateRow
         query = select(
@@ -45,22 +45,23 @@ class AssetWindowRecords(Database):
         ]
 
     def window_end(self, pipeline: str, audience: str, table: TableId) -> Any | None:
-        """Up to where an audience was told of a table; ``None`` if it never was."""
+        """Return the end of the last window reported to an audience for a table; ``None`` if there was none."""
         with self._read_session() as session:
             row = session.get(AssetWindowRow, (pipeline, audience, *table))
             return None if row is None else row.after
 
     def advance_windows(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
-        """Note up to where an audience is told of tables now.
+        """Record the ends of the windows that are reported to an audience now.
 
-        :param ends: the places, as JSON values.
-        :param by: who tells. If it has told the last window as well, it tells it again: that may have been in vain.
-        :return: where each window begins; ``None`` where nobody has told before.
+        :param ends: end of each table's window, as a JSON value.
+        :param by: the reporting task. If it also reported the last window, it reports that one again, because the first
+            report may have been lost.
+        :return: the beginning of each window; ``None`` for the first window of a table.
         """
         for is_last_try in (False, True):
             try:
                 return self._advance_windows(pipeline, audience, ends, by)
-            except exc.IntegrityError:  # another process was faster to tell of a table for the first time
+            except exc.IntegrityError:  # another process was faster with the first window of a table
                 if is_last_try:
                     raise
         raise AssertionError("unreachable")
@@ -83,5 +84,5 @@ class AssetWindowRecords(Database):
 
 
 def _in_lock_order(ends: Mapping[TableId, Any]) -> Iterable[tuple[TableId, Any]]:
-    """So that two who tell of the same tables never wait for each other."""
+    """Return the tables in a fixed order, so that two processes with the same tables cannot deadlock."""
     return sorted(ends.items(), key=lambda one: one[0])

@@ -1,4 +1,4 @@
-"""Reads and writes of the bookkeeping database that concern what people want of a running stream."""
+"""Control requests in the state database: what users want from a running stream."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from airflow_provider_cdc.state.database import execute_update
 from airflow_provider_cdc.state.models import ControlRequestRow, EpochRow, EventRow, PipelineRow, storable_text, utc_now
 from airflow_provider_cdc.state.streams import StreamRecords, paused_columns, select_newest_epoch
 
-#: Kinds of requests: a table is suspended, or read again (a suspended one rejoins with that).
+#: Kinds of requests: suspend a table, or re-snapshot it (which also lets a suspended table rejoin).
 SUSPEND, RESNAPSHOT = "suspend", "reread"
 REQUEST_KINDS = (SUSPEND, RESNAPSHOT)
 
 
 class ControlRequestRecords(StreamRecords):
-    """What people want of streams. What they do leaves an event with their name; what a stream does for a request
-    leaves that to the stream.
+    """Reads and writes control requests.
+
+    Actions of users add events with their names. The stream itself adds events for what it does for a request.
     """
 
     def add_request(self, pipeline: str, kind: str, table: str, by: str, condition: str | None = None) -> int:
-        """Want something of the running stream. If none runs, the next one sees to it.
+        """Add a request to the running stream. If none is running, the next one handles it.
 
-        The same that is wanted already is not written down twice, unless a stream has taken it up: that may have read
-        already what somebody has seen to be wrong since.
+        An identical open request is not added twice. One that a stream has taken up does not count: the stream may
+        have read the rows before the requester saw that they are wrong.
 
         :param kind: ``suspend`` or ``reread``.
-        :param table: ``database.table``. Whether there is such a table is found out by the stream.
-        :param by: who wants it.
-        :param condition: a condition on the key: only these rows are read again.
-        :return: id of the request, which somebody may have made before.
-        :raises ValueError: for another kind, or a condition where there can be none.
+        :param table: ``database.table``. The stream checks whether there is such a table.
+        :param by: name of the requester.
+        :param condition: condition on the key: re-snapshot only the matching rows.
+        :return: id of the request, which may be an existing one.
+        :raises ValueError: for another kind, or a condition with a kind that does not accept one.
         :raises NotReadyError: if the pipeline is not registered.
         """
         if kind not in REQUEST_KINDS or (condition is not None and kind != RESNAPSHOT):
@@ -38,9 +39,9 @@ class ControlRequestRecords(StreamRecords):
         row = ControlRequestRow(pipeline=pipeline, at=utc_now(), kind=kind, state="open", by=storable_text(by))
         row.table, row.condition = storable_text(table) or "", storable_text(condition)
         with self._write_session() as session:
-            if session.get(PipelineRow, pipeline, with_for_update=True) is None:  # one asks after the other
+            if session.get(PipelineRow, pipeline, with_for_update=True) is None:  # serializes requests
                 raise NotReadyError(
-                    f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
+                    f"pipeline {pipeline} is not in the state database", "Run `airflow-cdc snapshot` first"
                 )
             is_open = ControlRequestRow.pipeline == pipeline, ControlRequestRow.state == "open"
             same_requests = select(ControlRequestRow).where(
@@ -54,7 +55,7 @@ class ControlRequestRecords(StreamRecords):
             return row.id
 
     def last_requests(self, pipeline: str, limit: int = 20) -> list[ControlRequestRow]:
-        """The last requests, the newest first."""
+        """Return the last requests, the newest first."""
         newest = (
             select(ControlRequestRow)
             .where(ControlRequestRow.pipeline == pipeline)
@@ -64,16 +65,16 @@ class ControlRequestRecords(StreamRecords):
             return list(session.scalars(newest.limit(limit)))
 
     def request(self, pipeline: str, request_id: int) -> ControlRequestRow | None:
-        """One request, or ``None``."""
+        """Return one request, or ``None``."""
         with self._read_session() as session:
             row = session.get(ControlRequestRow, request_id)
             return row if row is not None and row.pipeline == pipeline else None
 
     def withdraw_request(self, pipeline: str, request_id: int, by: str) -> bool:
-        """Take a request back.
+        """Withdraw a request.
 
-        :param by: who does.
-        :return: whether that was possible: no stream had taken it up yet.
+        :param by: name of the user who withdraws it.
+        :return: whether it was withdrawn; ``False`` if a stream had already taken it up.
         """
         with self._write_session() as session:
             values = {
@@ -92,7 +93,7 @@ class ControlRequestRecords(StreamRecords):
             return True
 
     def take_request(self, request_id: int) -> bool:
-        """Take a request up; only the running stream does.
+        """Mark a request as taken up. Only the running stream calls this.
 
         :return: whether it was still open.
         """
@@ -100,10 +101,10 @@ class ControlRequestRecords(StreamRecords):
             return execute_update(session, _update_request(request_id, "open").values(state="taken"))
 
     def end_request(self, request_id: int, state: str, outcome: str) -> None:
-        """Write down what has become of a request that was taken up.
+        """Record the outcome of a request that was taken up.
 
         :param state: ``done`` or ``refused``.
-        :param outcome: one line for people, with what to do if it was refused.
+        :param outcome: one human-readable line, with a remedy if the request was refused.
         """
         with self._write_session() as session:
             values = {"state": state, "outcome": storable_text(outcome), "finished_at": utc_now()}
@@ -112,10 +113,10 @@ class ControlRequestRecords(StreamRecords):
     # The stream as a whole
 
     def pause_stream(self, pipeline: str, by: str) -> bool:
-        """Want the running stream to pause: it goes on living, and reads nothing.
+        """Ask the running stream to pause: it stays alive but reads nothing.
 
-        :param by: who wants it.
-        :return: whether it is paused, or about to be; ``False`` if none runs, or it was asked to stop.
+        :param by: name of the requester.
+        :return: whether the stream is paused or about to be; ``False`` if none is running or it was asked to stop.
         """
         with self._write_session() as session:
             row: EpochRow | None = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
@@ -131,10 +132,10 @@ class ControlRequestRecords(StreamRecords):
             return True
 
     def resume_stream(self, pipeline: str, by: str) -> bool:
-        """Want the paused stream to go on; one that was lost meanwhile goes on when it is started again.
+        """Ask the paused stream to continue. One that has died in the meantime continues when it is restarted.
 
-        :param by: who wants it.
-        :return: whether it goes on; ``False`` if no stream runs and none is paused, or if it was asked to stop.
+        :param by: name of the requester.
+        :return: whether it continues; ``False`` if no stream is running or paused, or if it was asked to stop.
         """
         with self._write_session() as session:
             row: EpochRow | None = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
@@ -149,10 +150,10 @@ class ControlRequestRecords(StreamRecords):
             return True
 
     def stop_stream(self, pipeline: str, by: str) -> bool:
-        """Want the running stream to end, as a person: as ``airflow-cdc stop`` does.
+        """Ask the running stream to stop on behalf of a user, as ``airflow-cdc stop`` does.
 
-        :param by: who wants it.
-        :return: whether one runs.
+        :param by: name of the requester.
+        :return: whether a stream is running.
         """
         epoch = self.request_stop(pipeline)
         if epoch is None:
@@ -165,7 +166,7 @@ class ControlRequestRecords(StreamRecords):
 def make_event_row(
     pipeline: str, kind: str, detail: str, *, table: str | None = None, remedy: str | None = None, by: str | None = None
 ) -> EventRow:
-    """The row of an event; parameters as of :meth:`StateDatabase.event`."""
+    """Return a new event row. See :meth:`StateDatabase.add_event` for the parameters."""
     row = EventRow(pipeline=pipeline, at=utc_now(), kind=kind, detail=storable_text(detail))
     row.table, row.remedy, row.by = storable_text(table), storable_text(remedy) or None, storable_text(by)
     return row

@@ -1,4 +1,4 @@
-"""The connection to the bookkeeping database: opening, migrations, transactions, errors."""
+"""The connection to the state database: opening, migrations, transactions, errors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.state.engine import make_engine
 from airflow_provider_cdc.system.permissions import FILE_MODE, remove_others_access
 
-#: Not Alembic's default name: the database may be shared with others that use Alembic, Airflow for one.
+#: Not Alembic's default name: other users of Alembic, such as Airflow, may share the database.
 VERSION_TABLE = "cdc_alembic_version"
 
-#: The newest migration. Known here, so that Alembic is loaded only where something is to be migrated.
+#: The newest migration. Defined here so that Alembic is only imported if there is something to migrate.
 NEWEST_REVISION = "0011"
-#: A server that is away, or that takes no writes: PostgreSQL calls the latter an internal error.
+#: The server is unavailable or read-only: PostgreSQL reports the latter as an internal error.
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
-#: How long another migration is waited for in MySQL; it copies tables.
+#: How long to wait for another migration in MySQL, which copies tables.
 _MIGRATION_SECONDS = 3600
 _ADVISORY_LOCK = 0x63646331  # any number of our own
-#: What libpq says of a server that is not what is demanded of it: trying again does not help.
+#: libpq messages for a server that fails the required checks: a retry does not help.
 _IDENTITY_ERRORS = re.compile(
     "certificate verify failed|server certificate for|root certificate file|does not support SSL|"
     "[Aa]uthentication method requirement|channel binding"
@@ -35,7 +35,7 @@ _IDENTITY_ERRORS = re.compile(
 
 
 class Database:
-    """One object a process; threads may share it.
+    """A connection pool. One object per process is enough: threads may share it.
 
     :param engine: made by :meth:`open`.
     """
@@ -48,9 +48,9 @@ class Database:
     def open(cls, url: str | URL, *, migrate: bool, create: bool = True) -> Self:
         """Connect.
 
-        :param url: SQLAlchemy URL; a SQLite file has an absolute path.
+        :param url: SQLAlchemy URL; the path of a SQLite file must be absolute.
         :param migrate: create the tables and bring them up to date. Otherwise nothing is created, not even a file.
-        :param create: ``False``: only bring tables up to date that are there.
+        :param create: whether ``migrate`` may create tables; ``False`` to only bring existing ones up to date.
         :raises NotReadyError: if the database is not usable, or is not set up and ``migrate`` is off.
         :raises TransientError: if the database cannot be reached.
         """
@@ -64,14 +64,14 @@ class Database:
         except exc.DBAPIError as error:
             database.close()
             if engine.dialect.name == "sqlite" and "locked" not in str(error.orig):
-                message = f"bookkeeping file {url.database} is not usable: {error.orig}"
-                raise NotReadyError(message, "Give a writable file; a file that is removed is created again") from None
+                message = f"state database file {url.database} is not usable: {error.orig}"
+                raise NotReadyError(message, "Use a writable file. If you remove the file, it is re-created") from None
             if not isinstance(error, _OUTAGES):
                 raise
             if identity_error := next(filter(_IDENTITY_ERRORS.search, str(error.orig).splitlines()), ""):
                 raise NotReadyError(
-                    f"bookkeeping database {database.label}: {identity_error.strip()}",
-                    "Let the server prove its identity: TLS, and sslrootcert for the authority that signed its "
+                    f"state database {database.label}: {identity_error.strip()}",
+                    "The server must prove its identity: use TLS, and set sslrootcert to the authority that signed its "
                     "certificate. sslmode=require disables the check; if the network to it is safe, use "
                     "sslmode=disable",
                 ) from None
@@ -82,17 +82,17 @@ class Database:
         return database
 
     def close(self) -> None:
-        """Give back all connections."""
+        """Close all connections."""
         self._engine.dispose()
 
     @property
     def label(self) -> str:
-        """The database for people, without the password."""
-        # Without what is behind the question mark, the password of a key for one.
+        """Human-readable URL of the database, without the password."""
+        # Without the query part either: it may contain the password of a key.
         return self._engine.url.set(query={}).render_as_string(hide_password=True)
 
     def _check_or_migrate(self, migrate: bool, create: bool) -> None:
-        """Compare the version of the tables with the one of this package; migrate if asked to."""
+        """Compare the schema revision with that of this package, and migrate if requested."""
         with self._engine.connect() as connection:
             revision = _schema_revision(connection)
         if revision == NEWEST_REVISION:
@@ -100,26 +100,26 @@ class Database:
         from airflow_provider_cdc.state.migrate import list_revisions, upgrade_schema
 
         if revision is not None and revision not in list_revisions():
-            message = f"bookkeeping database {self.label} was made by a newer version ({revision})"
+            message = f"state database {self.label} was made by a newer version ({revision})"
             raise NotReadyError(message, "Upgrade airflow-provider-cdc")
         if not migrate or (revision is None and not create):
             problem = "is not set up" if revision is None else f"is of an older version ({revision})"
-            message = f"bookkeeping database {self.label} {problem}"
+            message = f"state database {self.label} {problem}"
             raise NotReadyError(message, "Run `airflow-cdc snapshot`, `airflow-cdc run` or `airflow-cdc status` first")
         with _migration_transaction(self._engine.url) as connection:
             # One migration at a time: the second finds nothing left to do. SQLite has its write lock already.
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
             elif connection.dialect.name in ("mysql", "mariadb"):
-                connection.detach()  # closed when done, which gives the lock back
+                connection.detach()  # closed afterwards, which releases the lock
                 connection.execute(select(func.get_lock(VERSION_TABLE, _MIGRATION_SECONDS)))
             upgrade_schema(connection)
 
     def _unreachable_error(self, error: Exception) -> TransientError:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         cause = scrub_secrets(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
-        remedy = "Try again when it can be reached, and written to"
-        return TransientError(f"bookkeeping database {self.label}: {cause}", remedy)
+        remedy = "Try again when it is reachable and writable"
+        return TransientError(f"state database {self.label}: {cause}", remedy)
 
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:
@@ -138,7 +138,7 @@ class Database:
 
 @contextmanager
 def _migration_transaction(url: URL) -> Iterator[Connection]:
-    """A transaction whose statements may take as long as they like."""
+    """Yield a connection in a transaction without statement timeouts."""
     engine = make_engine(url, for_migration=True)
     try:
         with engine.execution_options(cdc_write=True).begin() as connection:
@@ -156,24 +156,24 @@ def _schema_revision(connection: Connection) -> str | None:
 def _prepare_file(path: Path, migrate: bool) -> None:
     if not path.is_absolute():
         raise NotReadyError(
-            f"bookkeeping file {str(path)!r} is not an absolute path", "Give the absolute path of the file"
+            f"state database file {str(path)!r} is not an absolute path", "Use the absolute path of the file"
         )
     if migrate:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            message = f"cannot make the folder of the bookkeeping file {path}: {error.strerror}"
-            raise NotReadyError(message, "Give a file in a writable folder") from None
-        with suppress(OSError):  # SQLite says better what is wrong
+            message = f"cannot create the folder of the state database file {path}: {error.strerror}"
+            raise NotReadyError(message, "Use a file in a writable folder") from None
+        with suppress(OSError):  # SQLite reports the problem better
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE))
-            for companion in ("", "-wal", "-shm"):  # SQLite gives new ones the rights of the file
+            for companion in ("", "-wal", "-shm"):  # SQLite creates them with the permissions of the file
                 remove_others_access(path.with_name(path.name + companion))
     elif not path.exists():
-        message = f"there is no bookkeeping file {path}"
+        message = f"there is no state database file {path}"
         raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
 
 
 def execute_update(session: Session, statement: Any) -> bool:
-    """Run an update; whether it found a row."""
+    """Run an update, and return whether it affected a row."""
     result = session.execute(statement, execution_options={"synchronize_session": False})
     return cast("CursorResult[Any]", result).rowcount > 0

@@ -1,4 +1,4 @@
-"""Engines for the bookkeeping database: no connection waits for ever for a server that says nothing."""
+"""Engines for the state database, with timeouts so that no connection waits forever for a silent server."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool
 
-#: Seconds for a connection to be made, and for which a server may be silent in the middle of a question.
+#: Connect timeout in seconds, and seconds for which a server may be silent during a query.
 CONNECT_SECONDS, SILENCE_SECONDS = 10, 30.0
-#: Seconds to wait for a lock that another process holds, in SQLite.
+#: Seconds to wait in SQLite for a lock that another process holds.
 SQLITE_LOCK_SECONDS = 30
-# What libpq needs to notice that nobody is there any more; milliseconds in the last one.
+# libpq settings to detect a dead peer; the last one is in milliseconds.
 _KEEPALIVE = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
 
 def make_engine(url: URL, *, for_migration: bool = False) -> Engine:
     """Make an engine. Nothing is connected yet.
 
-    :param for_migration: a statement may take as long as it likes: for migrations.
+    :param for_migration: whether statements run without a timeout, as migrations need.
     """
     kind = url.get_backend_name()
     connect: dict[str, Any] = {}
@@ -29,7 +29,7 @@ def make_engine(url: URL, *, for_migration: bool = False) -> Engine:
         event.listen(engine, "begin", _sqlite_begin)
         return engine
     if kind == "postgresql":
-        # What the connection itself says counts. No statement_timeout: poolers refuse "options".
+        # Settings in the URL take precedence. No statement_timeout: connection poolers refuse "options".
         options = {"connect_timeout": CONNECT_SECONDS, **_KEEPALIVE}
         connect = {name: value for name, value in options.items() if name not in url.query}
     elif not for_migration:
@@ -65,14 +65,14 @@ def _psycopg_connect(_dialect: object, _record: object, args: Any, kwargs: Any) 
 
 
 def _sqlite_connect(connection: Any, _record: object) -> None:
-    """Write-ahead log: readers and the writer do not wait for each other."""
-    connection.isolation_level = None  # transactions begin where SQLAlchemy says so, not where the driver thinks
+    """Turn on the write-ahead log, so that readers and the writer do not wait for each other."""
+    connection.isolation_level = None  # SQLAlchemy begins transactions, not the driver
     deadline = time.monotonic() + SQLITE_LOCK_SECONDS
     while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         try:
             connection.execute("PRAGMA journal_mode = WAL")
         except Exception as error:
-            # The one statement that does not wait by itself while another process does the same.
+            # The only statement that does not wait for the lock while another process runs it.
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
@@ -80,6 +80,6 @@ def _sqlite_connect(connection: Any, _record: object) -> None:
 
 
 def _sqlite_begin(connection: Connection) -> None:
-    """Writers take the lock at once: a transaction that reads first and writes later would fail instead of waiting."""
+    """Take the write lock right away: a transaction that first reads and then writes would fail instead of waiting."""
     writes = connection.get_execution_options().get("cdc_write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

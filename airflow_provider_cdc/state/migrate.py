@@ -1,4 +1,4 @@
-"""The migrations of the bookkeeping database, by Alembic."""
+"""Migrations of the state database with Alembic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOLDER = Path(__file__).parent / "migrations"
 def upgrade_schema(connection: Connection, revision: str = "head") -> None:
     """Bring the tables up to date, within the connection's transaction.
 
-    :param revision: up to which; by default the newest.
+    :param revision: target revision; by default the newest.
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     config = _alembic_config()
@@ -25,7 +25,7 @@ def upgrade_schema(connection: Connection, revision: str = "head") -> None:
 
 
 def list_revisions() -> list[str]:
-    """Every version that this package knows, the newest first."""
+    """Return all revisions that this package knows, the newest first."""
     return [script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()]
 
 

@@ -1,7 +1,7 @@
-"""Tables of the bookkeeping database.
+"""Tables of the state database.
 
-A change here needs a migration in ``migrations/versions``; a test compares the two. Rows that the repository returns
-are plain values: they are no longer tied to a session.
+A change here needs a migration in ``migrations/versions``; a test compares the two. Rows that the state database
+returns are detached from their session.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ CONSTRAINT_NAMES = {"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column
 
 
 def utc_now() -> datetime:
-    """The moment of the call, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 def storable_text(text: str | None) -> str | None:
-    """Text that every database takes: no NUL, no half characters of a name that could not be decoded."""
+    """Return text that every database accepts: without NUL and without surrogates of names that did not decode."""
     return None if text is None else text.encode("utf-8", "replace").decode().replace("\0", "")
 
 
 class JsonText(TypeDecorator[Any]):
-    """Any JSON value as text. Not the server's JSON type: some of them reorder keys or round large numbers."""
+    """Any JSON value, stored as text, because some servers' JSON types reorder keys or round large numbers."""
 
     impl = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """To text; ``None`` is NULL."""
+        """Convert a value to text; ``None`` to NULL."""
         return None if value is None else json.dumps(value, separators=(",", ":"))
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """From text."""
+        """Convert text to a value."""
         return None if value is None else json.loads(value)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment with its zone, kept as UTC without one: not every database has a type for it."""
+    """A time with a zone, stored in UTC without one, because not every database has a type for it."""
 
     impl = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To UTC without a zone."""
+        """Convert a time to UTC without a zone."""
         return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To a moment in UTC."""
+        """Add the zone UTC."""
         return None if value is None else value.replace(tzinfo=UTC)
 
 
 def case_sensitive_text(length: int) -> String:
-    """Text that tells upper from lower case everywhere (MySQL's default does not)."""
+    """Return a text type that is case-sensitive in every database (MySQL's default is not)."""
     return String(length).with_variant(mysql.VARCHAR(length, collation="utf8mb4_bin"), "mysql", "mariadb")
 
 
@@ -87,7 +87,7 @@ class Base(DeclarativeBase):
 class PipelineRow(Base):
     """A pipeline, the server it reads, and the highest epoch given out.
 
-    ``past_batches`` and the like are sums over those runs of its stream that are not kept any more.
+    ``past_batches`` and the other ``past_`` columns are totals of runs of its stream that are no longer kept.
     """
 
     __tablename__ = "pipelines"
@@ -115,7 +115,7 @@ class SnapshotRow(Base):
 
 
 class PlannedTableRow(Base):
-    """A captured table as it was when it was planned."""
+    """A captured table as it was when the snapshot was planned."""
 
     __tablename__ = "tables"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -127,19 +127,19 @@ class PlannedTableRow(Base):
     rows_estimate: Mapped[int]
 
 
-#: State of a chunk group of which nothing is left to read: its tables were read again as a whole, or are suspended.
+#: State of a chunk group with nothing left to read: its tables were re-snapshotted as a whole or are suspended.
 TAKEN_OVER = "taken_over"
-#: States of chunk groups that a snapshot need not wait for. What is read again is published all the while.
+#: States of chunk groups that a snapshot need not wait for. A group stays published while it is re-snapshotted.
 PUBLISHED_STATES = ("done", "rereading", TAKEN_OVER)
 
 
 class ChunkGroupRow(Base):
-    """A chunk group, the unit of retry; ``attempt`` counts from 1. ``state`` is ``pending``, ``running``, ``done``,
-    ``rereading`` or ``taken_over``.
+    """A chunk group, the unit of retry.
 
-    ``tables`` is a list of ``[database, table]``. The watermarks are those of the attempt that the sink took.
-    ``holder`` says who reads it while ``heartbeat_at`` is fresh. ``traffic`` is what was asked of an object store by
-    the process that has finished it, and by its tasks.
+    ``state`` is ``pending``, ``running``, ``done``, ``rereading`` or ``taken_over``; ``attempt`` counts from 1.
+    ``tables`` is a list of ``[database, table]``. The watermarks are those of the published attempt. ``holder`` is the
+    process that reads the group while ``heartbeat_at`` is recent. ``traffic`` holds the object-store request counts of
+    the process that finished the group, and of its tasks.
     """
 
     __tablename__ = "chunk_groups"
@@ -162,9 +162,9 @@ class ChunkGroupRow(Base):
 class ChunkRow(Base):
     """A chunk: a half-open key range of one table; bounds are JSON values.
 
-    ``state`` is ``pending``; ``read``, when it stands in a finished file of ``attempt``; or ``done``, when the sink
-    holds it as ``attempt`` published it. ``corrected`` counts rows that the replay of (LW, HW] changed; ``bytes`` are
-    of the files, ``seconds`` of the read.
+    ``state`` is ``pending``, ``read`` (it is in a finished file of ``attempt``) or ``done`` (the sink has it as
+    published by ``attempt``). ``corrected`` counts the rows that the replay of (LW, HW] changed. ``bytes`` is its share
+    of the file size, ``seconds`` the time that the read took.
     """
 
     __tablename__ = "chunks"
@@ -189,7 +189,7 @@ class ChunkRow(Base):
 
 
 class TimelineRow(Base):
-    """A stretch of one server's binlogs. ``base_ordinal`` is the ordinal of its first file."""
+    """A segment of the timeline: binlogs of one server. ``base_ordinal`` is the ordinal of its first file."""
 
     __tablename__ = "lineage"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -204,17 +204,17 @@ class EpochRow(Base):
     """One run of a stream.
 
     ``state`` is ``running``, ``caught_up``, ``stopped`` or ``failed``; ``desired_state`` is ``run``, ``pause`` or
-    ``stop``. ``paused_by`` names who wants it to be paused.
+    ``stop``. ``paused_by`` is the requester of the pause.
 
-    ``mode`` is ``continuous`` or ``catch_up``; ``log`` the file that the driver writes to; ``ui`` Spark's own page.
-    ``supervisor`` names the task that looked last, at ``supervised_at``. ``stop_by`` names the task that asked for the
-    stop (empty: a person). ``error_kind`` is the class of the error. ``machine`` is what ``pid`` is told within: the
-    boot of a kernel and a PID namespace.
+    ``mode`` is ``continuous`` or ``catch_up``, ``log`` the driver's log file, and ``ui`` the address of Spark's web UI.
+    ``supervisor`` is the task that last supervised the run, at ``supervised_at``. ``stop_by`` is the task that asked
+    for the stop (empty for a user). ``error_kind`` is the class of the error. ``machine`` is the scope in which ``pid``
+    is unique: the boot of a kernel and a PID namespace.
 
-    The sums, the highest lag and the offsets are those of all its batches, the old ones that were removed included.
-    ``index_bytes`` and ``index_disk_bytes`` are what the index of keys took after the last one. ``traffic`` is what was
-    asked of an object store: for the batches, and all else that the run has done. ``settings`` are digests of those
-    that it runs with, by key; no value.
+    The sums, the highest lag and the offsets cover all batches of the run, including old ones that were removed.
+    ``index_bytes`` and ``index_disk_bytes`` are the size of the key index after the last batch. ``traffic`` holds the
+    object-store request counts of the batches and of everything else in the run. ``settings`` holds digests of the
+    run's settings by key, never their values.
     """
 
     __tablename__ = "streams"
@@ -252,9 +252,9 @@ class EpochRow(Base):
 
 
 class BatchRow(Base):
-    """One of the last batches that the sink has taken of a stream. Offsets are JSON, ``bytes`` those of the binlog.
+    """One of the last batches that a stream applied. Offsets are JSON; ``bytes`` are bytes of binlog.
 
-    ``traffic`` is what was asked of an object store for it.
+    ``traffic`` holds the object-store request counts of the batch.
     """
 
     __tablename__ = "batches"
@@ -274,10 +274,10 @@ class BatchRow(Base):
 
 
 class EventRow(Base):
-    """Something a person may want to know later.
+    """An entry in the event journal of a pipeline.
 
-    ``table`` is the one that it is about, as ``database.table``; ``remedy`` what to do; ``by`` who did it, if a person
-    or a task has. Somebody who has taken care of it is ``acknowledged_by``, at ``acknowledged_at``.
+    ``table`` is the table concerned, as ``database.table``; ``remedy`` is what to do; ``by`` is the user or task that
+    caused the event, if any. ``acknowledged_by`` is the user who acknowledged it, at ``acknowledged_at``.
     """
 
     __tablename__ = "events"
@@ -296,11 +296,11 @@ class EventRow(Base):
 
 
 class ControlRequestRow(Base):
-    """Something that somebody wants of the running stream: it looks for that with each heartbeat.
+    """A control request to the running stream, which checks for requests with each heartbeat.
 
-    ``kind`` is ``suspend`` or ``reread``, ``table`` is ``database.table``. ``condition`` is one on the key, for rows
-    that are to be read again; ``None`` for the whole table. ``state`` is ``open``, ``taken`` while a stream is at it,
-    ``done``, ``refused`` or ``withdrawn``; ``outcome`` says in one line what has become of it, and what to do.
+    ``kind`` is ``suspend`` or ``reread``; ``table`` is ``database.table``. ``condition`` restricts a re-snapshot to
+    rows with matching keys; ``None`` for the whole table. ``state`` is ``open``, ``taken`` (a stream is processing it),
+    ``done``, ``refused`` or ``withdrawn``. ``outcome`` is one line with the result and, if needed, the remedy.
     """
 
     __tablename__ = "requests"
@@ -319,11 +319,10 @@ class ControlRequestRow(Base):
 
 
 class LagSampleRow(Base):
-    """How far a pipeline was behind its source at a moment: about one a minute while it reads.
+    """The lag of a pipeline at one time. There is about one sample per minute while it reads.
 
-    ``epoch`` is that of the stream, ``None`` in a snapshot. ``changes`` and ``batches`` are those that this run has
-    applied so far. ``purge_hours`` is ``None`` for never. ``unknown`` says why something is ``None`` that should not
-    be.
+    ``epoch`` is the epoch of the stream, ``None`` during a snapshot. ``changes`` and ``batches`` count what the run has
+    applied so far. ``purge_hours`` is ``None`` for never. ``unknown`` is the reason if a value is missing.
     """
 
     __tablename__ = "samples"
@@ -339,15 +338,15 @@ class LagSampleRow(Base):
 
 
 class TableStateRow(Base):
-    """How a table of a pipeline stands, as the driver that has looked last saw it, at ``updated_at``.
+    """The state of a table of a pipeline, as a driver last saw it at ``updated_at``.
 
-    ``state`` is one of the words of ``airflow-cdc status``, and ``since`` when it began. Up to ``position`` the copy
-    has all of the table. ``kind``, ``reason`` and ``remedy`` are of a table that the stream goes on without.
-    ``definitions`` is a list, the oldest first, each with ``since``, ``columns``, ``key`` and what has ``changed``.
-    ``files`` and the like are what the copy takes; ``None`` if nobody has looked yet, or the sink does not tell.
-    ``compactions`` is how many there were of it; ``compacted_at`` and ``compaction_seconds`` are of the last one.
-    ``inserts`` and the like are changes that the stream has applied. ``last_verified`` is the result of the last
-    comparison; its ``not_comparable`` says why the table could not be compared when that was tried since.
+    ``state`` is a table state of ``airflow-cdc status``, and ``since`` is when it began. The copy is complete up to
+    ``position``. ``kind``, ``reason`` and ``remedy`` describe why a table is suspended. ``definitions`` is a list, the
+    oldest first, each with ``since``, ``columns``, ``key`` and ``changed``. ``files``, ``bytes``, ``rows`` and
+    ``dead_rows`` are the size of the copy, ``None`` if unknown. ``compactions`` is the number of compactions;
+    ``compacted_at`` and ``compaction_seconds`` describe the last one. ``inserts``, ``updates`` and ``deletes`` count
+    the changes that the stream has applied. ``last_verified`` is the result of the last comparison. If a later attempt
+    could not compare the table, its ``not_comparable`` is the reason.
     """
 
     __tablename__ = "table_states"
@@ -379,9 +378,9 @@ class TableStateRow(Base):
 
 
 class AlertRow(Base):
-    """A trouble that stands: a row goes when the trouble is over.
+    """An active alert. The row is deleted when the problem is over.
 
-    ``kind`` is the hook that hears of it, ``subject`` the table, or empty. ``told_at`` is when somebody was told.
+    ``kind`` is the alert hook, ``subject`` the table, or empty. ``told_at`` is when the notification was sent.
     """
 
     __tablename__ = "alerts"
@@ -394,10 +393,10 @@ class AlertRow(Base):
 
 
 class AssetWindowRow(Base):
-    """Up to where somebody was told what happens to a table: the next window begins there.
+    """The last asset window of a table that was reported to an audience. The next window begins at its end.
 
-    ``audience`` is who is told of what. ``by`` is who has told the last window, which went from ``before`` to
-    ``after``: JSON values, as of :mod:`airflow_provider_cdc.observe.asset_windows`.
+    ``by`` is the task that reported the window, which goes from ``before`` to ``after``: JSON values as defined in
+    :mod:`airflow_provider_cdc.observe.asset_windows`.
     """
 
     __tablename__ = "windows"

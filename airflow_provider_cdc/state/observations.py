@@ -1,4 +1,4 @@
-"""Reads and writes of the bookkeeping database that are for people: samples of the lag, and how each table stands."""
+"""Observations in the state database for status reports: lag samples and table states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_cdc.state.models import LagSampleRow, TableStateRow, stora
 from airflow_provider_cdc.state.pruning import prune_history
 from airflow_provider_cdc.state.values import LastCompaction, TableStatus
 
-#: Rows of tables that are looked up one by one; of more, all are read.
+#: Up to this many rows are looked up one by one; for more, all rows are read.
 _FEW_TABLES = 20
 _COUNT_COLUMNS = ("inserts", "updates", "deletes")
 _SIZE_COLUMNS = ("files", "bytes", "rows", "dead_rows", "compactions")
@@ -23,7 +23,7 @@ TableId = tuple[str, str]
 
 
 class ObservationRecords(Database):
-    """What drivers have seen now and then."""
+    """Reads and writes the observations of drivers."""
 
     def record_sample(
         self,
@@ -37,8 +37,9 @@ class ObservationRecords(Database):
         batches: int = 0,
         unknown: str | None = None,
     ) -> None:
-        """Write down how far a pipeline is behind now; parameters as of :class:`LagSampleRow`. What is older than
-        what is kept goes (:mod:`~airflow_provider_cdc.state.pruning`).
+        """Record the current lag of a pipeline, and prune old history (:mod:`~airflow_provider_cdc.state.pruning`).
+
+        See :class:`LagSampleRow` for the parameters.
         """
         values = {"lag_seconds": lag_seconds, "lag_bytes": lag_bytes, "purge_hours": purge_hours}
         at = utc_now()
@@ -57,19 +58,19 @@ class ObservationRecords(Database):
             prune_history(session, pipeline, at)
 
     def samples_since(self, pipeline: str, since: datetime) -> list[LagSampleRow]:
-        """The samples from a moment on, the oldest first."""
+        """Return the samples since a given time, the oldest first."""
         query = select(LagSampleRow).where(LagSampleRow.pipeline == pipeline, LagSampleRow.at >= since)
         with self._read_session() as session:
             return list(session.scalars(query.order_by(LagSampleRow.at)))
 
     def last_sample(self, pipeline: str) -> LagSampleRow | None:
-        """The newest sample, if there is one."""
+        """Return the newest sample, if there is one."""
         query = select(LagSampleRow).where(LagSampleRow.pipeline == pipeline).order_by(LagSampleRow.at.desc()).limit(1)
         with self._read_session() as session:
             return session.scalars(query).first()
 
     def table_states(self, pipeline: str) -> list[TableStateRow]:
-        """How all tables stand, by name."""
+        """Return the states of all tables, ordered by name."""
         query = select(TableStateRow).where(TableStateRow.pipeline == pipeline)
         with self._read_session() as session:
             return list(session.scalars(query.order_by(TableStateRow.database, TableStateRow.name)))
@@ -84,13 +85,13 @@ class ObservationRecords(Database):
         applied_counts: Mapping[TableId, Sequence[int]] | None = None,
         delete_others: bool = False,
     ) -> None:
-        """Write down how tables stand. Rows that say so already are left alone.
+        """Record the states of tables. Rows without a change are not written.
 
-        :param sizes: what copies take: ``files``, ``bytes``, ``rows``, ``dead_rows``, ``compactions``; of others what
-            is known stays.
-        :param last_compactions: the last compaction of each, if there was one since the last call.
-        :param applied_counts: inserts, updates and deletes that were applied since the last call, which are added.
-        :param delete_others: whether the pipeline has no other tables: rows of others go.
+        :param sizes: size of each copy: ``files``, ``bytes``, ``rows``, ``dead_rows``, ``compactions``; known values of
+            other tables stay.
+        :param last_compactions: the last compaction of each table that was compacted since the last call.
+        :param applied_counts: inserts, updates and deletes applied since the last call, which are added.
+        :param delete_others: whether to delete the rows of other tables, because the pipeline has no others.
         """
         for is_last_try in (False, True):
             try:
@@ -98,7 +99,7 @@ class ObservationRecords(Database):
                     pipeline, states, sizes or {}, last_compactions or {}, applied_counts or {}, delete_others
                 )
                 return
-            except exc.IntegrityError:  # another driver was faster to write of a table for the first time
+            except exc.IntegrityError:  # another driver was faster with the first row of a table
                 if is_last_try:
                     raise
 
@@ -148,12 +149,12 @@ class ObservationRecords(Database):
                 session.delete(row)
 
     def record_verification(self, pipeline: str, results: Mapping[TableId, Mapping[str, Any]]) -> None:
-        """Write down what the comparison of tables has found.
+        """Record the results of comparing tables.
 
-        What was found of a table stays if it cannot be compared any more, and so does when that was.
+        If a table could not be compared, its last result and the time of that result stay.
 
-        :param results: JSON values; they hold no value of a row. That of a table which could not be compared is
-            ``not_comparable``, which says why. Tables that no driver has written of are passed over.
+        :param results: JSON values, without any values of rows. The result of a table that could not be compared has
+            ``not_comparable`` with the reason. Tables without a state row are skipped.
         """
         with self._write_session() as session:
             for table, result in results.items():
@@ -167,7 +168,7 @@ class ObservationRecords(Database):
 
 
 def _comparable_values(table_state: TableStatus) -> dict[str, Any]:
-    """What is compared of a table: its place moves all the time, and is written together with other things."""
+    """Return the values that are compared. The position always moves, so it is only written with other changes."""
     values = table_state._asdict()
     for name in ("database", "name", "position", "since"):
         del values[name]

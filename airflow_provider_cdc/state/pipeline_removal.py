@@ -1,4 +1,4 @@
-"""All that the bookkeeping database has of a pipeline: counted, and removed."""
+"""Count and delete everything that the state database has of a pipeline."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from airflow_provider_cdc.state.models import Base, PipelineRow
 
 
 class PipelineRemoval(Database):
-    """The bookkeeping of a pipeline as a whole, whatever tables it has rows in."""
+    """Counts and deletes all rows of a pipeline."""
 
     def count_rows_by_table(self, pipeline: str) -> dict[str, int]:
-        """How many rows of which tables are a pipeline's; tables without one are left out."""
+        """Return the number of rows of a pipeline by database table, without tables that have none."""
         with self._read_session() as session:
             counts = {
                 table.name: session.scalar(select(func.count()).select_from(table).where(owner == pipeline))
@@ -23,13 +23,13 @@ class PipelineRemoval(Database):
         return {name: count for name, count in counts.items() if count}
 
     def delete_pipeline(self, pipeline: str) -> None:
-        """Remove all rows of a pipeline. Those of others stay, also in the same database."""
+        """Delete all rows of a pipeline. Rows of other pipelines stay."""
         with self._write_session() as session:
             for table, owner in _tables_with_owner():
                 session.execute(delete(table).where(owner == pipeline))
 
 
 def _tables_with_owner() -> list[tuple[Table, ColumnElement[Any]]]:
-    """All tables, each with the column that says whose a row is."""
+    """Return all database tables, each with the column that holds the pipeline's name."""
     tables = Base.metadata.sorted_tables
     return [(t, t.c.name if t.name == PipelineRow.__tablename__ else t.c.pipeline) for t in tables]

@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL that ends when the server is silent for too long: libpq has no limit of that kind."""
+"""PostgreSQL connections that fail if the server is silent for too long, because libpq has no such timeout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import psycopg
 
 
 def connection_class_with_timeout(seconds: float) -> type[psycopg.Connection[Any]]:
-    """A class of connections.
+    """Return a connection class with a timeout.
 
-    :param seconds: for which the server may say nothing while it is waited for.
+    :param seconds: how long the server may stay silent while the connection waits for it.
     """
 
     class Limited(psycopg.Connection[Any]):
@@ -20,7 +20,7 @@ def connection_class_with_timeout(seconds: float) -> type[psycopg.Connection[Any
             return super().wait(self._listen(gen), *args, **kwargs)
 
         def _listen(self, gen: Any) -> Generator[Any, Any, Any]:
-            """Pass on what the connection waits for, and whether it came; psycopg asks ten times a second."""
+            """Forward what the connection waits for, and whether it is ready. Psycopg polls ten times a second."""
             last_heard = time.monotonic()
             try:
                 awaited = next(gen)
@@ -29,8 +29,8 @@ def connection_class_with_timeout(seconds: float) -> type[psycopg.Connection[Any
                     if ready:
                         last_heard = time.monotonic()
                     elif time.monotonic() - last_heard > seconds:
-                        self.close()  # so that the pool throws it away
-                        raise psycopg.OperationalError(f"the server has said nothing for {seconds:g} s")
+                        self.close()  # so that the pool discards it
+                        raise psycopg.OperationalError(f"the server has not responded for {seconds:g} s")
                     awaited = gen.send(ready)
             except StopIteration as end:
                 return end.value

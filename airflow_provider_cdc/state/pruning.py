@@ -1,7 +1,7 @@
-"""What the bookkeeping database keeps of the past of a pipeline, so that it does not grow with the number of runs.
+"""Prune the history of a pipeline in the state database, so that it does not grow with the number of runs.
 
-Each beginning of a run, each sample and each so many batches remove what is older, a portion at a time: a database that
-an older version has let grow gets smaller step by step, and nobody waits for it.
+The start of a run, each sample, and every so many batches remove a limited portion of old rows. So a database that an
+older version let grow shrinks step by step, and no process has to wait for that.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from airflow_provider_cdc.state.models import (
     SnapshotRow,
 )
 
-#: How long samples are kept, and requests that are over.
+#: How long samples and finished requests are kept.
 KEPT_SAMPLES = timedelta(days=7)
-#: So many batches of a pipeline are kept at least: about 5 MB. One that is looked for in status is much younger.
+#: Minimum number of batches kept per pipeline: about 5 MB. Status only needs much newer ones.
 KEPT_BATCHES = 10_000
-#: So many runs of its stream, and so many events: days of them where a run begins every five minutes.
+#: Runs of the stream, and events, kept per pipeline: days of history even if a run begins every five minutes.
 KEPT_RUNS, KEPT_EVENTS = 1000, 10_000
-#: So many snapshots are kept with their tables and chunks: the newest one, and the one that it has replaced.
+#: Snapshots kept with their tables and chunks: the newest one, and the one that it replaced.
 KEPT_SNAPSHOTS = 2
-#: Rows of one kind that are removed at once.
+#: Maximum number of rows of one kind that are removed at once.
 MAX_DELETED_ROWS = 1000
-#: What is summed up over all runs, those that were removed included.
+#: Columns that are totaled over all runs, including removed ones.
 SUMMED_COLUMNS = ("batches", "changes", "bytes", "seconds")
 
 
 def prune_history(session: Session, pipeline: str, moment: datetime) -> None:
-    """Remove a portion of all that is older than what is kept.
+    """Remove a portion of all rows that are too old to keep.
 
-    :param moment: the time now.
+    :param moment: the current time.
     """
     prune_batches(session, pipeline)
     _prune_epochs(session, pipeline)
@@ -60,13 +60,13 @@ def prune_history(session: Session, pipeline: str, moment: datetime) -> None:
 
 
 def prune_batches(session: Session, pipeline: str) -> None:
-    """Remove a portion of the batches that are older than the newest ones; all that is looked at is the index."""
+    """Remove a portion of the batches that are too old to keep, reading only the index."""
     older = _older_rows_condition(session, BatchRow, pipeline, KEPT_BATCHES, "epoch", "batch_id")
     _delete_rows(session, BatchRow, BatchRow.pipeline == pipeline, older)
 
 
 def prune_snapshots(session: Session, pipeline: str, generation: int) -> None:
-    """Remove what is known of old snapshots, when one is planned.
+    """Remove old snapshots when a new one is planned.
 
     :param generation: number of the new one.
     """
@@ -76,7 +76,7 @@ def prune_snapshots(session: Session, pipeline: str, generation: int) -> None:
 
 
 def _prune_epochs(session: Session, pipeline: str) -> None:
-    """Remove a portion of the old runs; what they have applied stays in the sums of the pipeline."""
+    """Remove a portion of the old runs, and add what they applied to the totals of the pipeline."""
     older = _older_rows_condition(session, EpochRow, pipeline, KEPT_RUNS, "epoch")
     if older is None:
         return
@@ -97,10 +97,10 @@ def _prune_epochs(session: Session, pipeline: str) -> None:
 
 
 def _older_rows_condition(session: Session, model: Any, pipeline: str, kept_rows: int, *names: str) -> Any:
-    """The condition on a portion of the rows that are older than the newest ones; ``None`` if there are none.
+    """Return a condition for a portion of the rows that are too old to keep; ``None`` if there are none.
 
     :param kept_rows: how many of the newest rows stay.
-    :param names: columns that rows are told apart by, from the oldest to the newest.
+    :param names: columns that identify rows and order them from the oldest to the newest.
     """
     key = [getattr(model, name) for name in names]
     key_query = select(*key).where(model.pipeline == pipeline)

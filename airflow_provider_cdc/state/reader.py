@@ -1,6 +1,6 @@
-"""Reads of the bookkeeping that look at all pipelines of a database, or draw one: nothing here writes.
+"""Read-only queries across all pipelines of a state database, and those that display a single pipeline.
 
-What is asked every few seconds costs a few index lookups for each pipeline, however long its history is.
+Queries that run every few seconds cost a few index lookups per pipeline, however long its history is.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from airflow_provider_cdc.state.models import (
 )
 from airflow_provider_cdc.state.state_database import StateDatabase
 
-#: Batches over which the rate and the lag of now are taken.
+#: Number of newest batches from which the current rate and lag are computed.
 RECENT_BATCHES = 30
-#: Seconds of silence after which the newest batches say nothing of now.
+#: Seconds without a commit after which the newest batches no longer describe the current state.
 _SILENT_SECONDS = 60.0
-#: Codes of :meth:`StateDatabaseReader.chunk_runs`, by name.
+#: Names of the codes in the result of :meth:`StateDatabaseReader.chunk_state_runs`.
 CHUNK_STATES = ("waiting", "reading", "read", "published", "corrected", "retried", "failed")
 _STATE_CODES = {name: number for number, name in enumerate(CHUNK_STATES)}
 
 
 class Throughput(NamedTuple):
-    """What the newest batches of a run say: changes a second, and the highest p95 of the lag in milliseconds."""
+    """Throughput over the newest batches of a run: changes per second, and the highest p95 lag in milliseconds."""
 
     changes_per_second: float
     lag_p95_ms: float | None
 
 
 class UnfinishedGroup(NamedTuple):
-    """A chunk group that somebody has begun to read and not finished; ``heartbeat_at`` is ``None`` if nobody does."""
+    """A chunk group that was begun but not finished. ``heartbeat_at`` is ``None`` if no process is reading it."""
 
     group_no: int
     state: str
@@ -55,7 +55,7 @@ class UnfinishedGroup(NamedTuple):
 
 
 class ChunkGroupCounts(NamedTuple):
-    """Chunk groups of a snapshot: how many there are, how many are published, and those that are held."""
+    """Chunk groups of a snapshot: their number, the number that is published, and those that are being read."""
 
     total: int
     done: int
@@ -63,9 +63,7 @@ class ChunkGroupCounts(NamedTuple):
 
 
 class PipelineOverview(NamedTuple):
-    """One pipeline in one line. ``stream`` is its newest run, ``sample`` what was last seen of the lag, ``event`` what
-    happened last; ``states`` are how many tables there are in each state, as far as a driver has said so.
-    """
+    """Summary of one pipeline. ``table_state_counts`` only counts tables whose state a driver has recorded."""
 
     name: str
     server: str
@@ -80,10 +78,10 @@ class PipelineOverview(NamedTuple):
 
 
 class StateDatabaseReader(StateDatabase):
-    """What people look at, across the pipelines of a database."""
+    """Adds the queries of status displays across the pipelines of a database."""
 
     def read_overview(self) -> list[PipelineOverview]:
-        """All pipelines of the database, by name; the same number of queries whatever their number."""
+        """Return a summary of all pipelines, ordered by name, with a constant number of queries."""
         with self._read_session() as session:
             pipelines = session.execute(
                 select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)
@@ -113,12 +111,12 @@ class StateDatabaseReader(StateDatabase):
         ]
 
     def has_pipeline(self, pipeline: str) -> bool:
-        """Whether the database knows a pipeline."""
+        """Return whether the database knows a pipeline."""
         with self._read_session() as session:
             return session.get(PipelineRow, pipeline) is not None
 
     def snapshot_times(self, pipeline: str) -> tuple[int, str, datetime, datetime | None, datetime | None] | None:
-        """The newest snapshot: generation, state, planned at, finished at, and when its first group was begun."""
+        """Return the newest snapshot: generation, state, and the times of planning, end, and first group."""
         with self._read_session() as session:
             row = session.execute(_select_newest_snapshots().where(SnapshotRow.pipeline == pipeline)).first()
             if row is None:
@@ -128,24 +126,24 @@ class StateDatabaseReader(StateDatabase):
         return row[1], row[2], row[3], row[4], first_started
 
     def newest_epochs(self, pipeline: str, n: int) -> list[EpochRow]:
-        """The newest runs of the stream, the newest first."""
+        """Return the ``n`` newest runs of the stream, the newest first."""
         query = select(EpochRow).where(EpochRow.pipeline == pipeline).order_by(EpochRow.epoch.desc()).limit(n)
         with self._read_session() as session:
             return list(session.scalars(query))
 
     def throughput(self, epoch_row: EpochRow) -> Throughput | None:
-        """The pace of one run of a stream."""
+        """Return the current throughput of one run of a stream."""
         with self._read_session() as session:
             return _throughput_of(epoch_row, _recent_batch_sums(session, epoch_row.pipeline).get(epoch_row.pipeline))
 
     def newest_timeline_segment(self, pipeline: str) -> TimelineRow | None:
-        """The newest stretch of binlogs, and the server it belongs to."""
+        """Return the newest segment of the timeline."""
         query = select(TimelineRow).where(TimelineRow.pipeline == pipeline).order_by(TimelineRow.segment_no.desc())
         with self._read_session() as session:
             return session.scalars(query.limit(1)).first()
 
     def table_names(self, pipeline: str, generation: int) -> list[tuple[str, str, int]]:
-        """Planned tables, by name: database, name, and the estimate of their rows."""
+        """Return the planned tables, ordered by name: database, name, and estimated number of rows."""
         query = select(PlannedTableRow.database, PlannedTableRow.name, PlannedTableRow.rows_estimate)
         of_snapshot = PlannedTableRow.pipeline == pipeline, PlannedTableRow.generation == generation
         with self._read_session() as session:
@@ -157,7 +155,7 @@ class StateDatabaseReader(StateDatabase):
     # Chunks
 
     def chunk_ranges_by_table(self, pipeline: str, generation: int) -> list[tuple[str, str, int, int]]:
-        """Tables with chunks: database, name, number of the first chunk, and how many there are."""
+        """Return the tables with chunks: database, name, number of the first chunk, and number of chunks."""
         query = (
             select(ChunkRow.database, ChunkRow.table_name, func.min(ChunkRow.chunk_no), func.count())
             .where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
@@ -170,13 +168,14 @@ class StateDatabaseReader(StateDatabase):
     def chunk_state_runs(
         self, pipeline: str, generation: int, groups: Collection[int] | None = None, lost: Collection[int] = ()
     ) -> list[tuple[int, int, int]]:
-        """States of chunks as runs, in order: number of the first one, how many, and its state's place in
-        :data:`CHUNK_STATES`.
+        """Return the states of chunks as runs of equal states, in order.
 
-        The database makes the runs, so that what travels grows with how mixed they are, and not with their number.
+        The database computes the runs, so the size of the result depends on the number of runs, not of chunks.
 
-        :param groups: only chunks of these groups; all by default.
-        :param lost: groups that somebody has begun and nobody reads any more.
+        :param groups: only chunks of these groups; by default all.
+        :param lost: groups that were begun and that no process is reading any more.
+        :returns: for each run, the number of its first chunk, the number of chunks, and the index of their state in
+            :data:`CHUNK_STATES`.
         """
         where = [ChunkRow.pipeline == pipeline, ChunkRow.generation == generation]
         if groups is not None:
@@ -192,8 +191,8 @@ class StateDatabaseReader(StateDatabase):
             .where(*where)
             .subquery()
         )
-        # Numbers that follow one another, less their rank among those of their state, are one and the same number.
-        # MySQL's ranks have no sign, and neither would the difference.
+        # For consecutive numbers of one state, the number minus its rank in the state is constant. MySQL's ranks are
+        # unsigned, and so would be the difference.
         rank = cast(func.row_number().over(partition_by=coded.c.code, order_by=coded.c.no), BigInteger)
         ranked = select(coded.c.no, coded.c.code, (coded.c.no - rank).label("island")).subquery()
         first = func.min(ranked.c.no)
@@ -202,7 +201,7 @@ class StateDatabaseReader(StateDatabase):
             return [(int(no), int(n), int(code)) for no, n, code in session.execute(query)]
 
     def chunk_with_group(self, pipeline: str, generation: int, chunk_no: int) -> tuple[ChunkRow, ChunkGroupRow] | None:
-        """One chunk and its group; its bounds are values of rows, and are not for everybody's eyes."""
+        """Return one chunk and its group. The bounds of the chunk are values of rows, so access must be restricted."""
         with self._read_session() as session:
             chunk = session.get(ChunkRow, (pipeline, generation, chunk_no))
             if chunk is None:
@@ -213,8 +212,10 @@ class StateDatabaseReader(StateDatabase):
     # Batches
 
     def batches_since(self, pipeline: str, since: datetime, n: int) -> list[Any]:
-        """Of the newest ``n`` batches those committed after ``since``, the oldest first: ``epoch``, ``batch_id``,
-        ``committed_at``, ``changes``, ``bytes``, ``seconds``, ``lag_p50_ms``, ``lag_p95_ms``.
+        """Return those of the newest ``n`` batches that were committed after ``since``, the oldest first.
+
+        Each has ``epoch``, ``batch_id``, ``committed_at``, ``changes``, ``bytes``, ``seconds``, ``lag_p50_ms`` and
+        ``lag_p95_ms``.
         """
         names = ("epoch", "batch_id", "committed_at", "changes", "bytes", "seconds", "lag_p50_ms", "lag_p95_ms")
         newest = (
@@ -229,7 +230,7 @@ class StateDatabaseReader(StateDatabase):
 
 
 def _state_code(lost: Collection[int]) -> ColumnElement[int]:
-    """The state of a chunk as a person sees it: its own, and that of those who read its group."""
+    """Return an expression for the displayed state of a chunk, which also depends on the state of its group."""
     published = case(
         (ChunkRow.corrected > 0, _STATE_CODES["corrected"]),
         (ChunkRow.attempt > 1, _STATE_CODES["retried"]),
@@ -244,7 +245,7 @@ def _state_code(lost: Collection[int]) -> ColumnElement[int]:
 
 
 def _select_newest_snapshots() -> Select[Any]:
-    """The newest snapshot of each pipeline, without its plan, which is large."""
+    """Select the newest snapshot of each pipeline, without the plan, which is large."""
     newest = select(SnapshotRow.pipeline, func.max(SnapshotRow.generation).label("generation"))
     newest_generation = newest.group_by(SnapshotRow.pipeline).subquery()
     is_newest = and_(
@@ -293,7 +294,7 @@ def _select_newest_epochs() -> Select[Any]:
 
 
 def _recent_batch_sums(session: Session, pipeline: str | None = None) -> dict[str, Any]:
-    """Sums over the newest batches of the newest run of each pipeline."""
+    """Return sums over the newest batches of the newest run of each pipeline."""
     runs = _select_newest_epochs().where(*([] if pipeline is None else [EpochRow.pipeline == pipeline])).subquery()
     last_batch = select(func.max(BatchRow.batch_id)).where(
         BatchRow.pipeline == runs.c.pipeline, BatchRow.epoch == runs.c.epoch
@@ -313,7 +314,7 @@ def _throughput_of(run: EpochRow | None, sums: Any) -> Throughput | None:
     if run is None or sums is None:
         return None
     changes, first_commit, last_commit, lag, _ = sums
-    # Both times are of the stream's own host.
+    # Both times come from the clock of the stream's host.
     silent = (run.heartbeat_at - last_commit).total_seconds()
     if run.state != "running" or silent > _SILENT_SECONDS:
         return Throughput(0.0, None if silent > _SILENT_SECONDS else lag)

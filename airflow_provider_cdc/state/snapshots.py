@@ -1,4 +1,4 @@
-"""Reads and writes of the bookkeeping database that concern snapshots: their plans, groups and chunks."""
+"""Snapshots in the state database: their plans, groups and chunks."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from airflow_provider_cdc.state.pruning import prune_snapshots
 from airflow_provider_cdc.state.values import GroupProgress, TableProgress
 
 _ROWS_PER_INSERT = 10_000
-#: Numbers in one list of a query.
+#: Maximum number of numbers in one list of a query.
 _NUMBERS_PER_QUERY = 500
-#: What is written of a chunk that was read: LW and HW are JSON, ``corrected`` counts keys, ``seconds`` is the time of
-#: the read.
+#: Values recorded for a chunk that was read; see ``_RESULT_COLUMNS``. LW and HW are JSON, ``corrected`` counts keys,
+#: and ``seconds`` is the time that the read took.
 ChunkResult = tuple[int, int, Any, Any, int, int, int, float]
 _RESULT_COLUMNS = ("chunk_no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
 
 
 class SnapshotRecords(Database):
-    """The bookkeeping of snapshots."""
+    """Reads and writes snapshots."""
 
     # Plans
 
@@ -45,7 +45,7 @@ class SnapshotRecords(Database):
         groups: Iterable[Mapping[str, Any]],
         chunks: Iterable[Mapping[str, Any]],
     ) -> bool:
-        """Write the plan of a snapshot, once. If there is one already, nothing is changed.
+        """Write the plan of a snapshot, once. If there is one already, nothing changes.
 
         :param pipeline: name of the pipeline.
         :param generation: number of the snapshot.
@@ -54,10 +54,10 @@ class SnapshotRecords(Database):
         :param groups: ``group_no``, ``tables`` (list of ``[database, table]``).
         :param chunks: ``chunk_no`` (unique in the generation), ``group_no``, ``database``, ``table_name``, ``lower``,
             ``upper`` (JSON; ``None`` for no bound).
-        :return: whether this plan is the one that was written.
+        :return: whether this call wrote the plan.
         """
         common: dict[str, Any] = {"pipeline": pipeline, "generation": generation}
-        # Made before the transaction begins: the rows may come from a generator that takes its time.
+        # Built before the transaction begins, because the rows may come from a slow generator.
         pending = common | {"state": "pending", "attempt": 0}
         table_rows = [common | dict(row) for row in tables]
         group_rows, chunk_rows = [pending | dict(row) for row in groups], [pending | dict(row) for row in chunks]
@@ -78,11 +78,11 @@ class SnapshotRecords(Database):
                 return True
         except exc.IntegrityError:
             if self.plan(pipeline, generation) is None:
-                raise  # not a race: the rows themselves are at odds
+                raise  # not a race: the rows themselves conflict
             return False
 
     def snapshot(self, pipeline: str, generation: int | None = None) -> SnapshotRow | None:
-        """A snapshot, by default the newest; ``None`` if there is none."""
+        """Return a snapshot, by default the newest; ``None`` if there is none."""
         query = select(SnapshotRow).where(SnapshotRow.pipeline == pipeline).order_by(SnapshotRow.generation.desc())
         if generation is not None:
             query = query.where(SnapshotRow.generation == generation)
@@ -90,20 +90,20 @@ class SnapshotRecords(Database):
             return session.scalars(query.limit(1)).first()
 
     def plan(self, pipeline: str, generation: int) -> dict[str, Any] | None:
-        """The plan as it was written, or ``None``."""
+        """Return the plan as it was written, or ``None``."""
         row = self.snapshot(pipeline, generation)
         return row.plan if row else None
 
     def tables(self, pipeline: str, generation: int) -> list[PlannedTableRow]:
-        """Planned tables, by name."""
+        """Return the planned tables, ordered by name."""
         return self._planned_rows(PlannedTableRow, pipeline, generation, PlannedTableRow.database, PlannedTableRow.name)
 
     def groups(self, pipeline: str, generation: int) -> list[ChunkGroupRow]:
-        """Chunk groups, by number."""
+        """Return the chunk groups, ordered by number."""
         return self._planned_rows(ChunkGroupRow, pipeline, generation, ChunkGroupRow.group_no)
 
     def chunks(self, pipeline: str, generation: int, group_no: int) -> list[ChunkRow]:
-        """Chunks of a group, by number."""
+        """Return the chunks of a group, ordered by number."""
         query = select(ChunkRow).where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
         with self._read_session() as session:
             return list(session.scalars(query.where(ChunkRow.group_no == group_no).order_by(ChunkRow.chunk_no)))
@@ -116,7 +116,7 @@ class SnapshotRecords(Database):
     # The snapshot's work
 
     def group(self, pipeline: str, generation: int, group_no: int) -> ChunkGroupRow:
-        """A chunk group.
+        """Return a chunk group.
 
         :raises NotReadyError: if there is no such group.
         """
@@ -124,7 +124,7 @@ class SnapshotRecords(Database):
             return _planned_group(session, pipeline, generation, group_no)
 
     def probe_group(self, pipeline: str, generation: int, group_no: int) -> ChunkGroupRow:
-        """A chunk group as somebody sees it who can write: so could those who read it write their heartbeat."""
+        """Return a chunk group, and prove that the database is writable, so that readers can write heartbeats."""
         with self._write_session() as session:
             row = _planned_group(session, pipeline, generation, group_no)
             execute_update(session, _update_group(pipeline, generation, group_no).values(attempt=ChunkGroupRow.attempt))
@@ -141,14 +141,14 @@ class SnapshotRecords(Database):
         holder: str | None = None,
         state: str | None = None,
     ) -> int:
-        """Begin a new attempt at a group, also at one that another attempt holds: that one can no longer finish it.
+        """Begin a new attempt at a group, even if another attempt holds it. That attempt can then no longer finish it.
 
         :param expected_attempt: attempt number that the caller has read; the claim fails if it has changed since.
-        :param newest_in_sink: highest attempt that left anything in the sink; the new one is above it.
-        :param holder: who claims it, for people and for those who wait for it.
-        :param state: ``running``, or ``rereading`` for a group that is published; then also one that is done is taken.
-        :return: number of the new attempt, from 1; 0 if the group is done, or was taken by another since
-            ``expected_attempt``.
+        :param newest_in_sink: highest attempt that left anything in the sink; the new attempt is above it.
+        :param holder: identity of the claiming process.
+        :param state: ``running``, or ``rereading`` for a published group; if given, a finished group can be claimed.
+        :return: number of the new attempt, from 1; 0 if the group is done, or if another process has claimed it since
+            ``expected_attempt`` was read.
         :raises NotReadyError: if there is no such group.
         """
         with self._write_session() as session:
@@ -157,7 +157,7 @@ class SnapshotRecords(Database):
                 expected_attempt is not None and row.attempt != expected_attempt
             ):
                 return 0
-            # Compared again by the update: databases other than SQLite let two get here.
+            # The update compares again: in databases other than SQLite, two processes can get here.
             claim = _update_group(pipeline, generation, group_no).where(
                 ChunkGroupRow.state == row.state, ChunkGroupRow.attempt == row.attempt
             )
@@ -167,9 +167,9 @@ class SnapshotRecords(Database):
             return attempt if execute_update(session, claim.values(values)) else 0
 
     def record_group_heartbeat(self, pipeline: str, generation: int, group_no: int, attempt: int) -> bool:
-        """Say that an attempt is being read.
+        """Record that an attempt is still being read.
 
-        :return: ``False`` if a newer one has taken over; a bookkeeping that was lost does not stop an attempt.
+        :return: ``False`` if a newer attempt has taken over. The loss of the state database does not stop an attempt.
         """
         with self._write_session() as session:
             if execute_update(
@@ -180,7 +180,7 @@ class SnapshotRecords(Database):
             return row is None or row.attempt <= attempt
 
     def release_group(self, pipeline: str, generation: int, group_no: int, attempt: int) -> None:
-        """Say that nobody reads an attempt any more: who comes next need not wait for it."""
+        """Record that an attempt is no longer being read, so that the next process need not wait for it."""
         with self._write_session() as session:
             execute_update(
                 session, _update_claimed_group(pipeline, generation, group_no, attempt).values(heartbeat_at=None)
@@ -198,11 +198,11 @@ class SnapshotRecords(Database):
     ) -> bool:
         """Mark a group as done.
 
-        :param attempt: the claim that did it.
+        :param attempt: number of the attempt that read it.
         :param rows: rows that the attempt read.
         :param min_lw: lowest low watermark of its chunks; JSON.
         :param max_hw: highest high watermark of its chunks; JSON.
-        :return: ``False`` if a newer attempt holds the group; nothing is changed then.
+        :return: ``False`` if a newer attempt holds the group; then nothing changes.
         """
         values = {"state": "done", "rows": rows, "min_lw": min_lw, "max_hw": max_hw}
         values |= {"finished_at": utc_now(), "heartbeat_at": None}
@@ -212,7 +212,7 @@ class SnapshotRecords(Database):
             )
 
     def mark_groups_taken_over(self, pipeline: str, generation: int, numbers: Iterable[int]) -> None:
-        """Mark groups of which nothing is left to read: their tables are not what the snapshot has read any more."""
+        """Mark groups that have nothing left to read, because their tables no longer come from the snapshot."""
         query = update(ChunkGroupRow).where(ChunkGroupRow.pipeline == pipeline, ChunkGroupRow.generation == generation)
         listed = sorted(numbers)
         with self._write_session() as session:
@@ -224,7 +224,7 @@ class SnapshotRecords(Database):
     def record_group_request_counts(
         self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]
     ) -> None:
-        """Write down what was asked of an object store to read and publish a group."""
+        """Record the object-store request counts of reading and publishing a group."""
         with self._write_session() as session:
             execute_update(session, _update_group(pipeline, generation, group_no).values(traffic=traffic))
 
@@ -239,14 +239,13 @@ class SnapshotRecords(Database):
         min_lw: Any,
         max_hw: Any,
     ) -> bool:
-        """Write down what the sink says of a published group, without a claim: those who read it go on.
+        """Record what the sink has of a published group, without a claim, so that a process reading it continues.
 
-        A group that is being read again stays so.
+        A group that is being re-snapshotted keeps that state. See :meth:`finish_group` for the other parameters.
 
-        :param expected_attempt: attempt number that the caller has read; nothing is changed if it is another one by
-            now.
-        :param attempt: the published attempt; the others as in :meth:`finish_group`.
-        :return: whether it was written.
+        :param expected_attempt: attempt number that the caller has read; nothing changes if it has changed since.
+        :param attempt: the published attempt.
+        :return: whether the group was updated.
         """
         values: dict[str, Any] = {
             "rows": rows,
@@ -262,25 +261,25 @@ class SnapshotRecords(Database):
             ) or execute_update(session, group.where(ChunkGroupRow.state != "rereading").values(values | done_values))
 
     def record_read_chunks(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
-        """Write down chunks that stand in finished files and are not published yet.
+        """Record chunks that are in finished files but not published yet.
 
-        What is published stays, and so does what a newer attempt has read.
+        Published chunks, and those that a newer attempt has read, are left alone.
         """
         table = cast(Table, ChunkRow.__table__)
         may_write = and_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
         self._write_chunks(pipeline, generation, "read", may_write, results)
 
     def record_published_chunks(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
-        """Write down chunks as the sink holds them, of the attempt that is published.
+        """Record chunks as the sink has them, from the published attempt.
 
-        Only what was published later stays; what any attempt has read and not published counts no more.
+        Only chunks that a later attempt published are left alone; chunks that were read but not published are replaced.
         """
         table = cast(Table, ChunkRow.__table__)
         may_write = or_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
         self._write_chunks(pipeline, generation, "done", may_write, results)
 
     def reset_unpublished_chunks(self, pipeline: str, generation: int, group_no: int) -> None:
-        """Forget what was read of a group and not published: the caller says next which of it is used again."""
+        """Reset the chunks of a group that were read but not published. The caller then records those to be reused."""
         empty = dict.fromkeys(_RESULT_COLUMNS[2:]) | {"state": "pending", "attempt": 0}
         of_group = (ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.group_no == group_no)
         with self._write_session() as session:
@@ -305,9 +304,9 @@ class SnapshotRecords(Database):
                 session.connection().execute(statement, rows)
 
     def finish_snapshot(self, pipeline: str, generation: int) -> bool:
-        """Mark a snapshot as done, if all of its groups are.
+        """Mark a snapshot as done if all of its groups are published.
 
-        :return: whether it is done.
+        :return: whether the snapshot is done.
         """
         unfinished = select(ChunkGroupRow.group_no).where(
             ChunkGroupRow.pipeline == pipeline,
@@ -323,7 +322,7 @@ class SnapshotRecords(Database):
             return True
 
     def table_progress(self, pipeline: str, generation: int) -> list[TableProgress]:
-        """How far each table of a snapshot is, by name; one query."""
+        """Return the progress of each table of a snapshot, ordered by name, with one query."""
         query = (
             select(
                 ChunkRow.database,
@@ -344,7 +343,7 @@ class SnapshotRecords(Database):
         ]
 
     def group_progress(self, pipeline: str, generation: int) -> list[GroupProgress]:
-        """How far each group of a snapshot is, by number; one query."""
+        """Return the progress of each group of a snapshot, ordered by number, with one query."""
         is_done = ChunkRow.state != "pending"
         by_newest_attempt = is_done & (ChunkRow.attempt == ChunkGroupRow.attempt)
         query = (

@@ -1,8 +1,8 @@
-"""The bookkeeping database, all of it: pipelines here, snapshots from :mod:`.snapshots`, streams from :mod:`.streams`,
-what people want of them from :mod:`.requests`, and what is for people from :mod:`.observations`.
+"""The complete state database: pipelines, timelines and events here, everything else from the base classes.
 
-Every method is one short transaction, and any number of processes may call them at once: what two could do at the same
-time is a compare-and-set on (state, attempt). A database that is away is a :class:`TransientError`.
+Every method is one short transaction, and any number of processes may call them concurrently: where two could conflict,
+the write is a compare-and-set on (state, attempt). If the database is unavailable, methods raise
+:class:`~airflow_provider_cdc.model.errors.TransientError`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from airflow_provider_cdc.state.values import TimelineSegment
 class StateDatabase(
     SnapshotRecords, ControlRequestRecords, ObservationRecords, AlertRecords, PipelineRemoval, AssetWindowRecords
 ):
-    """The bookkeeping of all pipelines that share a database."""
+    """The state of all pipelines that share a database."""
 
     # Pipelines
 
     def register_pipeline(self, pipeline: str, server_uuid: str) -> str:
-        """Make a pipeline known. One that is known already is left as it is.
+        """Register a pipeline. An existing registration stays as it is.
 
         :param pipeline: name of the pipeline.
         :param server_uuid: identity of the server it reads.
-        :return: the identity on record, which may be another one.
+        :return: the recorded identity, which may be that of another server.
         """
         try:
             with self._write_session() as session:
@@ -47,25 +47,25 @@ class StateDatabase(
             return self.server_uuid(pipeline) or server_uuid
 
     def server_uuid(self, pipeline: str) -> str | None:
-        """Identity of the server that a pipeline reads, or ``None`` if the pipeline is not known."""
+        """Return the identity of the server that a pipeline reads; ``None`` if the pipeline is not known."""
         with self._read_session() as session:
             row = session.get(PipelineRow, pipeline)
             return row.server_uuid if row else None
 
     def pipeline_names(self) -> list[str]:
-        """Names of all pipelines, in order."""
+        """Return the names of all pipelines, sorted."""
         with self._read_session() as session:
             return list(session.scalars(select(PipelineRow.name).order_by(PipelineRow.name)))
 
-    # Lineage and events
+    # Timeline and events
 
     def set_timeline(self, pipeline: str, segments: Sequence[TimelineSegment]) -> None:
-        """Replace the lineage of a pipeline.
+        """Replace the timeline of a pipeline.
 
-        :param segments: all of them, the oldest first.
+        :param segments: all segments, the oldest first.
         """
         with self._write_session() as session:
-            session.get(PipelineRow, pipeline, with_for_update=True)  # runs that plan at the same time come one by one
+            session.get(PipelineRow, pipeline, with_for_update=True)  # serializes runs that plan at the same time
             session.execute(delete(TimelineRow).where(TimelineRow.pipeline == pipeline))
             session.add_all(
                 TimelineRow(pipeline=pipeline, segment_no=number, **TimelineSegment(*segment)._asdict())
@@ -73,7 +73,7 @@ class StateDatabase(
             )
 
     def timeline(self, pipeline: str) -> list[TimelineSegment]:
-        """Lineage of a pipeline, the oldest segment first."""
+        """Return the timeline of a pipeline, the oldest segment first."""
         query = select(TimelineRow).where(TimelineRow.pipeline == pipeline).order_by(TimelineRow.segment_no)
         with self._read_session() as session:
             rows = session.scalars(query).all()
@@ -89,22 +89,22 @@ class StateDatabase(
         remedy: str | None = None,
         by: str | None = None,
     ) -> None:
-        """Note something that a person may want to know later.
+        """Add an event to the journal of a pipeline.
 
-        :param detail: one line; holds no secret.
-        :param table: the table that it is about, as ``database.table``.
+        :param detail: one line; must not contain secrets.
+        :param table: the table concerned, as ``database.table``.
         :param remedy: what to do about it, if anything.
-        :param by: who did it, if a person or a task has.
+        :param by: the user or task that caused it, if any.
         """
         with self._write_session() as session:
             session.add(make_event_row(pipeline, kind, detail, table=table, remedy=remedy, by=by))
 
     def acknowledge_event(self, pipeline: str, event_id: int, by: str) -> bool:
-        """Note who takes care of an event. The first one stays.
+        """Record who acknowledged an event. The first acknowledgement stays.
 
-        :param event_id: its id.
-        :param by: name of the person.
-        :return: whether it was this call.
+        :param event_id: id of the event.
+        :param by: name of the user.
+        :return: whether this call acknowledged it.
         """
         is_unacknowledged = EventRow.id == event_id, EventRow.pipeline == pipeline, EventRow.acknowledged_at.is_(None)
         values = {"acknowledged_by": storable_text(by), "acknowledged_at": utc_now()}
@@ -112,7 +112,7 @@ class StateDatabase(
             return execute_update(session, update(EventRow).where(*is_unacknowledged).values(values))
 
     def last_events(self, pipeline: str, limit: int, kinds: Sequence[str] = ()) -> list[EventRow]:
-        """The last ``limit`` events, the newest first.
+        """Return the last ``limit`` events, the newest first.
 
         :param kinds: only events of these kinds.
         """

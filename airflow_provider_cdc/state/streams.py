@@ -1,4 +1,4 @@
-"""Reads and writes of the bookkeeping database that concern streams: their runs (epochs) and batches."""
+"""Streams in the state database: their runs (epochs) and batches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from airflow_provider_cdc.state.models import BatchRow, ControlRequestRow, Epoch
 from airflow_provider_cdc.state.pruning import SUMMED_COLUMNS, prune_batches, prune_history
 from airflow_provider_cdc.state.values import BatchTotals, EpochTotals, HeartbeatReply
 
-#: How often old batches are removed, in batches of one run.
+#: Number of batches of a run after which old batches are pruned.
 _PRUNE_EVERY = 100
-#: States of requests that a stream has to see to.
+#: States of requests that a stream must handle.
 _UNFINISHED_STATES = ("open", "taken")
 
 
 class StreamRecords(Database):
-    """The bookkeeping of streams."""
+    """Reads and writes streams."""
 
     def begin_epoch(
         self,
@@ -34,16 +34,19 @@ class StreamRecords(Database):
         refuse_if_alive: Callable[[EpochRow | None], None] = lambda _: None,
         details: Mapping[str, Any] | None = None,
     ) -> int:
-        """Begin a run of the stream. Older runs that were never ended count as failed and are told to stop. It is
-        paused if the newest one was and nobody has resumed it.
+        """Begin a run of the stream.
+
+        Older runs that never ended are marked as failed and asked to stop. The new run is paused if the newest one was
+        and has not been resumed.
 
         :param newest_in_sink: highest epoch found in the sink.
-        :param host: host of the driver; ``pid``: its process id.
-        :param pid_started: when that process started (seconds): process ids come around again.
-        :param refuse_if_alive: called with the newest run inside of the transaction; raises if that one is alive.
-        :param details: ``mode`` (``continuous`` or ``catch_up``); ``log``, the file that the driver writes to, if it is
-            not somebody's terminal; ``ui``, the address of Spark's own page; ``machine``, what ``pid`` is told within;
-            ``settings``, digests of those that it runs with.
+        :param host: host of the driver.
+        :param pid: process id of the driver.
+        :param pid_started: when that process started (seconds), because process ids are reused.
+        :param refuse_if_alive: called with the newest run inside the transaction; raises if that run is alive.
+        :param details: ``mode`` (``continuous`` or ``catch_up``); ``log``, the driver's log file, unless it writes to a
+            terminal; ``ui``, the address of Spark's web UI; ``machine``, the scope in which ``pid`` is unique;
+            ``settings``, digests of the run's settings.
         :return: an epoch above all others.
         :raises NotReadyError: if the pipeline is not registered.
         """
@@ -51,7 +54,7 @@ class StreamRecords(Database):
             row = session.get(PipelineRow, pipeline, with_for_update=True)
             if row is None:
                 raise NotReadyError(
-                    f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
+                    f"pipeline {pipeline} is not in the state database", "Run `airflow-cdc snapshot` first"
                 )
             newest: EpochRow | None = session.scalars(select_newest_epoch(pipeline)).first()
             refuse_if_alive(newest)
@@ -68,7 +71,7 @@ class StreamRecords(Database):
     def restore_epoch(
         self, pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, Any]
     ) -> None:
-        """Write down a run of the stream again that is alive, but that a lost bookkeeping does not know of."""
+        """Restore a live run of the stream that is missing because the state database was lost."""
         with self._write_session() as session:
             row = session.get(PipelineRow, pipeline, with_for_update=True)
             if row is not None and row.epoch < epoch:
@@ -76,10 +79,10 @@ class StreamRecords(Database):
                 session.add(_new_epoch_row(pipeline, epoch, host, pid, pid_started, details))
 
     def record_heartbeat(self, pipeline: str, epoch: int, progress: bool) -> HeartbeatReply | None:
-        """Say that the stream is alive.
+        """Record that the stream is alive.
 
-        :param progress: whether it has also got further.
-        :return: its row, with what is asked of it; ``None`` if the bookkeeping does not know of this run.
+        :param progress: whether the stream has made progress since the last heartbeat.
+        :return: its row and the control requests; ``None`` if the state database does not know this run.
         """
         unfinished_requests = and_(
             ControlRequestRow.pipeline == EpochRow.pipeline, ControlRequestRow.state.in_(_UNFINISHED_STATES)
@@ -98,12 +101,13 @@ class StreamRecords(Database):
         return HeartbeatReply(rows[0][0], [request for _, request in rows if request is not None]) if rows else None
 
     def record_supervision(self, pipeline: str, epoch: int, supervisor: str) -> EpochRow | None:
-        """Record that a task supervises the stream, and read its state.
+        """Record that a task supervises the stream, and return the newest run.
 
-        The trigger of a task that was cleared may go on for a moment beside the next try: that one stays recorded.
+        The trigger of a task that was cleared may continue for a moment in parallel with the next try. In that case the
+        next try stays recorded.
 
-        :param supervisor: the task, as people know it.
-        :return: as :meth:`seen`.
+        :param supervisor: human-readable name of the task.
+        :return: the newest run, or ``None``.
         """
         with self._write_session() as session:
             row = session.scalars(
@@ -117,9 +121,9 @@ class StreamRecords(Database):
             return session.scalars(select_newest_epoch(pipeline).execution_options(populate_existing=True)).first()
 
     def probe_newest_epoch(self, pipeline: str) -> EpochRow | None:
-        """The newest run, or ``None``, as somebody sees it who can write: so could the run write its heartbeat.
+        """Return the newest run, or ``None``, and prove that the database is writable for the run's heartbeats.
 
-        A database that answers and takes no writes (a standby, a full disk) is away, as far as signs of life go.
+        For heartbeats, a database that answers but is read-only (a standby, a full disk) is as good as unavailable.
         """
         with self._write_session() as session:
             row = session.scalars(select_newest_epoch(pipeline)).first()
@@ -128,12 +132,12 @@ class StreamRecords(Database):
             return row
 
     def request_stop(self, pipeline: str, epoch: int | None = None, by: str | None = None) -> int | None:
-        """Ask the running stream to end.
+        """Ask the running stream to stop.
 
-        :param epoch: only if this one is running; any when ``None``.
-        :param by: the task that asks; ``None`` for a person, who is never overruled by a task. With a stop that a
-            person asks for, a pause is over, too.
-        :return: its epoch, or ``None`` if none (or another) is running.
+        :param epoch: ask only if this epoch is running; ``None`` for any.
+        :param by: the requesting task; ``None`` for a user, whom a task never overrules. A user's stop also ends a
+            pause.
+        :return: the epoch that was asked, or ``None`` if no stream, or another epoch, is running.
         """
         with self._write_session() as session:
             row: EpochRow | None = session.scalars(
@@ -148,9 +152,9 @@ class StreamRecords(Database):
             return row.epoch
 
     def update_settings(self, pipeline: str, epoch: int, settings: Mapping[str, str]) -> None:
-        """Note that a run has other settings than it was started with.
+        """Record settings of a run that changed after it was started.
 
-        :param settings: digests of those that are others, by key.
+        :param settings: digests of the changed settings, by key.
         """
         with self._write_session() as session:
             run = session.get(EpochRow, (pipeline, epoch), with_for_update=True)
@@ -169,12 +173,12 @@ class StreamRecords(Database):
         """Record the end of a run.
 
         :param state: ``caught_up``, ``stopped`` or ``failed``.
-        :param error: why it failed; holds no secret.
+        :param error: why it failed; must not contain secrets.
         :param error_kind: class of the error.
-        :param request_counts: what it has asked of an object store, if it has one.
+        :param request_counts: object-store request counts of the run, if it uses an object store.
         """
         with self._write_session() as session:
-            kind = error_kind and error_kind[:32]  # any library's class
+            kind = error_kind and error_kind[:32]  # may be any library's class
             values = {"traffic": request_counts} if request_counts is not None else {}
             execute_update(
                 session,
@@ -184,12 +188,12 @@ class StreamRecords(Database):
             )
 
     def newest_epoch(self, pipeline: str) -> EpochRow | None:
-        """The newest run, in whatever state, or ``None``."""
+        """Return the newest run in any state, or ``None``."""
         with self._read_session() as session:
             return session.scalars(select_newest_epoch(pipeline)).first()
 
     def epoch_row(self, pipeline: str, epoch: int) -> EpochRow | None:
-        """One run, in whatever state, or ``None`` if the bookkeeping does not have it."""
+        """Return one run in any state, or ``None`` if the state database does not have it."""
         with self._read_session() as session:
             return session.get(EpochRow, (pipeline, epoch))
 
@@ -210,13 +214,16 @@ class StreamRecords(Database):
         index_bytes_used: tuple[int, int] | None = None,
         request_counts: tuple[Mapping[str, int], Mapping[str, int]] | None = None,
     ) -> None:
-        """Record a batch that the sink has taken; one that is recorded again replaces the first.
+        """Record a batch that was applied to the sink. Recording a batch again replaces the earlier record.
 
-        :param start_offset: where it began, ``end_offset``: where it ended; JSON.
-        :param changes: changes applied, from ``bytes`` bytes of binlog in ``seconds`` seconds.
-        :param lag_p50_ms: median time from the source's commit to the sink's, in milliseconds; the others alike.
-        :param index_bytes_used: bytes that the index of keys takes now, in memory and on disk.
-        :param request_counts: what was asked of an object store for the batch, and so far in this run.
+        :param start_offset: where the batch began; JSON.
+        :param end_offset: where the batch ended; JSON.
+        :param changes: number of changes applied.
+        :param bytes: bytes of binlog of the batch.
+        :param seconds: time that the batch took.
+        :param lag_p50_ms: median time from the source's commit to the sink's, in milliseconds; likewise p95 and max.
+        :param index_bytes_used: bytes that the key index uses now, in memory and on disk.
+        :param request_counts: object-store request counts of the batch, and of the run so far.
         """
         sums = {"changes": changes, "bytes": bytes, "seconds": seconds}
         lags = {"lag_p50_ms": lag_p50_ms, "lag_p95_ms": lag_p95_ms, "lag_max_ms": lag_max_ms}
@@ -241,13 +248,13 @@ class StreamRecords(Database):
                 prune_batches(session, pipeline)
 
     def last_batches(self, pipeline: str, limit: int) -> list[BatchRow]:
-        """The last ``limit`` batches, the newest first; a few thousand are kept."""
+        """Return the last ``limit`` batches, the newest first. Older ones are pruned."""
         newest = select(BatchRow).where(BatchRow.pipeline == pipeline)
         with self._read_session() as session:
             return list(session.scalars(newest.order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc()).limit(limit)))
 
     def batch_totals(self, pipeline: str) -> BatchTotals:
-        """Sums over all batches, those that were removed included."""
+        """Return totals over all batches, including removed ones."""
         sums = [func.coalesce(func.sum(getattr(EpochRow, name)), 0) for name in SUMMED_COLUMNS]
         query = select(*sums, func.max(EpochRow.lag_max_ms)).where(EpochRow.pipeline == pipeline)
         past = [getattr(PipelineRow, f"past_{name}") for name in (*SUMMED_COLUMNS, "lag_max_ms")]
@@ -259,7 +266,7 @@ class StreamRecords(Database):
         return BatchTotals(int(batches), int(changes), int(size), float(seconds), lag)
 
     def epoch_totals(self, pipeline: str, epoch: int) -> EpochTotals:
-        """What one run of the stream has applied."""
+        """Return totals of what one run of the stream has applied."""
         with self._read_session() as session:
             run = session.get(EpochRow, (pipeline, epoch))
             if run is None:
@@ -268,7 +275,7 @@ class StreamRecords(Database):
 
 
 def paused_columns(name: str) -> dict[str, str | None]:
-    """What the row of a stream says that somebody wants to be paused."""
+    """Return the column values of a stream that a user has paused."""
     return {"desired_state": "pause", "paused_by": name}
 
 
@@ -285,5 +292,5 @@ def _new_epoch_row(
 
 
 def select_newest_epoch(pipeline: str) -> Any:
-    """The newest run of a pipeline's stream."""
+    """Select the newest run of a pipeline's stream."""
     return select(EpochRow).where(EpochRow.pipeline == pipeline).order_by(EpochRow.epoch.desc()).limit(1)

@@ -1,4 +1,4 @@
-"""Plain values that the bookkeeping takes and gives, beside its rows."""
+"""Plain values that the state database accepts and returns, in addition to its rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from airflow_provider_cdc.state.models import ControlRequestRow, EpochRow
 
 
 class TimelineSegment(NamedTuple):
-    """A stretch of one server's binlogs.
+    """A segment of the timeline: binlogs of one server.
 
     :param server: identity of the server.
     :param start_file: first binlog file.
     :param start_position: first position in it.
-    :param base_ordinal: ordinal of that file in the lineage.
+    :param base_ordinal: ordinal of that file in the timeline.
     """
 
     server: str
@@ -25,16 +25,14 @@ class TimelineSegment(NamedTuple):
 
 
 class HeartbeatReply(NamedTuple):
-    """What a run of the stream hears when it says that it is alive: its row, and what people want of it that is not
-    done yet, the oldest first.
-    """
+    """Reply to the heartbeat of a run of the stream: its row, and the unfinished control requests, the oldest first."""
 
     epoch_row: EpochRow
     requests: Sequence[ControlRequestRow] = ()
 
 
 class TableStatus(NamedTuple):
-    """How a table stands; the fields as of :class:`TableStateRow`. ``since``: ``None`` for when it was first seen."""
+    """State of a table; see :class:`TableStateRow`. A ``since`` of ``None`` means when the state was first seen."""
 
     database: str
     name: str
@@ -50,19 +48,19 @@ class TableStatus(NamedTuple):
 
 
 class LastCompaction(NamedTuple):
-    """The last compaction of a table: when it was over, and how many seconds it took."""
+    """The last compaction of a table: when it finished, and how many seconds it took."""
 
     finished_at: datetime
     seconds: float
 
 
 class TableCounts(NamedTuple):
-    """What has happened to the copy of a table since the bookkeeping was made.
+    """What has happened to the copy of a table since the state database was created.
 
-    :param inserts: changes that streams have applied; ``updates`` and ``deletes`` alike.
-    :param position: up to which the copy had everything when that was written.
-    :param updated_at: when that was.
-    :param last_overwrite_event: id of the last event that says that rows were exchanged otherwise; 0 for none.
+    :param inserts: number of inserts that streams have applied; likewise ``updates`` and ``deletes``.
+    :param position: position up to which the copy was complete when this was recorded.
+    :param updated_at: when this was recorded.
+    :param last_overwrite_event: id of the last event that reports replaced rows; 0 for none.
     """
 
     database: str
@@ -76,7 +74,7 @@ class TableCounts(NamedTuple):
 
 
 class TableProgress(NamedTuple):
-    """How far the snapshot of one table is; ``seconds`` is the sum over its chunks, which are read side by side."""
+    """Progress of the snapshot of one table. ``seconds`` is the sum over its chunks, which are read in parallel."""
 
     database: str
     table: str
@@ -89,7 +87,7 @@ class TableProgress(NamedTuple):
 
 
 class GroupProgress(NamedTuple):
-    """How far a chunk group is; ``fresh``: what its newest attempt has read."""
+    """Progress of a chunk group. The ``fresh_`` fields count what its newest attempt has read."""
 
     group_no: int
     chunks: int
@@ -101,7 +99,7 @@ class GroupProgress(NamedTuple):
 
 
 class EpochTotals(NamedTuple):
-    """Sums over all batches of one run of a stream, and the offsets (JSON) where they begin and end."""
+    """Totals over all batches of one run of a stream, and the offsets (JSON) where they begin and end."""
 
     batches: int
     changes: int
@@ -110,7 +108,7 @@ class EpochTotals(NamedTuple):
 
 
 class BatchTotals(NamedTuple):
-    """Sums over all batches of a pipeline."""
+    """Totals over all batches of a pipeline."""
 
     batches: int
     changes: int

@@ -142,7 +142,7 @@ def test_a_trigger_that_never_sees_the_bookkeeping(tmp_path: Path, monkeypatch: 
         return [await asyncio.wait_for(first(one), 30) for one in (snapshot, stream)]
 
     for path, whys in (
-        (missing, [f"there is no bookkeeping file {missing}"] * 2),
+        (missing, [f"there is no state database file {missing}"] * 2),
         (other, ["has no snapshot 1 of p", "has no epoch 1 of the stream of p"]),
     ):
         for event, why in zip(asyncio.run(main(path)), whys, strict=True):

@@ -62,7 +62,7 @@ def numbers(text: str) -> dict[str, float]:
 
 def test_what_is_printed(cli: Cli, tmp_path: Path) -> None:
     refused = cli.call("metrics")
-    assert refused.code == 2 and "there is no bookkeeping file" in refused.problem
+    assert refused.code == 2 and "there is no state database file" in refused.problem
     assert not (tmp_path / "lake").exists(), "nothing is made"
     with closing(filled(cli)) as store:
         found = numbers(cli.call("metrics").out)
@@ -137,4 +137,4 @@ def test_by_http(cli: Cli, tmp_path: Path) -> None:
         finally:
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=60)
-    assert process.returncode == 0 and "there is no bookkeeping file" in err and "Traceback" not in err
+    assert process.returncode == 0 and "there is no state database file" in err and "Traceback" not in err

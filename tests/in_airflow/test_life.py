@@ -177,7 +177,7 @@ def test_a_triggerer_that_does_not_see_the_bookkeeping(site: Site) -> None:
         assert client.task_instance(dag, run, "elsewhere.snapshot_complete").state == "success"
         assert client.task_instance(dag, run, "elsewhere.stream").try_number == 1
         log = client.log(dag, run, "elsewhere.stream")
-        assert "there is no bookkeeping file /nowhere/books.db. " in log and "set state.conn_id" in log
+        assert "there is no state database file /nowhere/books.db. " in log and "set state.conn_id" in log
         with contextlib.closing(StateDatabase.open(f"sqlite:///{books}", migrate=False)) as store:
             site.wait("the end of the stream", lambda: (r := store.newest_epoch(dag)) and r.state == "stopped")
     finally:

@@ -150,5 +150,5 @@ def test_verified(server: MySQLServer, database: str, tmp_path: Path) -> None:
         file.unlink()
     again = cli.call("verify")
     assert again.code == 1 and "1 different" in again.err
-    assert "the result was not recorded in the state database: there is no bookkeeping file" in again.out + again.err
+    assert "the result was not recorded in the state database: there is no state database file" in again.out + again.err
     assert not books.exists()

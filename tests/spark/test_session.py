@@ -299,7 +299,7 @@ spark.stop()
             assert second.stdout and second.stdin
             said = next(line for line in second.stdout if "begins" not in line)
             assert said.startswith(f"Spark at {cluster.uri} has started no task for ")
-            assert "waits for an executor" in said
+            assert "waiting for an executor" in said
             first.stdin.close()
             assert [line.strip() for line in (second.stdout.readline(), second.stdout.readline())] == ["45", "works"]
             second.stdin.close()

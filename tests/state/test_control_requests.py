@@ -56,7 +56,7 @@ def told(reader: StateDatabaseReader, *kinds: str) -> list[tuple[str, str | None
 
 
 def test_the_life_of_a_request(reader: StateDatabaseReader) -> None:
-    with pytest.raises(NotReadyError, match="not in the bookkeeping"):
+    with pytest.raises(NotReadyError, match="not in the state database"):
         reader.add_request("nobody", "suspend", "d.t", "ann")
     first = reader.add_request(P, "suspend", "d.t", "ann\0")
     assert reader.add_request(P, "suspend", "d.t", "bob") == first, "it is wanted already"

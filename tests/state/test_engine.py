@@ -27,7 +27,7 @@ def test_a_connection_that_falls_silent(url: URL, monkeypatch: pytest.MonkeyPatc
 
         # In the middle of a transaction it is an outage.
         event.listen(store._engine, "after_cursor_execute", lambda *_: proxy.silence())
-        with pytest.raises(TransientError, match="bookkeeping database .*"):
+        with pytest.raises(TransientError, match="state database .*"):
             store.register_pipeline("q", "server")
 
 
@@ -51,5 +51,5 @@ def test_a_server_that_takes_no_writes(postgres: Postgres) -> None:
     standby = address.update_query_dict({"options": "-c default_transaction_read_only=on"})
     with closing(StateDatabase.open(standby, migrate=True)) as store:
         assert store.server_uuid("nobody") is None
-        with pytest.raises(TransientError, match="read-only transaction. Try again when it can be .* written to"):
+        with pytest.raises(TransientError, match="read-only transaction. Try again when it is .* writable"):
             store.register_pipeline("r", "server")

@@ -93,7 +93,7 @@ def test_opening_again_changes_nothing(store: StateDatabase, path: Path) -> None
 
 
 def test_nothing_is_created_without_migrate(path: Path) -> None:
-    with pytest.raises(NotReadyError, match="no bookkeeping file"):
+    with pytest.raises(NotReadyError, match="no state database file"):
         StateDatabase.open(url(path), migrate=False)
     assert not path.parent.exists()
     path.parent.mkdir()
@@ -107,7 +107,7 @@ def test_unusable_files_are_refused_by_name(store: StateDatabase, path: Path, tm
     other.write_text("this is not a database " * 100)
     with pytest.raises(NotReadyError, match=r"text\.db is not usable: file is not a database"):
         StateDatabase.open(url(other), migrate=True)
-    with pytest.raises(NotReadyError, match=r"folder of the bookkeeping file .*x\.db"):
+    with pytest.raises(NotReadyError, match=r"folder of the state database file .*x\.db"):
         StateDatabase.open(url(other / "x.db"), migrate=True)
     with pytest.raises(NotReadyError, match="not an absolute path"):
         StateDatabase.open("sqlite:///state.db", migrate=True)
@@ -289,7 +289,7 @@ def desired(store: StateDatabase, epoch: int, progress: bool = True) -> str | No
 
 
 def test_epochs_only_rise_and_end_older_runs(store: StateDatabase) -> None:
-    with pytest.raises(NotReadyError, match="not in the bookkeeping"):
+    with pytest.raises(NotReadyError, match="not in the state database"):
         store.begin_epoch(P, 0, "host", 1, 1.5)
     store.register_pipeline(P, "uuid")
     assert store.newest_epoch(P) is None

@@ -95,7 +95,7 @@ def test_a_triggerer_that_is_the_first_to_look(tmp_path: Path) -> None:
     """It brings the bookkeeping up to date, and makes none that is not there."""
     url = f"sqlite:///{tmp_path}/books.db"
     books = SharedStateDatabase(None, f"{tmp_path}/books.db")
-    with pytest.raises(NotReadyError, match="there is no bookkeeping file"):
+    with pytest.raises(NotReadyError, match="there is no state database file"):
         books._run_query(lambda store: store.pipeline_names())
     create_engine(url).connect().close()  # an empty one
     with pytest.raises(NotReadyError, match="is not set up"):

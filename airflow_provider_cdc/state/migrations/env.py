@@ -1,4 +1,4 @@
-"""Run by Alembic inside the transaction that ``Database.open`` has begun."""
+"""Alembic environment: runs inside the transaction that ``Database.open`` has begun."""
 
 from alembic import context
 

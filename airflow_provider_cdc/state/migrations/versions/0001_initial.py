@@ -1,4 +1,4 @@
-"""The first tables."""
+"""Initial tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# The types as they were at this revision: a migration does not follow later changes of the models.
+# The types as of this revision: a migration must not follow later changes of the models.
 _LONG = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 _TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
 

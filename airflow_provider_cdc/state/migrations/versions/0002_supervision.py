@@ -1,4 +1,4 @@
-"""Who reads a chunk group, and who looks after a stream."""
+"""Holders of chunk groups, and supervisors of streams."""
 
 from __future__ import annotations
 

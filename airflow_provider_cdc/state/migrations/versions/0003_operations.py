@@ -1,4 +1,4 @@
-"""What a stream that runs for months needs."""
+"""Columns for streams that run for months."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ depends_on = None
 
 _LONG = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
-#: What is kept of all batches of a run, as old ones are removed.
+#: Sums over all batches of a run, because old batches are removed.
 _SUMS: dict[str, Any] = {
     "batches": sa.BigInteger(),
     "changes": sa.BigInteger(),
@@ -23,7 +23,7 @@ _SUMS: dict[str, Any] = {
     "seconds": sa.Double(),
 }
 _OTHERS: dict[str, Any] = {"lag_max_ms": sa.Double(), "start_offset": _LONG, "end_offset": _LONG}
-#: Names of tasks: three names of Airflow, of 250 characters each, and more.
+#: Task names combine three Airflow names of up to 250 characters each, and more.
 _NAMES = {"chunk_groups": ("holder",), "streams": ("supervisor", "stop_by")}
 
 
@@ -35,7 +35,7 @@ def upgrade() -> None:
     for table, names in _NAMES.items():
         with op.batch_alter_table(table) as batch:  # SQLite copies the table
             if table == "chunk_groups":
-                batch.drop_column("finished_for")  # noted in the sink instead
+                batch.drop_column("finished_for")  # recorded in the sink instead
             for name in names:
                 batch.alter_column(name, type_=_LONG, existing_type=sa.String(512), existing_nullable=True)
             for name, kind in _SUMS.items() if table == "streams" else ():
@@ -48,7 +48,7 @@ def upgrade() -> None:
 
 
 def _count() -> None:
-    """Count the batches that are there."""
+    """Initialize the sums from the existing batches."""
     names = ["pipeline", "epoch", "batch_id", *_OTHERS, *_SUMS]
     batches = sa.table("batches", *(sa.column(name) for name in names if name != "batches"))
     streams = sa.table("streams", *(sa.column(name) for name in names))

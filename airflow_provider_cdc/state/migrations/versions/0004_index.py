@@ -1,4 +1,4 @@
-"""What the index of keys of a stream takes."""
+"""Sizes of a stream's key index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked of an object store, for chunk groups, batches and runs of the stream."""
+"""Object-store request counts of chunk groups, batches and runs of the stream."""
 
 from __future__ import annotations
 

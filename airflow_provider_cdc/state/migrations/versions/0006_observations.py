@@ -1,4 +1,4 @@
-"""What people look at: how far a pipeline is behind, how each table stands, who has taken care of what."""
+"""Lag samples, table states, and acknowledgement of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people want of a running stream: tables that it suspends or reads again, and that it is paused."""
+"""Control requests to a running stream: suspend, re-snapshot, pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of the stream was started with, so that a changed pipeline is noticed."""
+"""Digests of the settings that a run was started with, to detect a changed pipeline."""
 
 from __future__ import annotations
 

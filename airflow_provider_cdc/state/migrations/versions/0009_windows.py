@@ -1,4 +1,4 @@
-"""Up to where somebody was told what happens to a table."""
+"""Asset windows: up to where the changes of a table were reported."""
 
 from __future__ import annotations
 

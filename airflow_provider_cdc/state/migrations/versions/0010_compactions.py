@@ -1,4 +1,4 @@
-"""How often the copy of a table was compacted, when it was last, and how long that took."""
+"""Number of compactions of a table's copy; time and duration of the last one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of a stream have applied that are not kept any more."""
+"""Totals of the stream's runs that are no longer kept."""
 
 from __future__ import annotations
 
