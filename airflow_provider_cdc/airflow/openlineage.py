@@ -68,7 +68,7 @@ class OpenLineageMixin:
 
 def copy_dataset_name(pipeline: Any, table: tuple[str, str]) -> tuple[str, str]:
     """Return namespace and name of a copy, as OpenLineage names files."""
-    folder, path = pipeline.sink.table_paths.of(*table), pipeline.sink.path
+    folder, path = pipeline.sink.table_paths.path_of(*table), pipeline.sink.path
     if (address := StoreAddress.parse(path)) is None:
         return "file", f"{(local_folder_of(path) or '').rstrip('/')}/{folder}"
     store_url = urlsplit(address.display())
