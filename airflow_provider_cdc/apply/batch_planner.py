@@ -151,7 +151,7 @@ class BatchPlanner:
                 if step.transaction is not None:
                     track_xa(step.transaction, open_xa)
                 if applied_gtids:
-                    applied_gtids = applied_gtids.without(step.gtids)
+                    applied_gtids = applied_gtids.minus_all(step.gtids)
         # If the start offset does not know when the file began, neither does the end in the same file.
         file_began = (
             self._binlog.file_start_times.get(at.file, 0) if start.file_start_time or at.file != start.at.file else 0

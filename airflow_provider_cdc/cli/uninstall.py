@@ -41,7 +41,7 @@ def _show_data(data: PipelineData, name: str, *, tables: bool, yes: bool) -> Non
     click.echo(f"data of {name} that {'is' if yes else 'would be'} deleted:")
     for folder in [*data.internal_folders, *(data.table_folders if tables else ())]:
         what = f"table {folder.table}, " if folder.table else ""
-        click.echo(f"  {what}{folder.place}: {folder.files:,} files, {folder.size:,} bytes")
+        click.echo(f"  {what}{folder.location}: {folder.file_count:,} files, {folder.size:,} bytes")
     if data.row_counts:
         click.echo(
             f"  state database: {', '.join(f'{count:,} of {table}' for table, count in data.row_counts.items())}"

@@ -330,7 +330,9 @@ def test_tables_without_a_usable_key_are_warned_of(
 def test_a_table_without_a_key_and_columns(make: Make, mysql_server: MySQLServer, table: str) -> None:
     mysql_server.execute(f"CREATE TABLE `{table}`.bare (id INT)")
     cli = make(source={"exclude_columns": [rf"{table}\.bare\.id"]})
-    refused(cli, f"{table}.bare has no usable key, and none of its columns", "exclude it", commands=("check", "run"))
+    refused(
+        cli, f"{table}.bare has no usable key, and none of its columns", "exclude the table", commands=("check", "run")
+    )
 
 
 def test_a_second_problem_is_a_second_line_of_check(make: Make, mysql_server: MySQLServer, table: str) -> None:

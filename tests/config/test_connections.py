@@ -294,7 +294,7 @@ def test_what_is_demanded_of_a_postgresql(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(psycopg.pq, "version", lambda: 150004)
     assert query("db", sslrootcert="/x")["sslrootcert"] == "/x"
     for extra in ({}, {"sslmode": "disable"}):
-        with pytest.raises(NotReadyError, match="libpq 15 knows neither"):
+        with pytest.raises(NotReadyError, match="libpq 15 supports neither"):
             query("db", **extra)
 
 

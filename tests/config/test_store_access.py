@@ -113,7 +113,7 @@ def test_aws() -> None:
         ({"endpoint_url": "https://user:hunter3@store"}, "endpoint is not an address"),
         ({"endpoint_url": "hunter3"}, "endpoint is not an address"),
         ({"assume_role_method": "assume_role_with_saml"}, "'assume_role_method'"),
-        ({"assume_role_kwargs": {"ExternalId": "hunter3"}}, "no role_arn"),
+        ({"assume_role_kwargs": {"ExternalId": "hunter3"}}, "requires role_arn"),
         ({"role_arn": "a", "assume_role_kwargs": {"Policy": "hunter3"}}, "'assume_role_kwargs.Policy'"),
         ({"anonymous": True}, "anonymous, and has keys"),
         ({"anonymous": "hunter3"}, "neither true nor false"),
@@ -144,7 +144,7 @@ def test_google() -> None:
     for wrong in ({"impersonation_chain": "hunter2"}, {"key_secret_name": "hunter2"}):
         with pytest.raises(NotReadyError, match="is not supported"):
             said("google_cloud_platform", extra=wrong)
-    with pytest.raises(NotReadyError, match="several ways"):
+    with pytest.raises(NotReadyError, match="more than one credential"):
         said("google_cloud_platform", extra={"key_path": "/k", "keyfile_dict": key})
 
 
@@ -170,7 +170,7 @@ def test_azure() -> None:
     }  # fmt: skip
     assert config(host="acct", extra={"managed_identity_client_id": "m"})["credential_type"] == "managed_identity"
     for fields, problem in (
-        ({"login": "a", "password": "hunter2", "extra": {"sas_token": "hunter2"}}, "several ways"),
+        ({"login": "a", "password": "hunter2", "extra": {"sas_token": "hunter2"}}, "more than one credential"),
         ({"extra": {"tenant_id": "t"}}, "has a tenant_id, but no login"),
         ({"extra": {"workload_identity_tenant_id": "hunter2"}}, "'workload_identity_tenant_id' is not supported"),
     ):

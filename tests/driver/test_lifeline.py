@@ -83,13 +83,15 @@ def test_asked_to_stop_when_the_task_is_killed(tmp_path: Path, silent: socket.so
             )
             run = store.newest_epoch("p")
             assert run is not None
-            answers = SimpleNamespace(store=lambda: StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=False))
+            answers = SimpleNamespace(
+                open_state_database=lambda: StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=False)
+            )
             request_stop(answers, run, "a task, try 1", log)  # type: ignore[arg-type]
             now = store.newest_epoch("p")
             assert now is not None and (now.desired_state, now.stop_by) == ("stop", "a task, try 1")
             assert sleeper.poll() is None
             url = f"postgresql+psycopg://u:p@127.0.0.1:{silent.getsockname()[1]}/d"
-            silence = SimpleNamespace(store=lambda: StateDatabase.open(url, migrate=False))
+            silence = SimpleNamespace(open_state_database=lambda: StateDatabase.open(url, migrate=False))
             request_stop(silence, run, "a task, try 1", log)  # type: ignore[arg-type]
             assert sleeper.wait(60) == -signal.SIGTERM
         finally:

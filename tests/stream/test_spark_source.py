@@ -24,22 +24,22 @@ class Job:
     """A batch is ten bytes of binlog in two pieces; nothing is new behind 40."""
 
     section: int = 0
-    full: bool = False
+    has_backlog: bool = False
     error: TerminalError | None = None
 
     def close(self) -> None:
         """It has no connection."""
 
-    def open_planner(self) -> tuple[Job, dict[str, int]]:
+    def make_counted_planner(self) -> tuple[Job, dict[str, int]]:
         return self, {"get": 1}
 
-    def wait(self, start: Offset, seconds: float) -> bool:
+    def wait_for_changes(self, start: Offset, seconds: float) -> bool:
         return start.at.position < 40
 
-    def stage(self, *_: object) -> dict[str, Any]:
+    def stage_range(self, *_: object) -> dict[str, Any]:
         raise self.error or AssertionError
 
-    def pieces(self, planner: object, start: Offset) -> list[Offset]:
+    def find_range_ends(self, planner: object, start: Offset) -> list[Offset]:
         begin = start.at.position
         if self.error and begin == 20:
             raise self.error
