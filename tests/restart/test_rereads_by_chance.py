@@ -161,7 +161,7 @@ class World(Commands):
             "stream": {"on_table_error": "suspend", "fail_on_suspended": draw.random() < 0.5},
         }
         super().__init__(nursery, Cli(folder / "p", server, sink=sink, **settings), folder / "log")
-        self.checked, self.constants = False, {"resnapshot.worker._TRIES": _TRIES}
+        self.checked, self.constants = False, {"resnapshot.worker._MAX_TRIES": _TRIES}
         self.copies = {
             name: Copy(
                 _DATABASE,
