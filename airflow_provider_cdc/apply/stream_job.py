@@ -25,7 +25,7 @@ from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.sinks.files.layout import Layout, read_plan
-from airflow_provider_cdc.sinks.protocol import ChangeStaging, ChangeWriter, Sink
+from airflow_provider_cdc.sinks.protocol import ChangeStaging, ChangeWriter, PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, sum_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
@@ -68,7 +68,7 @@ class StreamJob:
     planner_replica: tuple[int, str]
     reader_replicas: tuple[tuple[int, str], ...]
     timeline: Timeline
-    sink: Sink
+    sink: PipelineSink
     storage: Storage
     pipeline: str
     epoch: int

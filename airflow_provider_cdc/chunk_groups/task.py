@@ -31,7 +31,7 @@ from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
 from airflow_provider_cdc.sinks.files.attempt_signals import AttemptSignals
 from airflow_provider_cdc.sinks.files.layout import Layout
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.protocol import Sink
+from airflow_provider_cdc.sinks.protocol import PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
@@ -68,7 +68,7 @@ class SnapshotJob:
 
     connect_args: dict[str, Any]
     replica_ids: tuple[tuple[tuple[int, str], ...], ...]
-    sink: Sink
+    sink: PipelineSink
     storage: Storage
     layout: Layout
     generation: int

@@ -22,7 +22,8 @@ CATCH_UPS, WATCHER, SNAPSHOTS = "catch_ups", "watcher", "snapshots"
 
 def window_mark(counts: TableCounts) -> dict[str, Any]:
     """Return the end of a window, as a plain JSON value."""
-    values = {name: getattr(counts, name) for name in (*_COUNTS, "position", "reread")}
+    values = {name: getattr(counts, name) for name in _COUNTS}
+    values |= {"position": counts.position, "reread": counts.last_overwrite_event}
     return {**values, "time": counts.updated_at.isoformat(timespec="seconds")}
 
 

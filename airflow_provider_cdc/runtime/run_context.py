@@ -38,7 +38,7 @@ from airflow_provider_cdc.sinks.storage.storage import Storage, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.sinks.protocol import Sink
+    from airflow_provider_cdc.sinks.protocol import PipelineSink
     from airflow_provider_cdc.state import StateDatabase
 
 
@@ -122,7 +122,7 @@ class RunContext:
         return LocalFiles.for_pipeline(self.pipeline.sink.path, self.pipeline.name)
 
     @property
-    def sink(self) -> Sink:
+    def sink(self) -> PipelineSink:
         """The sink. Its module is imported on access."""
         settings = self.pipeline.sink
         access = {"access": self.access} if self.access is not None else {}

@@ -8,7 +8,7 @@ succeeds: if anything was committed in between, the sink calls the function agai
 makes the copy exact.
 
 Tasks on other hosts write rows into a sink before readers can see them: slices of the snapshot, and changes of batches.
-A :class:`Sink` is therefore pickled and sent to these tasks, and holds no connection.
+A :class:`PipelineSink` is therefore pickled and sent to these tasks, and holds no connection.
 """
 
 from __future__ import annotations
@@ -454,7 +454,7 @@ class ResumePoint(Fenceable, Protocol):
         """
 
 
-class Sink(Protocol):
+class PipelineSink(Protocol):
     """The destination of one pipeline: all of its sink tables and its resume point."""
 
     @property

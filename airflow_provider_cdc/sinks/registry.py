@@ -10,10 +10,10 @@ from airflow_provider_cdc.config.sink_kinds import SINK_CLASSES
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.sinks.protocol import Sink
+    from airflow_provider_cdc.sinks.protocol import PipelineSink
 
 
-def open_sink(kind: str, path: str, pipeline: str, **settings: Any) -> Sink:
+def open_sink(kind: str, path: str, pipeline: str, **settings: Any) -> PipelineSink:
     """Return the sink of a pipeline, without any access to its storage yet.
 
     :param kind: ``sink.kind``.
@@ -26,5 +26,5 @@ def open_sink(kind: str, path: str, pipeline: str, **settings: Any) -> Sink:
     sink_class = getattr(import_module(module), name)
     if unknown := sorted(settings.keys() - inspect.signature(sink_class).parameters.keys()):
         raise NotReadyError(f"a sink of kind {kind} has no setting {', '.join(unknown)}", "Leave it out")
-    sink: Sink = sink_class(path, pipeline, **settings)
+    sink: PipelineSink = sink_class(path, pipeline, **settings)
     return sink

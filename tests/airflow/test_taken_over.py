@@ -91,7 +91,7 @@ def test_a_group_of_which_nothing_is_left_is_cleared(cli: Cli, mysql_server: MyS
     again = planned(cli)
     assert [one["group"] for one in again] == [one["group"] for one in groups], "each mapped task keeps its group"
     operator = CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), group=0)
-    assert operator.tables_of(cli.context.require_plan()) == {0}, "what OpenLineage hears"
+    assert operator.table_indexes(cli.context.require_plan()) == {0}, "what OpenLineage hears"
     assert read_status(cli.context)["snapshot"]["complete"]
     with cli.opened() as (context, store):
         assert adopt_published_groups(context, store, context.require_plan())

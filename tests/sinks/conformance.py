@@ -34,9 +34,9 @@ from airflow_provider_cdc.sinks.protocol import (
     Markers,
     MultisetChange,
     OverwriteRange,
+    PipelineSink,
     PublishSlices,
     Readable,
-    Sink,
     SinkTable,
     Truncate,
     Upsert,
@@ -119,11 +119,11 @@ def once(marker: str, value: int, change: Change) -> Callable[[Markers], Change 
 class SinkConformance:
     """Inherit it as ``TestMySink(SinkConformance)``."""
 
-    def open(self, folder: Path) -> Sink:
+    def open(self, folder: Path) -> PipelineSink:
         """The sink of a pipeline ``p`` below a folder; called again it opens the same one."""
         raise NotImplementedError
 
-    def keeping(self, folder: Path, deletes: DeletePolicy) -> Sink:
+    def keeping(self, folder: Path, deletes: DeletePolicy) -> PipelineSink:
         """Likewise one that keeps rows that the source has deleted."""
         pytest.skip("it does not keep deleted rows")
 
@@ -142,10 +142,10 @@ class SinkConformance:
     # ------------------------------------------------------------ helpers
 
     @pytest.fixture
-    def sink(self, tmp_path: Path) -> Sink:
+    def sink(self, tmp_path: Path) -> PipelineSink:
         return self.open(tmp_path)
 
-    def made(self, sink: Sink, table: TableSchema = KEYED) -> SinkTable:
+    def made(self, sink: PipelineSink, table: TableSchema = KEYED) -> SinkTable:
         target = sink.table(table)
         target.create("p")
         return target
@@ -175,11 +175,11 @@ class SinkConformance:
 
     # ------------------------------------------------------------ tables
 
-    def test_it_travels(self, sink: Sink) -> None:
+    def test_it_travels(self, sink: PipelineSink) -> None:
         """To tasks in other processes."""
         assert pickle.loads(pickle.dumps(sink)) == sink
 
-    def test_a_table_is_made_once(self, sink: Sink, tmp_path: Path) -> None:
+    def test_a_table_is_made_once(self, sink: PipelineSink, tmp_path: Path) -> None:
         target = sink.table(KEYED)
         assert not target.exists() and target.markers().get("m") is None
         target.create("p")
@@ -187,7 +187,7 @@ class SinkConformance:
         again = self.made(self.open(tmp_path))
         assert target.exists() and again.exists() and self.held(again) == {(1, "a", 1): 1}
 
-    def test_what_is_not_there_is_not_made_by_writing(self, sink: Sink, tmp_path: Path) -> None:
+    def test_what_is_not_there_is_not_made_by_writing(self, sink: PipelineSink, tmp_path: Path) -> None:
         """Somebody has removed it: it must not come back empty."""
         target, point = sink.table(KEYED), sink.resume_point()
         with pytest.raises(TerminalError):
@@ -201,7 +201,7 @@ class SinkConformance:
         other = self.open(tmp_path)
         assert not other.table(KEYED).exists() and not other.resume_point().exists()
 
-    def test_a_table_is_made_by_several_at_once(self, sink: Sink, tmp_path: Path) -> None:
+    def test_a_table_is_made_by_several_at_once(self, sink: PipelineSink, tmp_path: Path) -> None:
         problems: list[BaseException] = []
         start = threading.Barrier(4)
 
@@ -219,22 +219,22 @@ class SinkConformance:
             thread.join()
         assert not problems and self.held(sink.table(KEYED)) == {(number, "a", 1): 1 for number in range(4)}
 
-    def test_another_pipeline_is_refused(self, sink: Sink) -> None:
+    def test_another_pipeline_is_refused(self, sink: PipelineSink) -> None:
         self.made(sink)
         with pytest.raises(TerminalError):
             sink.table(KEYED).create("q")
 
-    def test_other_columns_are_refused(self, sink: Sink) -> None:
+    def test_other_columns_are_refused(self, sink: PipelineSink) -> None:
         self.made(sink)
         with pytest.raises(TerminalError):
             sink.table(replace(KEYED, columns=(INT,))).create("p")
 
-    def test_tables_do_not_meet(self, sink: Sink) -> None:
+    def test_tables_do_not_meet(self, sink: PipelineSink) -> None:
         one, two = self.made(sink), self.made(sink, TWO)
         self.publish(one, 0, 1, (1, "a", 1, "r"))
         assert self.held(two) == {} and two.markers().get("group/0") is None
 
-    def test_tidying_takes_nothing_that_is_there(self, sink: Sink) -> None:
+    def test_tidying_takes_nothing_that_is_there(self, sink: PipelineSink) -> None:
         target = self.made(sink)
         for seq in range(1, 4):
             self.upsert(target, seq, (seq, "a", seq, "c"))
@@ -246,7 +246,7 @@ class SinkConformance:
 
     # ------------------------------------------------------------ markers and fences
 
-    def test_markers_stand_with_the_rows(self, sink: Sink, tmp_path: Path) -> None:
+    def test_markers_stand_with_the_rows(self, sink: PipelineSink, tmp_path: Path) -> None:
         target = self.made(sink)
         files = [target.stage("1/0/1/slice", [rows(KEYED, (1, "a", 1, "r"))])]
         assert target.commit(lambda _: PublishSlices(files), {"m": 7, "n": 2**62}, FENCE)
@@ -257,7 +257,7 @@ class SinkConformance:
         found, markers = self.readable(again).read()
         assert [markers.get(name) for name in ("m", "n", "epoch", "other")] == expected and found.num_rows == 1
 
-    def test_markers_are_those_of_the_rows_that_were_read(self, sink: Sink) -> None:
+    def test_markers_are_those_of_the_rows_that_were_read(self, sink: PipelineSink) -> None:
         target = self.made(sink)
         self.upsert(target, 5, (1, "a", 5, "c"))
         found, markers = self.readable(target).read()
@@ -265,12 +265,12 @@ class SinkConformance:
         target.markers()
         assert found.num_rows == 1 and markers.get("stream") == 5
 
-    def test_deciding_for_nothing(self, sink: Sink) -> None:
+    def test_deciding_for_nothing(self, sink: PipelineSink) -> None:
         target = self.made(sink)
         assert not target.commit(lambda _: None, {"m": 1}, FENCE)
         assert target.markers().get("m") is None and target.markers().get("epoch") is None
 
-    def test_an_older_epoch(self, sink: Sink) -> None:
+    def test_an_older_epoch(self, sink: PipelineSink) -> None:
         old, new = self.made(sink), self.made(sink)
         self.upsert(old, 1, (1, "old", 1, "c"))
         new.raise_fence(Fence("epoch", 2))
@@ -284,7 +284,7 @@ class SinkConformance:
         self.upsert(new, 3, (3, "new", 3, "c"), fence=Fence("epoch", 2))
         assert self.held(new) == {(1, "old", 1): 1, (3, "new", 3): 1}
 
-    def test_overtaken_between_decision_and_commit(self, sink: Sink) -> None:
+    def test_overtaken_between_decision_and_commit(self, sink: PipelineSink) -> None:
         old, new = self.made(sink), self.made(sink)
 
         def decide(_: Markers) -> Upsert:
@@ -295,7 +295,7 @@ class SinkConformance:
             old.commit(decide, {}, FENCE)
         assert self.held(new) == {}
 
-    def test_fences_of_different_names_do_not_meet(self, sink: Sink) -> None:
+    def test_fences_of_different_names_do_not_meet(self, sink: PipelineSink) -> None:
         target = self.made(sink)
         target.raise_fence(Fence("generation", 5))
         self.upsert(target, 1, (1, "a", 1, "c"))
@@ -303,7 +303,7 @@ class SinkConformance:
 
     # ------------------------------------------------------------ crashes
 
-    def test_a_replayed_batch(self, sink: Sink) -> None:
+    def test_a_replayed_batch(self, sink: PipelineSink) -> None:
         """Whole, and cut differently."""
         target = self.made(sink)
         assert self.upsert(target, 9, (1, "a", 5, "c"), (2, "b", 9, "c"))
@@ -312,7 +312,7 @@ class SinkConformance:
         assert not self.upsert(target, 5, (1, "a", 5, "c"))
         assert self.held(target) == before
 
-    def test_a_change_counts_only_if_it_is_newer(self, sink: Sink) -> None:
+    def test_a_change_counts_only_if_it_is_newer(self, sink: PipelineSink) -> None:
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 10, "r"), (2, "b", 10, "r"), (3, "c", 10, "r"), (4, "d", 10, "r"))
         self.upsert(target, 20, (1, "same", 10, "u"), (2, "older", 9, "d"), (3, "newer", 11, "u"), (4, None, 12, "d"))
@@ -321,7 +321,7 @@ class SinkConformance:
     @pytest.mark.parametrize("made", [False, True])
     @pytest.mark.parametrize("what", ["upserted", "counted", "emptied", "published", "replaced"])
     def test_a_crash_at_the_commit(
-        self, sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, made: bool
+        self, sink: PipelineSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, made: bool
     ) -> None:
         """Before it, or after it with its fate unknown: rows and marker stand or fall together.
 
@@ -365,7 +365,7 @@ class SinkConformance:
         assert self.held(again) == after
         assert [again.markers().get(name) for name in ("stream", "group/0", "epoch")] == [5, 1, 1]
 
-    def test_concurrent_commits(self, sink: Sink, tmp_path: Path) -> None:
+    def test_concurrent_commits(self, sink: PipelineSink, tmp_path: Path) -> None:
         """Each decides on what stands: none is lost, and none is made twice."""
         self.made(sink)
         problems: list[BaseException] = []
@@ -399,7 +399,7 @@ class SinkConformance:
             ):
                 return
 
-    def test_another_commit_between_decision_and_commit(self, sink: Sink) -> None:
+    def test_another_commit_between_decision_and_commit(self, sink: PipelineSink) -> None:
         """All is decided again, on what stands then."""
         one, two = self.made(sink), self.made(sink)
         asked: list[int | None] = []
@@ -415,7 +415,7 @@ class SinkConformance:
 
     # ------------------------------------------------------------ chunk groups
 
-    def test_nobody_sees_what_is_staged(self, sink: Sink, tmp_path: Path) -> None:
+    def test_nobody_sees_what_is_staged(self, sink: PipelineSink, tmp_path: Path) -> None:
         target = self.made(sink)
         file = target.stage("1/0/1/slice", [rows(KEYED, (2, "b", 1, "r"))])
         assert self.held(target) == {} and self.held(self.open(tmp_path).table(KEYED)) == {}
@@ -427,12 +427,12 @@ class SinkConformance:
         other.discard_staged(named)
         assert not target.is_staged(file)
 
-    def test_what_is_damaged_is_seen(self, sink: Sink) -> None:
+    def test_what_is_damaged_is_seen(self, sink: PipelineSink) -> None:
         target = self.made(sink)
         file = target.stage("1/0/1/slice", [rows(KEYED, (2, "b", 1, "r"))])
         assert not target.is_staged(replace(file, size=file.size + 1))
 
-    def test_a_reader_that_dies(self, sink: Sink) -> None:
+    def test_a_reader_that_dies(self, sink: PipelineSink) -> None:
         """Rows that are staged may end with an error; the next attempt is not in its way."""
         target = self.made(sink)
 
@@ -444,7 +444,7 @@ class SinkConformance:
             target.stage("1/0/1/slice", dying())
         assert self.publish(target, 0, 2, (2, "b", 1, "r")) and self.held(target) == {(2, "b", 1): 1}
 
-    def test_a_group_is_published_once(self, sink: Sink) -> None:
+    def test_a_group_is_published_once(self, sink: PipelineSink) -> None:
         """Of two attempts the first one that stands has won."""
         one, two = self.made(sink), self.made(sink)
         assert self.publish(one, 0, 1, (1, "first", 1, "r"), (2, "b", 1, "r"))
@@ -453,7 +453,7 @@ class SinkConformance:
         assert self.held(one) == {(1, "first", 1): 1, (2, "b", 1): 1, (7, "g", 1): 1}
         assert (two.markers().get("group/0"), two.markers().get("group/1")) == (1, 1)
 
-    def test_a_group_without_rows(self, sink: Sink) -> None:
+    def test_a_group_without_rows(self, sink: PipelineSink) -> None:
         target = self.made(sink)
         assert self.publish(target, 0, 3)
         assert self.held(target) == {} and target.markers().get("group/0") == 3
@@ -462,11 +462,11 @@ class SinkConformance:
             target.commit(lambda _: PublishSlices([]), {"group/1": 1}, FENCE) and target.markers().get("group/1") == 1
         )
 
-    def test_a_table_without_rows(self, sink: Sink) -> None:
+    def test_a_table_without_rows(self, sink: PipelineSink) -> None:
         target = self.made(sink)
         assert self.readable(target).read()[0].equals(KEYED.sink_schema.empty_table())
 
-    def test_values_come_back(self, sink: Sink) -> None:
+    def test_values_come_back(self, sink: PipelineSink) -> None:
         """Extremes of every Arrow type that a column can have, through a slice and through a batch."""
         table = TableSchema("shop", "values", (INT, *(column for column, *_ in VALUES)), ("id",))
         listed = [{"id": n, **{c.name: (low, high, None)[n % 3] for c, low, high in VALUES}} for n in range(6)]
@@ -503,7 +503,7 @@ class SinkConformance:
         return done
 
     @pytest.mark.parametrize("table", [KEYED, TWO], ids=["integer", "composite"])
-    def test_a_group_is_read_again(self, sink: Sink, table: TableSchema) -> None:
+    def test_a_group_is_read_again(self, sink: PipelineSink, table: TableSchema) -> None:
         """Its rows go wherever they are, and those of others stay."""
         self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink, table)
@@ -519,7 +519,7 @@ class SinkConformance:
         assert self.replaced(target, {1, 2, 3, 4}, 3, table=table)  # all of its rows are gone at the source
         assert self.held(target) == {(7, "g", 1): 1, (8, "other", 5): 1}
 
-    def test_a_table_is_begun_anew_once(self, sink: Sink) -> None:
+    def test_a_table_is_begun_anew_once(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
@@ -530,7 +530,7 @@ class SinkConformance:
             target.reset("p", Fence("generation", value), ["other"])
             assert self.held(target) == {(2, "b", 2): 1} and target.markers().get("generation") == 2
 
-    def test_what_is_published_stays(self, sink: Sink) -> None:
+    def test_what_is_published_stays(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
@@ -538,7 +538,7 @@ class SinkConformance:
             target.reset("p", Fence("generation", 2), ["other", "group/0"])
         assert self.held(target) == {(1, "a", 1): 1} and target.markers().get("generation") is None
 
-    def test_nobody_empties_the_table_of_another(self, sink: Sink) -> None:
+    def test_nobody_empties_the_table_of_another(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
@@ -546,7 +546,7 @@ class SinkConformance:
             target.reset("q", Fence("generation", 2), [])
         assert self.held(target) == {(1, "a", 1): 1} and target.markers().get("generation") is None
 
-    def test_another_definition(self, sink: Sink) -> None:
+    def test_another_definition(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
         self.made(sink)
         more = replace(KEYED, columns=(INT, TEXT, Column("n", "decimal", "decimal(5,2)", True, precision=5, scale=2)))
@@ -561,7 +561,7 @@ class SinkConformance:
 
     # ------------------------------------------------------------ the stream
 
-    def test_a_table_is_truncated(self, sink: Sink) -> None:
+    def test_a_table_is_truncated(self, sink: PipelineSink) -> None:
         """At 10: what was read or written later stays. Done twice it does nothing more."""
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 8, "r"), (2, "b", 9, "r"))
@@ -572,7 +572,7 @@ class SinkConformance:
         target.commit(lambda _: Truncate(10), {}, FENCE)
         assert self.held(target) == {(4, "d", 10): 1, (5, "e", 11): 1}
 
-    def test_keys_are_exact_values(self, sink: Sink) -> None:
+    def test_keys_are_exact_values(self, sink: PipelineSink) -> None:
         target = self.made(sink, TWO)
         for n, batch in enumerate(([(1, "a", 1, "c"), (1, "ä", 1, "c")], [(1, "a", 2, "d"), (1, "A", 2, "u")]), 1):
             target.commit(once("stream", n, Upsert(rows(TWO, *batch))), {"stream": n}, FENCE)
@@ -582,7 +582,7 @@ class SinkConformance:
         change = MultisetChange(net_change(rows(KEYLESS, *listed), ["id", "v.w"]), since)
         return target.commit(once("stream", seq, change), {"stream": seq}, FENCE)
 
-    def test_a_table_without_a_key(self, sink: Sink) -> None:
+    def test_a_table_without_a_key(self, sink: PipelineSink) -> None:
         """Exactly as many of equal rows go as have gone, once."""
         self.needs(sink, Feature.KEYLESS)
         target = self.made(sink, KEYLESS)
@@ -594,7 +594,7 @@ class SinkConformance:
         self.count(target, 6, (9, "z", 6, "d"), (9, "z", 6, "c"))  # nothing but the marker
         assert self.held(target) == {(1, "x", 1): 2, (2, "y", 5): 2}
 
-    def test_rows_that_are_missing(self, sink: Sink) -> None:
+    def test_rows_that_are_missing(self, sink: PipelineSink) -> None:
         """Nothing is written, though others were found."""
         self.needs(sink, Feature.KEYLESS)
         target = self.made(sink, KEYLESS)
@@ -604,7 +604,7 @@ class SinkConformance:
         assert caught.value.count == 1 and caught.value.row["id"].to_pylist() == [2]
         assert self.held(target) == {(1, "x", 1): 1, (2, "y", 1): 1} and target.markers().get("stream") is None
 
-    def test_a_table_without_a_key_is_truncated(self, sink: Sink) -> None:
+    def test_a_table_without_a_key_is_truncated(self, sink: PipelineSink) -> None:
         """What the TRUNCATE takes does not count; all of it is one commit."""
         self.needs(sink, Feature.KEYLESS)
         target = self.made(sink, KEYLESS)
@@ -616,7 +616,7 @@ class SinkConformance:
         self.count(target, 20, since=15)
         assert self.held(target) == {} and target.markers().get("stream") == 20
 
-    def test_a_group_without_a_key_is_read_again(self, sink: Sink) -> None:
+    def test_a_group_without_a_key_is_read_again(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.KEYLESS)
         self.needs(sink, Feature.RESNAPSHOT)
         target = self.made(sink, KEYLESS)
@@ -625,7 +625,7 @@ class SinkConformance:
         self.replaced(target, set(), 2, (2, "y", 9, "r"), table=KEYLESS)
         assert self.held(target) == {(2, "y", 9): 1}
 
-    def test_batches_wait_to_be_applied(self, sink: Sink) -> None:
+    def test_batches_wait_to_be_applied(self, sink: PipelineSink) -> None:
         """In binlog order, from several tasks; those of older epochs go."""
         staging = sink.change_staging()
         for name, listed in (
@@ -657,7 +657,7 @@ class SinkConformance:
             target.clean_up()
             assert self.held(target) == expected
 
-    def test_what_is_not_applied_goes(self, sink: Sink) -> None:
+    def test_what_is_not_applied_goes(self, sink: PipelineSink) -> None:
         self.made(sink)
         staging = sink.change_staging()
         for name in ("one", "two"):
@@ -676,7 +676,7 @@ class SinkConformance:
 
     # ------------------------------------------------------------ columns that come
 
-    def lived(self, sink: Sink, table: TableSchema = KEYED) -> SinkTable:
+    def lived(self, sink: PipelineSink, table: TableSchema = KEYED) -> SinkTable:
         """A table with rows of the snapshot, 1 to 6, and with a batch behind it."""
         self.needs(sink, Feature.FOLLOW_DDL)
         target = self.made(sink, table)
@@ -689,7 +689,7 @@ class SinkConformance:
         assert target.commit(lambda _: change, {"stream": 2}, FENCE)
         return target
 
-    def altered(self, sink: Sink, table: TableSchema = KEYED) -> SinkTable:
+    def altered(self, sink: PipelineSink, table: TableSchema = KEYED) -> SinkTable:
         """The same after it has got columns."""
         self.lived(sink, table)
         target = sink.table(widened(table))
@@ -706,7 +706,7 @@ class SinkConformance:
     #: What the rows from before are in a table that has got columns.
     OLD: ClassVar[Rows] = {(None, 2, "b", 2): 1, **{(None, n, "a", 1): 1 for n in (1, 4, 5, 6)}}
 
-    def test_columns_come(self, sink: Sink, tmp_path: Path) -> None:
+    def test_columns_come(self, sink: PipelineSink, tmp_path: Path) -> None:
         """Rows from before have nothing there; they are updated and deleted like others, and later ones have values."""
         target = self.altered(sink)
         assert [target.markers().get(name) for name in ("ddl", "stream", "epoch")] == [3, 2, 1]
@@ -726,7 +726,7 @@ class SinkConformance:
         with pytest.raises(TerminalError):
             self.open(tmp_path).table(KEYED).create("p")
 
-    def test_columns_come_once(self, sink: Sink) -> None:
+    def test_columns_come_once(self, sink: PipelineSink) -> None:
         target = self.altered(sink)
         for marker in (3, 2):
             assert not target.alter(KEYED, {"ddl": marker}, Fence("epoch", 2))
@@ -738,7 +738,7 @@ class SinkConformance:
                 target.alter(KEYED, markers, Fence("epoch", 2))
         assert [target.markers().get(name) for name in ("ddl", "other", "epoch")] == [3, None, 1]
 
-    def test_a_definition_whose_columns_do_not_change(self, sink: Sink) -> None:
+    def test_a_definition_whose_columns_do_not_change(self, sink: PipelineSink) -> None:
         self.lived(sink)
         target = sink.table(replace(KEYED, comments=(("id", "the number"),)))
         before = self.held(target)
@@ -748,7 +748,7 @@ class SinkConformance:
         assert self.upsert(target, 5, (9, "i", 5, "c"), fence=Fence("epoch", 2))
         assert self.held(target) == {**before, (9, "i", 5): 1}
 
-    def test_columns_and_the_fence(self, sink: Sink) -> None:
+    def test_columns_and_the_fence(self, sink: PipelineSink) -> None:
         """An older epoch adds no columns; they come with the fence of a newer one."""
         target = self.lived(sink)
         target.raise_fence(Fence("epoch", 2))
@@ -761,7 +761,7 @@ class SinkConformance:
         with pytest.raises(FencedError):  # also where nothing is to be done
             new.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
 
-    def test_a_column_goes(self, sink: Sink) -> None:
+    def test_a_column_goes(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.FOLLOW_DDL)
         target = self.lived(sink)
         ids = sorted(self.readable(target).read()[0]["id"].to_pylist())
@@ -775,7 +775,7 @@ class SinkConformance:
         assert "v.w" not in found.column_names and sorted(found["id"].to_pylist()) == ids
 
     @pytest.mark.parametrize("what", ["another type", "another key", "not before", "too far"])
-    def test_what_cannot_be_followed(self, sink: Sink, what: str) -> None:
+    def test_what_cannot_be_followed(self, sink: PipelineSink, what: str) -> None:
         """Nothing is written, and the table is what it was."""
         target = self.lived(sink)
         name = nullable("name", "varchar", "varchar(20)", charset="utf8mb4")
@@ -801,14 +801,14 @@ class SinkConformance:
         target.create("p")
         assert self.upsert(target, 3, (3, "again", 3, "c")) and self.held(target) == {**held, (3, "again", 3): 1}
 
-    def test_columns_of_what_is_not_there(self, sink: Sink) -> None:
+    def test_columns_of_what_is_not_there(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.FOLLOW_DDL)
         target = sink.table(widened(KEYED))
         with pytest.raises(TerminalError):
             target.alter(KEYED, {"ddl": 3}, FENCE)
         assert not target.exists()
 
-    def test_columns_come_while_another_commits(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_columns_come_while_another_commits(self, sink: PipelineSink, monkeypatch: pytest.MonkeyPatch) -> None:
         """Right before their own commit: both stand, or the fence of the other one does."""
         old, new = self.lived(sink), sink.table(widened(KEYED))
         with self.meanwhile(monkeypatch, lambda: self.upsert(old, 5, (9, "other", 5, "c"))):
@@ -823,7 +823,7 @@ class SinkConformance:
             sink.table(more).alter(widened(KEYED), {"ddl": 4}, FENCE)
         assert new.markers().get("ddl") == 3 and self.wide_rows(new)
 
-    def test_two_add_the_same_columns(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_two_add_the_same_columns(self, sink: PipelineSink, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lived(sink)
         one, two = sink.table(widened(KEYED)), sink.table(widened(KEYED))
         with self.meanwhile(monkeypatch, lambda: two.alter(KEYED, {"ddl": 3}, FENCE)):
@@ -832,7 +832,7 @@ class SinkConformance:
 
     @pytest.mark.parametrize("made", [False, True])
     def test_a_crash_when_columns_come(
-        self, sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+        self, sink: PipelineSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
     ) -> None:
         """Columns and marker stand or fall together; who comes then does the same again."""
         self.lived(sink)
@@ -853,7 +853,7 @@ class SinkConformance:
         assert self.wide_rows(target) == self.OLD
         assert [target.markers().get(name) for name in ("ddl", "stream", "epoch")] == [3, 2, 2]
 
-    def test_an_object_of_the_definition_before(self, sink: Sink) -> None:
+    def test_an_object_of_the_definition_before(self, sink: PipelineSink) -> None:
         """It writes no rows any more: also none that were decided on before the columns came."""
         old, new = self.lived(sink), sink.table(widened(KEYED))
         slices = [old.stage("1/2/1/slice", [rows(KEYED, (30, "s", 1, "r"))])]
@@ -874,7 +874,7 @@ class SinkConformance:
         old.clean_up()
         assert self.wide_rows(new) == self.OLD and new.markers().get("epoch") == 2
 
-    def test_slices_that_were_staged_before_columns_came(self, sink: Sink) -> None:
+    def test_slices_that_were_staged_before_columns_came(self, sink: PipelineSink) -> None:
         old = self.lived(sink)
         slices = [old.stage("1/1/1/slice", [rows(KEYED, (20, "s", 1, "r"))])]
         new = sink.table(widened(KEYED))
@@ -885,7 +885,7 @@ class SinkConformance:
         assert new.commit(lambda _: PublishSlices(slices), {"group/1": 1}, FENCE)
         assert self.wide_rows(new) == {**self.OLD, (None, 20, "s", 1): 1}
 
-    def test_batches_of_a_table_that_has_got_columns(self, sink: Sink) -> None:
+    def test_batches_of_a_table_that_has_got_columns(self, sink: PipelineSink) -> None:
         target, table = self.altered(sink), widened(KEYED)
         writer = sink.change_staging().open_writer(table, "epoch-1/one")
         for row in ((7, (1, "x", 5, "u")), (8, (1, "new", 6, "u")), (None, (4, "a", 6, "d")), (9, (9, "i", 6, "c"))):
@@ -898,7 +898,7 @@ class SinkConformance:
         left: Rows = {key: 1 for key in self.OLD if key[1] not in (1, 4)}
         assert self.wide_rows(target) == {**left, (8, 1, "new", 6): 1, (9, 9, "i", 6): 1}
 
-    def test_a_table_without_a_key_gets_columns(self, sink: Sink) -> None:
+    def test_a_table_without_a_key_gets_columns(self, sink: PipelineSink) -> None:
         """What a row has not counts as NULL when equal ones are looked for."""
         self.needs(sink, Feature.KEYLESS)
         target = self.altered(sink, KEYLESS)
@@ -918,7 +918,7 @@ class SinkConformance:
         count(8, (None, (4, "a", 8, "d")), (None, (4, "a", 8, "d")))
         assert self.wide_rows(target) == {(None, 2, "b", 2): 1, (None, 6, "a", 1): 1, (5, 5, "a", 6): 1}
 
-    def test_a_table_with_new_columns_is_truncated(self, sink: Sink) -> None:
+    def test_a_table_with_new_columns_is_truncated(self, sink: PipelineSink) -> None:
         target = self.altered(sink)
         target.commit(lambda _: Truncate(2), {}, FENCE)
         assert self.wide_rows(target) == {(None, 2, "b", 2): 1}
@@ -926,7 +926,7 @@ class SinkConformance:
         assert self.wide_rows(target) == {}
 
     @pytest.mark.parametrize("table", [KEYED, TWO, KEYLESS], ids=["integer", "composite", "none"])
-    def test_a_group_is_read_again_after_columns_came(self, sink: Sink, table: TableSchema) -> None:
+    def test_a_group_is_read_again_after_columns_came(self, sink: PipelineSink, table: TableSchema) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
         if not table.key:
             self.needs(sink, Feature.KEYLESS)
@@ -944,7 +944,7 @@ class SinkConformance:
         assert target.commit(lambda _: change, {"group/0": 2}, FENCE)
         assert self.wide_rows(target) == {(7, 1, "new", 9): 1, (None, 5, "a", 9): 1, (8, 8, "x", 5): 1}
 
-    def test_a_table_that_has_got_columns_is_begun_anew(self, sink: Sink) -> None:
+    def test_a_table_that_has_got_columns_is_begun_anew(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
         self.altered(sink)
         more = replace(widened(KEYED), columns=(*widened(KEYED).columns, nullable("more", "int")))
@@ -953,7 +953,7 @@ class SinkConformance:
         target.create("p")
         assert self.readable(target).read()[0].equals(more.sink_schema.empty_table())
 
-    def test_columns_of_every_type_come(self, sink: Sink) -> None:
+    def test_columns_of_every_type_come(self, sink: PipelineSink) -> None:
         """One after the other: rows have what they were written with."""
         self.needs(sink, Feature.FOLLOW_DDL)
         table = TableSchema("shop", "values", (INT,), ("id",))
@@ -977,7 +977,7 @@ class SinkConformance:
     #: A definition with the columns of the partitions, and with others: one is gone, and others have come.
     ANEW: ClassVar[TableSchema] = replace(widened(KEYED), columns=(TEXT, WIDER[2], INT))
 
-    def exchanging(self, sink: Sink, table: TableSchema = ANEW) -> tuple[SinkTable, SinkTable, list[DataFile]]:
+    def exchanging(self, sink: PipelineSink, table: TableSchema = ANEW) -> tuple[SinkTable, SinkTable, list[DataFile]]:
         """A table that has lived under a wider definition, the object of the new one, and slices of that."""
         self.needs(sink, Feature.RESNAPSHOT)
         old = self.altered(sink)
@@ -995,7 +995,7 @@ class SinkConformance:
     EXCHANGED: ClassVar[dict[tuple[int, str, int | None, int], int]] = {(n, "new", n, 5): 1 for n in (1, 2, 7)}
 
     @pytest.mark.parametrize("key", [("id",), ("v.w", "id"), (BEHIND,)], ids=["same", "composite", "another"])
-    def test_all_rows_are_exchanged(self, sink: Sink, tmp_path: Path, key: tuple[str, ...]) -> None:
+    def test_all_rows_are_exchanged(self, sink: PipelineSink, tmp_path: Path, key: tuple[str, ...]) -> None:
         """Whatever columns and key there were; it goes on with the new ones."""
         table = replace(self.ANEW, key=key)
         _, new, slices = self.exchanging(sink, table)
@@ -1021,7 +1021,7 @@ class SinkConformance:
         more = [new.stage("3/0/1/slice", [self.readable(new).read()[0].slice(0, 1)])]
         assert again.overwrite(more, {"anew": 3}, FENCE) and self.told(new).total() == 1
 
-    def test_rows_are_exchanged_once(self, sink: Sink) -> None:
+    def test_rows_are_exchanged_once(self, sink: PipelineSink) -> None:
         """Also by who has other slices, or none; and not if not all markers stand."""
         _, new, slices = self.exchanging(sink)
         assert new.overwrite(slices, {"anew": 2}, FENCE)
@@ -1031,7 +1031,7 @@ class SinkConformance:
         assert new.overwrite([], {"anew": 2, "other": 1}, Fence("epoch", 2))
         assert self.told(new) == {} and [new.markers().get(name) for name in ("other", "epoch")] == [1, 2]
 
-    def test_an_exchange_and_the_fence(self, sink: Sink) -> None:
+    def test_an_exchange_and_the_fence(self, sink: PipelineSink) -> None:
         old, new, slices = self.exchanging(sink)
         old.raise_fence(Fence("epoch", 2))
         with pytest.raises(FencedError):
@@ -1041,21 +1041,21 @@ class SinkConformance:
         with pytest.raises(FencedError):  # also where nothing is to be done
             new.overwrite(slices, {"anew": 2}, Fence("epoch", 2))
 
-    def test_an_exchange_lacks_a_slice(self, sink: Sink) -> None:
+    def test_an_exchange_lacks_a_slice(self, sink: PipelineSink) -> None:
         old, new, slices = self.exchanging(sink)
         new.discard_staged(slices[1])
         with pytest.raises(TerminalError, match="slice"):
             new.overwrite(slices, {"anew": 2}, FENCE)
         assert self.wide_rows(old) == self.OLD and old.markers().get("anew") is None
 
-    def test_an_exchange_of_what_is_not_there(self, sink: Sink) -> None:
+    def test_an_exchange_of_what_is_not_there(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.RESNAPSHOT, Feature.FOLLOW_DDL)
         target = sink.table(KEYED)
         with pytest.raises(TerminalError):
             target.overwrite([], {"anew": 2}, FENCE)
         assert not target.exists()
 
-    def test_an_exchange_while_another_commits(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_exchange_while_another_commits(self, sink: PipelineSink, monkeypatch: pytest.MonkeyPatch) -> None:
         """Right before it: what that has written goes as well, or it has a newer fence."""
         old, new, slices = self.exchanging(sink)
         batch = wide(KEYED, (7, (9, "other", 5, "c")))
@@ -1069,7 +1069,7 @@ class SinkConformance:
 
     @pytest.mark.parametrize("made", [False, True])
     def test_a_crash_of_an_exchange(
-        self, sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+        self, sink: PipelineSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
     ) -> None:
         """Rows, columns and marker stand or fall together; who comes then does the same again."""
         old, new, slices = self.exchanging(sink)
@@ -1087,7 +1087,7 @@ class SinkConformance:
         assert self.told(again) == self.told(new) == self.EXCHANGED and again.markers().get("anew") == 2
 
     @pytest.mark.parametrize("what", ["columns", "key"])
-    def test_an_object_from_before_an_exchange(self, sink: Sink, what: str) -> None:
+    def test_an_object_from_before_an_exchange(self, sink: PipelineSink, what: str) -> None:
         """It writes no rows any more: also none that were decided on before."""
         table = self.ANEW if what == "columns" else replace(widened(KEYED), key=("v.w", "id"))
         old, new, slices = self.exchanging(sink, table)
@@ -1212,7 +1212,7 @@ class SinkConformance:
 
     # ------------------------------------------------------------ the resume point
 
-    def test_there_is_one_resume_point(self, sink: Sink, tmp_path: Path) -> None:
+    def test_there_is_one_resume_point(self, sink: PipelineSink, tmp_path: Path) -> None:
         point, lineage = sink.resume_point(), Timeline("a", "binlog.000001")
         assert not point.exists() and point.read_with_timeline() is None and point.read() is None
         point.create()
@@ -1229,7 +1229,7 @@ class SinkConformance:
         point.write(moved, lineage, Fence("epoch", 2))
         assert self.open(tmp_path).resume_point().read_with_timeline() == (moved, lineage)
 
-    def test_an_older_epoch_does_not_move_the_resume_point(self, sink: Sink, tmp_path: Path) -> None:
+    def test_an_older_epoch_does_not_move_the_resume_point(self, sink: PipelineSink, tmp_path: Path) -> None:
         old, new, lineage = sink.resume_point(), self.open(tmp_path).resume_point(), Timeline("a", "binlog.000001")
         old.create()
         at = Offset("a", Position("binlog.000001", 100), "")
@@ -1239,7 +1239,7 @@ class SinkConformance:
             old.write(Offset("a", Position("binlog.000001", 200), ""), lineage, FENCE)
         assert new.read() == at and new.markers().get("epoch") == 2
 
-    def test_the_resume_point_of_an_older_snapshot(self, sink: Sink) -> None:
+    def test_the_resume_point_of_an_older_snapshot(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
         point, lineage = sink.resume_point(), Timeline("a", "binlog.000001")
         point.forget_older_generation(2)
@@ -1261,7 +1261,7 @@ class SinkConformance:
         return target
 
     @staticmethod
-    def needs(sink: Sink, *features: Feature) -> None:
+    def needs(sink: PipelineSink, *features: Feature) -> None:
         if missing := set(features) - sink.supports:
             pytest.skip(f"not supported: {', '.join(sorted(missing))}")
 

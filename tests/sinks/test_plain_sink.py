@@ -11,16 +11,16 @@ import pytest
 
 from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
-from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
+from airflow_provider_cdc.sinks.protocol import PipelineSink, SinkTable
 from tests.sinks.conformance import SinkConformance, failing, preceded
 from tests.support.plain_sink import NarrowSink, PlainSink, States, WriteOnlyTable
 
 
 class TestPlainSink(SinkConformance):
-    def open(self, folder: Path) -> Sink:
+    def open(self, folder: Path) -> PipelineSink:
         return PlainSink(str(folder), "p")
 
-    def keeping(self, folder: Path, deletes: DeletePolicy) -> Sink:
+    def keeping(self, folder: Path, deletes: DeletePolicy) -> PipelineSink:
         if not isinstance(self.open(folder), PlainSink):
             pytest.skip("it does not keep deleted rows")
         return PlainSink(str(folder), "p", deletes)
@@ -46,7 +46,7 @@ class TestPlainSink(SinkConformance):
 class TestNarrowSink(TestPlainSink):
     """One that can do no more than it must, and cannot be read back: its tests know where its rows are."""
 
-    def open(self, folder: Path) -> Sink:
+    def open(self, folder: Path) -> PipelineSink:
         return NarrowSink(str(folder), "p")
 
     def held(self, target: SinkTable) -> Counter[tuple[int, str | None, int]]:

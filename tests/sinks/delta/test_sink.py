@@ -19,7 +19,7 @@ from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
-from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
+from airflow_provider_cdc.sinks.protocol import PipelineSink, SinkTable
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
 from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing, preceded
@@ -63,11 +63,11 @@ class TestDeltaSink(_Broken):
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
     properties: ClassVar[dict[str, str]] = {}
 
-    def open(self, folder: Path) -> Sink:
+    def open(self, folder: Path) -> PipelineSink:
         properties = TableProperties.parse(self.properties)
         return DeltaSink(str(folder), "p", self.copies, partition_by=self.partition_by, table_properties=properties)
 
-    def keeping(self, folder: Path, deletes: DeletePolicy) -> Sink:
+    def keeping(self, folder: Path, deletes: DeletePolicy) -> PipelineSink:
         opened = self.open(folder)
         assert isinstance(opened, DeltaSink)
         return replace(opened, deletes=deletes)
@@ -93,7 +93,7 @@ class TestDeltaSinkByPartitions(TestDeltaSink):
 
     partition_by = (("shop[.](orders|two|log)", (("v.w", None),)),)
 
-    def test_other_columns_are_refused(self, sink: Sink) -> None:
+    def test_other_columns_are_refused(self, sink: PipelineSink) -> None:
         self.made(sink)
         with pytest.raises(TerminalError):
             sink.table(replace(KEYED, columns=(INT, TEXT, replace(INT, name="n")))).create("p")
@@ -125,7 +125,7 @@ class TestDeltaSinkInAnObjectStore(_Broken):
     def at(self, s3: S3) -> None:
         self.place = s3
 
-    def open(self, folder: Path) -> Sink:
+    def open(self, folder: Path) -> PipelineSink:
         return DeltaSink(self.place.uri("lake"), "p", self.copies, access=access(self.place))
 
 
