@@ -205,9 +205,9 @@ def check_year(folder: Path, clock: Clock, runs: int, batches: int) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Bounds that a short time gets to."""
     for module, name, value in (
-        (maintenance, "_EVERY", 10),
-        (maintenance, "OVERDUE", 20),
-        (delta_table, "OVERDUE", 20),
+        (maintenance, "_CHECKPOINT_INTERVAL", 10),
+        (maintenance, "OVERDUE_COMMITS", 20),
+        (delta_table, "OVERDUE_COMMITS", 20),
         (delta_log, "_FORGET_EVERY", 20),
         (pruning, "KEPT_RUNS", 20),
         (pruning, "KEPT_EVENTS", 30),
