@@ -188,7 +188,7 @@ def test_a_stream_that_was_in_the_way_and_has_ended(cli: Cli, monkeypatch: pytes
 
         with Heartbeat(store, "p", number, {}, threading.Event(), lambda: False):
             monkeypatch.setattr(store, "newest_epoch", current)
-            assert operator._start(CONTEXT, context, store) is None
+            assert operator._start_stream(CONTEXT, context, store) is None
         (refused,) = context.local_files.log_folder.glob("*.json")
         assert json.loads(refused.read_text())["error"]["kind"] == "AlreadyRunningError"
 

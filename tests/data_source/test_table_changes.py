@@ -159,7 +159,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
     monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1 << 16)
     defaults = BinlogWalker.__init__.__kwdefaults__
     assert defaults is not None
-    monkeypatch.setitem(defaults, "budget", 1 << 16)
+    monkeypatch.setitem(defaults, "byte_budget", 1 << 16)
     is_mariadb = isinstance(world.server, MariaDBServer)
     name = "log_bin_compress" if is_mariadb else "binlog_transaction_compression"
     values = ", ".join(f"({n}, REPEAT('x', 1000))" for n in range(1000))
@@ -179,7 +179,7 @@ def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.M
     monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1 << 18)
     defaults = BinlogWalker.__init__.__kwdefaults__
     assert defaults is not None
-    monkeypatch.setitem(defaults, "budget", 1 << 18)
+    monkeypatch.setitem(defaults, "byte_budget", 1 << 18)
     world.run("INSERT INTO t VALUES (-1, 'before')")
     values = ", ".join(f"({n}, REPEAT('x', 1000))" for n in range(1000))
     rest = [f"INSERT INTO t SELECT id + {k}, v FROM t WHERE id BETWEEN 0 AND 999" for k in range(1000, 6000, 1000)]

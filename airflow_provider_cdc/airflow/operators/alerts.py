@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_cdc.config import Pipeline
-    from airflow_provider_cdc.runtime.run_context import RunContext as Work
+    from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import StateDatabase
 
 #: A notifier, a callable that accepts the context, or a sequence of these.
@@ -63,7 +63,7 @@ class AlertHooks:
     def notify_on_error(
         self,
         context: Context,
-        open_state: Callable[[], AbstractContextManager[tuple[Work, StateDatabase]]],
+        open_state: Callable[[], AbstractContextManager[tuple[RunContext, StateDatabase]]],
         is_killed: Callable[[], bool],
         log: Any,
     ) -> Iterator[None]:

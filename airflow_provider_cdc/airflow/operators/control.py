@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_cdc.config import Pipeline
-    from airflow_provider_cdc.runtime.run_context import RunContext as Work
+    from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import StateDatabase
 
 #: Conditions on which a status can fail the task.
@@ -94,7 +94,7 @@ class CdcStopOperator(PipelineOperator):
             with closing(run_context.open_state_database()) as store:
                 return self._end_result(store, name, epoch, event["verdict"])
 
-    def _defer(self, run_context: Work, epoch: int, until: float) -> NoReturn:
+    def _defer(self, run_context: RunContext, epoch: int, until: float) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.stream_end import CdcStreamEndTrigger
 
         self.defer(

@@ -50,7 +50,7 @@ from airflow_provider_cdc.model.supervision import (
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_cdc.runtime.run_context import RunContext as Work
+    from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow, StateDatabase
 
 _POLL_SECONDS = 1.0
@@ -137,7 +137,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         #: Whether this try has not found a stream yet. Only then does it check for changed pipeline settings.
         self._is_first_look = False
         #: The run that this process supervises, for :meth:`on_kill`.
-        self._supervised_run: tuple[Work, EpochRow, str] | None = None
+        self._supervised_run: tuple[RunContext, EpochRow, str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Find or start the stream, and supervise it."""
@@ -324,15 +324,15 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             return {"epoch": epoch, "found": event["found"], "verdict": verdict}
 
     @contextmanager
-    def _open_state(self) -> Iterator[tuple[Work, StateDatabase]]:
+    def _open_state(self) -> Iterator[tuple[RunContext, StateDatabase]]:
         run_context = make_run_context(self.pipeline, self.log)
         with closing(run_context.open_state_database()) as store:
             yield run_context, store
 
-    def _is_catch_up(self, run_context: Work) -> bool:
+    def _is_catch_up(self, run_context: RunContext) -> bool:
         return run_context.pipeline.stream.mode == "catch_up" if self.catch_up is None else self.catch_up
 
-    def _find_or_start(self, context: Context, run_context: Work, store: StateDatabase) -> tuple[int, bool]:
+    def _find_or_start(self, context: Context, run_context: RunContext, store: StateDatabase) -> tuple[int, bool]:
         """Make sure that a stream runs.
 
         :returns: its epoch, and whether it was found running.
@@ -378,7 +378,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         after_clear = ti.try_number == ti.max_tries - (self.retries or 0) + 1  # the SDK's own way to find the first try
         return after_clear and is_superseded_by(run.supervisor or "", task_label(context))
 
-    def _take_supervision(self, context: Context, store: StateDatabase, run_context: Work, run: EpochRow) -> None:
+    def _take_supervision(self, context: Context, store: StateDatabase, run_context: RunContext, run: EpochRow) -> None:
         """Record that this task supervises a run, unless the task was marked or cleared in the meantime.
 
         The task's process learns of that only later.
@@ -399,7 +399,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             self._pause_pending = False
         self._supervised_run = run_context, run, task_label(context)
 
-    def _start_stream(self, context: Context, run_context: Work, store: StateDatabase) -> EpochRow | None:
+    def _start_stream(self, context: Context, run_context: RunContext, store: StateDatabase) -> EpochRow | None:
         """Start a stream and supervise it. Return ``None`` if another one started first."""
         lease, catch_up = self.lease_seconds, self._is_catch_up(run_context)
         with start_stream(run_context, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
@@ -408,7 +408,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         return run
 
     def _defer(
-        self, context: Context, run_context: Work, epoch: int, found_running: bool, restarts: RestartHistory
+        self, context: Context, run_context: RunContext, epoch: int, found_running: bool, restarts: RestartHistory
     ) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
 
@@ -427,7 +427,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             kwargs=_resume_kwargs(restarts),
         )
 
-    def _watch_epoch(self, context: Context, store: StateDatabase, run_context: Work, epoch: int) -> str:
+    def _watch_epoch(self, context: Context, store: StateDatabase, run_context: RunContext, epoch: int) -> str:
         """Watch an epoch from the worker."""
         return watch_epoch(
             context,

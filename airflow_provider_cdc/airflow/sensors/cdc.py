@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_cdc.chunk_groups.chunk_group import SnapshotCoverage
     from airflow_provider_cdc.model.plan import Plan
-    from airflow_provider_cdc.runtime.run_context import RunContext as Work
+    from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import StateDatabase
 
 
@@ -97,7 +97,7 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
         summary = checked[3] if checked else None
         return PokeReturnValue(is_done=summary is not None, xcom_value=summary)
 
-    def _check_once(self, context: Context) -> tuple[Work, Plan, bool, dict[str, Any] | None] | None:
+    def _check_once(self, context: Context) -> tuple[RunContext, Plan, bool, dict[str, Any] | None] | None:
         """Check once.
 
         :returns: run context, plan, whether the state database knows the snapshot, and the result if the snapshot is
@@ -113,7 +113,9 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
             self.log.warning("%s; checking again", error)
             return checked
 
-    def _check_snapshot(self, context: Context, run_context: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
+    def _check_snapshot(
+        self, context: Context, run_context: RunContext, plan: Plan
+    ) -> tuple[bool, dict[str, Any] | None]:
         from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
         from airflow_provider_cdc.snapshot.run import adopt_published_groups
 
@@ -139,7 +141,7 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
     def _emit_snapshot_events(
         self,
         context: Context,
-        run_context: Work,
+        run_context: RunContext,
         store: StateDatabase,
         plan: Plan,
         table_coverages: list[SnapshotCoverage],
@@ -176,7 +178,7 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
             raise AirflowSensorTimeout(f"the snapshot was not complete within {self.timeout:g} s")
         return timedelta(seconds=seconds_left)
 
-    def _defer(self, run_context: Work, plan: Plan, deadline: float) -> NoReturn:
+    def _defer(self, run_context: RunContext, plan: Plan, deadline: float) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger
 
         self.defer(
