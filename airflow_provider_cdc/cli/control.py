@@ -88,12 +88,12 @@ def suspend(path: str, table: str, by: str | None) -> None:
 @FILE_OPTION
 def reload(path: str) -> None:
     """Apply the table list in the file to the running stream."""
-    from airflow_provider_cdc.resnapshot.reload_tables import reload_tables as take_in
+    from airflow_provider_cdc.resnapshot.reload_tables import reload_tables
 
     with open_context(path) as context:
         store = context.open_state_database()
         try:
-            changes = take_in(context, store)
+            changes = reload_tables(context, store)
         finally:
             store.close()
         if changes is None:

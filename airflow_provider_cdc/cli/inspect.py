@@ -130,10 +130,10 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
 )
 def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None:
     """Explain how a row came to be, with its values. Exits with 1 if source and copy differ."""
-    from airflow_provider_cdc.explain.run import explain_row as look
+    from airflow_provider_cdc.explain.run import explain_row
 
     with open_context(path, quiet=as_json) as context:
-        explanation = look(context, table, keys)
+        explanation = explain_row(context, table, keys)
         if as_json:
             click.echo(json.dumps(explanation.to_json(), indent=2))
         else:
@@ -152,11 +152,12 @@ def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None
 @JSON_OPTION
 def status(path: str, as_json: bool) -> None:
     """Show phases, chunks, rates, lag and offset."""
-    from airflow_provider_cdc.observe.status import read_status as look
     from airflow_provider_cdc.observe.status_text import status_lines
 
+    from airflow_provider_cdc.observe.status import read_status
+
     with open_context(path) as context:
-        report = look(context)
+        report = read_status(context)
         if as_json:
             click.echo(json.dumps(report, indent=2))
             return

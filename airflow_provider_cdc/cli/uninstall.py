@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Actually delete. Without this flag, only list what would be deleted.")
 def forget(path: str, tables: bool, yes: bool) -> None:
     """Uninstall the pipeline: delete its state and, with --tables, its copies."""
-    from airflow_provider_cdc.maintenance.uninstall import delete_pipeline as delete
-    from airflow_provider_cdc.maintenance.uninstall import find_pipeline_data, open_state_database
+    from airflow_provider_cdc.maintenance.uninstall import delete_pipeline, find_pipeline_data, open_state_database
 
     with open_context(path) as context:
         store = open_state_database(context)
@@ -33,7 +32,7 @@ def forget(path: str, tables: bool, yes: bool) -> None:
             _show_data(data, context.pipeline.name, tables=tables, yes=yes)
             if not yes:
                 raise NotReadyError("nothing was deleted", "Run this again with --yes to delete")
-            delete(context, store, data, delete_tables=tables)
+            delete_pipeline(context, store, data, delete_tables=tables)
         click.echo(f"{context.pipeline.name} is forgotten")
 
 

@@ -17,7 +17,7 @@ from airflow_provider_cdc.model.offset import Offset, Position, Timeline, split_
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from airflow_provider_cdc.mysql.client import binlog_headers as heads
+from airflow_provider_cdc.mysql.client import binlog_headers
 from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
@@ -159,7 +159,9 @@ class ChangesPlanner:
     def _file_start(self, file: str) -> Offset:
         """Return the offset of the beginning of a file."""
         return Offset(
-            self._server, Position(file, FIRST_EVENT_POSITION), str(heads.previous_gtids(self._connection, file))
+            self._server,
+            Position(file, FIRST_EVENT_POSITION),
+            str(binlog_headers.previous_gtids(self._connection, file)),
         )
 
     def _earliest(self) -> Offset:

@@ -41,8 +41,7 @@ def watch_epoch(
     :param notify: calls the hooks for new alerts.
     :returns: the verdict.
     """
-    from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS
-    from airflow_provider_cdc.airflow.triggers.stats import send_stats as tell_stats
+    from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS, send_stats
     from airflow_provider_cdc.airflow.triggers.stream_reports import StreamReporter
 
     watch, stats_sent_at, by = EpochWatch(epoch), float("-inf"), task_label(context)
@@ -58,7 +57,7 @@ def watch_epoch(
                 reports.push_xcom(values, context["ti"], log)
             if time.monotonic() - stats_sent_at > STATS_SECONDS:
                 stats_sent_at = time.monotonic()
-                tell_stats(store, name, task=True)
+                send_stats(store, name, task=True)
                 notify()
             if is_killed():
                 store.request_stop(name, epoch, by=by)

@@ -26,7 +26,7 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Amendment, FollowedDdl, Rejoin
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
-from airflow_provider_cdc.system import permissions as rights
+from airflow_provider_cdc.system import permissions
 
 
 class Layout:
@@ -180,7 +180,7 @@ class LocalFiles:
 
     def create_folder(self) -> None:
         """Create the folder, accessible only to the owner and their group: the state database holds key bounds."""
-        rights.make_private_folder(self.folder)
+        permissions.make_private_folder(self.folder)
 
 
 def _local_state_folder() -> Path:

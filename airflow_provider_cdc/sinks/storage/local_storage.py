@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from airflow_provider_cdc.sinks.storage.disk import fsync_folder, translate_disk_full
 from airflow_provider_cdc.sinks.storage.storage import checked_name
-from airflow_provider_cdc.system import permissions as rights
+from airflow_provider_cdc.system import permissions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +121,7 @@ class LocalStorage:
 
     def make_private(self, folder: str) -> None:
         """See :class:`Storage`."""
-        rights.make_private_folder(self._path(folder))
+        permissions.make_private_folder(self._path(folder))
 
     def location(self, name: str = "") -> str:
         """See :class:`Storage`."""

@@ -33,9 +33,7 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     WRITE_ROWS_V1,
     XID,
 )
-from airflow_provider_cdc.mysql.binlog.kernels import checksum, packed_values, walk_state
-from airflow_provider_cdc.mysql.binlog.kernels import gtid_kernel as gtid_kernel
-from airflow_provider_cdc.mysql.binlog.kernels import row_kernel as row_kernel
+from airflow_provider_cdc.mysql.binlog.kernels import checksum, gtid_kernel, packed_values, row_kernel, walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc32
 from airflow_provider_cdc.mysql.binlog.kernels.gtid_kernel import open_by_gtid
 from airflow_provider_cdc.mysql.binlog.kernels.row_kernel import CHANGED_BY as OPEN_IN

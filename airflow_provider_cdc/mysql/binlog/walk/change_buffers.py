@@ -15,8 +15,7 @@ from airflow_provider_cdc.model.schema import SEQ_COLUMN, TableSchema
 from airflow_provider_cdc.model.unsupported_values import UnsupportedValue, binlog_value_error
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
-from airflow_provider_cdc.mysql.binlog.kernels import row_kernel as row_kernel
-from airflow_provider_cdc.mysql.binlog.kernels import walk_state
+from airflow_provider_cdc.mysql.binlog.kernels import row_kernel, walk_state
 from airflow_provider_cdc.mysql.binlog.walk.change_buffer import ChangeBuffer, KeyFilter
 from airflow_provider_cdc.mysql.client.charsets import CharsetDecoders
 from airflow_provider_cdc.native.primitives import PADDING

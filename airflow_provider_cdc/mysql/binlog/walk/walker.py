@@ -30,9 +30,7 @@ from airflow_provider_cdc.mysql.binlog.events.transactions import (
     Transaction,
     TransactionAssembler,
 )
-from airflow_provider_cdc.mysql.binlog.kernels import row_kernel as row_kernel
-from airflow_provider_cdc.mysql.binlog.kernels import walk_kernel as walk_kernel
-from airflow_provider_cdc.mysql.binlog.kernels import walk_state
+from airflow_provider_cdc.mysql.binlog.kernels import row_kernel, walk_kernel, walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc_tables
 from airflow_provider_cdc.mysql.binlog.walk.blocks import BlockBuffer
 from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
