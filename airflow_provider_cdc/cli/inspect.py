@@ -152,9 +152,8 @@ def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None
 @JSON_OPTION
 def status(path: str, as_json: bool) -> None:
     """Show phases, chunks, rates, lag and offset."""
-    from airflow_provider_cdc.observe.status_text import status_lines
-
     from airflow_provider_cdc.observe.status import read_status
+    from airflow_provider_cdc.observe.status_text import status_lines
 
     with open_context(path) as context:
         report = read_status(context)
