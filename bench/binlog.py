@@ -27,7 +27,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from uuid import uuid4
 
-from airflow_provider_cdc.apply.stream_job import StreamJob
+from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan

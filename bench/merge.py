@@ -30,8 +30,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, WriterProperties
 from pyroaring import BitMap
 
-from airflow_provider_cdc.maintenance.compaction_runners import run_compactions_in_threads
 from airflow_provider_cdc.maintenance.table_maintenance import compact_table
+from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
 from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
 from airflow_provider_cdc.sinks.delta.merge.change_merger import with_row_places

@@ -96,7 +96,7 @@ def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) 
 
 def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> Iterator[float]:
     """Seconds that the commit of a batch of changes all over the table takes, without reading the binlog."""
-    from airflow_provider_cdc.apply.stream_job import merge_manifests
+    from airflow_provider_cdc.apply.task import merge_manifests
     from airflow_provider_cdc.stream.run import begin_epoch
 
     for _ in range(rounds):

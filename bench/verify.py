@@ -42,7 +42,7 @@ def _verify(cli: Cli) -> None:
 
 
 def _told(cli: Cli) -> Any:
-    from airflow_provider_cdc.verify.table_scan import RowHasher
+    from airflow_provider_cdc.verify.task import RowHasher
 
     (table,) = cli.context.require_plan().tables
     return RowHasher(tuple(c.name for c in table.copied_columns), table.key, (1, 2))
@@ -51,7 +51,7 @@ def _told(cli: Cli) -> Any:
 def _source(cli: Cli) -> None:
     from airflow_provider_cdc.config.load_limits import LoadLimits
     from airflow_provider_cdc.verify.source_scan import TableSource
-    from airflow_provider_cdc.verify.table_scan import RowCollector
+    from airflow_provider_cdc.verify.task import RowCollector
 
     context, told = cli.context, _told(cli)
     plan = context.require_plan()
@@ -61,7 +61,7 @@ def _source(cli: Cli) -> None:
 
 
 def _sink(cli: Cli) -> None:
-    from airflow_provider_cdc.verify.table_scan import SinkScan, run_scans_in_threads, split_evenly
+    from airflow_provider_cdc.verify.task import SinkScan, run_scans_in_threads, split_evenly
     from tests.support.delta import delta_table
 
     context, told = cli.context, _told(cli)

@@ -279,7 +279,7 @@ class Applier:
     def apply(self, manifest: dict[str, Any]) -> AppliedBatch:
         """Apply one batch: every table, then the resume point. A batch that was applied before changes nothing.
 
-        :param manifest: result of :func:`~airflow_provider_cdc.apply.stream_job.merge_manifests`.
+        :param manifest: result of :func:`~airflow_provider_cdc.apply.task.merge_manifests`.
         :raises TerminalError: if the batch begins after the resume point, so that changes would be missing.
         """
         start, end = Offset.from_json(manifest["start"]), replace(Offset.from_json(manifest["end"]), before_ddl=False)

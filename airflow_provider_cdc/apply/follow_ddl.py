@@ -15,7 +15,7 @@ from dataclasses import replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, stream_marker
-from airflow_provider_cdc.apply.stream_job import retry_in_next_epoch
+from airflow_provider_cdc.apply.task import retry_in_next_epoch
 from airflow_provider_cdc.chunk_groups.chunk_group import generation_fence
 from airflow_provider_cdc.ddl.affected_tables import classify_statement
 from airflow_provider_cdc.ddl.alter_table import Alteration, DdlNotFollowed, apply_ddl

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.files.parquet import DataFile
     from airflow_provider_cdc.sinks.protocol import Compaction
     from airflow_provider_cdc.state import StateDatabase
-    from airflow_provider_cdc.verify.table_scan import RowCollector, SinkScan
+    from airflow_provider_cdc.verify.task import RowCollector, SinkScan
 
 #: Size in bytes at which a stream's log is rotated, and seconds between two checks.
 _LOG_BYTES, _LOG_SECONDS = 16 << 20, 10.0
@@ -317,7 +317,7 @@ def run_verification(
     from airflow_provider_cdc.verify.repair import repair_tables
     from airflow_provider_cdc.verify.report import record_verdicts
     from airflow_provider_cdc.verify.run import verify_tables
-    from airflow_provider_cdc.verify.table_scan import run_scans_in_threads
+    from airflow_provider_cdc.verify.task import run_scans_in_threads
 
     session: list[SparkSession] = []
 

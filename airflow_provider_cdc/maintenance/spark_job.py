@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.maintenance.compaction_runners import CompactionRunner, files_from_json, run_to_json
+from airflow_provider_cdc.maintenance.task import CompactionRunner, files_from_json, run_to_json
 from airflow_provider_cdc.spark.tasks import run_tasks
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_provider_cdc.apply.follow_ddl import copies_with_old_definition, tolerate_concurrent_ddl
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
-from airflow_provider_cdc.maintenance.compaction_runners import CompactionRunner
+from airflow_provider_cdc.maintenance.task import CompactionRunner
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.resnapshot.dropped_tables import list_emptied_copies
 from airflow_provider_cdc.runtime.run_context import RunContext

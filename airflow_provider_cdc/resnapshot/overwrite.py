@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, explain_missing_rows
 from airflow_provider_cdc.apply.follow_ddl import apply_pending_definition
-from airflow_provider_cdc.apply.stream_job import StreamJob, retry_in_next_epoch
+from airflow_provider_cdc.apply.task import StreamJob, retry_in_next_epoch
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, generation_fence, watermarks_of
 from airflow_provider_cdc.ddl.schema_policy import describe_change
 from airflow_provider_cdc.model import server_id_slots as slots

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence, explain_missing_rows, stream_marker
-from airflow_provider_cdc.apply.stream_job import StreamJob, retry_in_next_epoch
+from airflow_provider_cdc.apply.task import StreamJob, retry_in_next_epoch
 from airflow_provider_cdc.chunk_groups.chunk_group import (
     ChunkGroup,
     entry_resume_point,

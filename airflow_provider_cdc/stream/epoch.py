@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import AppliedBatch, Applier
 from airflow_provider_cdc.apply.follow_ddl import follow_ddl
-from airflow_provider_cdc.apply.stream_job import StreamJob
+from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.chunk_groups.chunk_group import read_coverage
 from airflow_provider_cdc.maintenance.table_maintenance import MaintenanceWorker
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError

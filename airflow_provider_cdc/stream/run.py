@@ -13,12 +13,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
 from airflow_provider_cdc.apply.follow_ddl import apply_pending_definitions
-from airflow_provider_cdc.apply.stream_job import StreamJob, merge_manifests
+from airflow_provider_cdc.apply.task import StreamJob, merge_manifests
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
 from airflow_provider_cdc.chunk_groups.task import run_in_threads as run_slices
 from airflow_provider_cdc.config.fingerprint import settings_fingerprint
-from airflow_provider_cdc.maintenance.compaction_runners import run_compactions_in_threads
 from airflow_provider_cdc.maintenance.table_maintenance import MaintenanceWorker
+from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import (
     CdcError,

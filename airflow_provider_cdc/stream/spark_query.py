@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.apply.stream_job import StreamJob
+from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.model.errors import CdcError, SlowWorkerError, TransientError, make_error
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.spark.session import to_cdc_error, translate_spark_errors

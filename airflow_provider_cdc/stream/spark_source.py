@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from airflow_provider_cdc.apply.stream_job import StreamJob
+from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.model.errors import CdcError, TerminalError, embed_error
 from airflow_provider_cdc.model.offset import Offset
 

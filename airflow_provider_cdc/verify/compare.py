@@ -49,7 +49,7 @@ from airflow_provider_cdc.sinks.scan_tasks import plan_table_scan
 from airflow_provider_cdc.verify.last_changes import find_last_changes
 from airflow_provider_cdc.verify.row_diff import RowDiff, diff_by_count, diff_by_key
 from airflow_provider_cdc.verify.source_scan import TableSource
-from airflow_provider_cdc.verify.table_scan import (
+from airflow_provider_cdc.verify.task import (
     RowCollector,
     RowHasher,
     ScanRunner,

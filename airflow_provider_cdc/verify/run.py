@@ -31,7 +31,7 @@ from airflow_provider_cdc.resnapshot.suspension import suspension_remedy, tables
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Readable
 from airflow_provider_cdc.verify.compare import TableComparer
-from airflow_provider_cdc.verify.table_scan import ScanRunner, run_scans_in_threads
+from airflow_provider_cdc.verify.task import ScanRunner, run_scans_in_threads
 
 __all__ = ["TableComparison", "verify_tables"]
 

@@ -32,7 +32,7 @@ from airflow_provider_cdc.mysql.client.throttle import Throttle
 from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
 from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.verify.table_scan import RowCollector
+from airflow_provider_cdc.verify.task import RowCollector
 
 
 class _StoppedError(Exception):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.spark.session import warn_while_waiting
 from airflow_provider_cdc.spark.tasks import run_tasks
-from airflow_provider_cdc.verify.table_scan import RowCollector, ScanRunner, SinkScan
+from airflow_provider_cdc.verify.task import RowCollector, ScanRunner, SinkScan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

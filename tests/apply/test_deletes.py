@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.apply.stream_job import merge_manifests
+from airflow_provider_cdc.apply.task import merge_manifests
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.apply.stream_job import merge_manifests
+from airflow_provider_cdc.apply.task import merge_manifests
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.run import begin_epoch
@@ -222,7 +222,7 @@ def test_a_transaction_that_only_unpacked_is_larger_than_a_batch(
     mariadb_server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the open transaction ends MariaDB does not tell: it counts as the last one by its size in the binlog."""
-    monkeypatch.setattr("airflow_provider_cdc.apply.stream_job._FLUSH_BYTES", 1 << 16)
+    monkeypatch.setattr("airflow_provider_cdc.apply.task._FLUSH_BYTES", 1 << 16)
     server = mariadb_server
     with contextlib.ExitStack() as stack:
         server.execute("CREATE DATABASE pieces")

@@ -24,7 +24,7 @@ MODULES = [
     PACKAGE / "mysql/client/charsets.py",
     PACKAGE / "mysql/client/collations.py",
     PACKAGE / "mysql/keys/ownership.py",
-    PACKAGE / "apply/stream_job.py",
+    PACKAGE / "apply/task.py",
     PACKAGE / "apply/applier.py",
     PACKAGE / "stream/epoch.py",
     PACKAGE / "apply/follow_ddl.py",
@@ -92,7 +92,7 @@ OF_ALL: dict[tuple[str, str, str], str] = {
         "prepared_rows",
         "XA transaction ",
     ): "the rows are gone, and so are the names of their tables",
-    ("apply/stream_job.py", "merge_manifests", "a batch range begins at "): _INSIDE,
+    ("apply/task.py", "merge_manifests", "a batch range begins at "): _INSIDE,
     (
         "apply/applier.py",
         "check_snapshot_passed",
@@ -156,7 +156,7 @@ def test_each_error_is_of_one_table_or_argued_to_be_of_all() -> None:
 
 @pytest.mark.parametrize(
     ("module", "of"),
-    [("apply/stream_job.py", {"_writer", "writer"}), ("apply/applier.py", {"_apply_table"})],
+    [("apply/task.py", {"_writer", "writer"}), ("apply/applier.py", {"_apply_table"})],
     ids=["staging", "applying"],
 )
 def test_what_a_sink_raises_is_named_where_it_is_called(module: str, of: set[str]) -> None:

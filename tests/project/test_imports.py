@@ -212,7 +212,8 @@ def test_what_a_dag_file_imports() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["driver.main", "chunk_groups.groups", "stream.run", "stream.spark_source", "mysql.positions.failover"]
+    "module",
+    ["driver.main", "chunk_groups.chunk_group", "stream.run", "stream.spark_source", "mysql.positions.failover"],
 )
 def test_drivers_do_not_load_the_compiled_decoder(module: str) -> None:
     """It costs a second and 100 MB, in each process: it is for those that read."""

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply.applier import epoch_fence
-from airflow_provider_cdc.apply.stream_job import merge_manifests
+from airflow_provider_cdc.apply.task import merge_manifests
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.offset import Offset

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.maintenance.compaction_runners import run_compactions_in_threads as compact_in_threads
 from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
+from airflow_provider_cdc.maintenance.task import run_compactions_in_threads as compact_in_threads
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TableSuspendedError
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import dropped_tables as dropping

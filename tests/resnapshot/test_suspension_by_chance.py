@@ -21,7 +21,7 @@ import pytest
 
 from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
-from airflow_provider_cdc.apply import stream_job as batches
+from airflow_provider_cdc.apply import task as batches
 from airflow_provider_cdc.chunk_groups import chunk_group
 from airflow_provider_cdc.chunk_groups import task as slices
 from airflow_provider_cdc.model.errors import (

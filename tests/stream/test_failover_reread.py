@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.apply import applier as apply
-from airflow_provider_cdc.apply import stream_job as batches
+from airflow_provider_cdc.apply import task as batches
 from airflow_provider_cdc.chunk_groups import task as slices
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.apply.stream_job import merge_manifests
+from airflow_provider_cdc.apply.task import merge_manifests
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.spark.session import start_session
 from airflow_provider_cdc.stream.epoch import Epoch

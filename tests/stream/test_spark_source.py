@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_provider_cdc.apply.stream_job import StreamJob
+from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.stream.spark_source import BatchRange, BinlogStreamReader, SectionOffset

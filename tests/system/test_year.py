@@ -24,8 +24,8 @@ import pytest
 
 from airflow_provider_cdc.apply.applier import ended_epoch_fence, epoch_fence, highest_epoch
 from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
-from airflow_provider_cdc.maintenance.compaction_runners import run_compactions_in_threads
 from airflow_provider_cdc.maintenance.table_maintenance import compact_table
+from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan

@@ -27,7 +27,7 @@ from airflow_provider_cdc.verify import compare as comparing
 from airflow_provider_cdc.verify import last_changes, source_scan
 from airflow_provider_cdc.verify import row_diff as same_rows
 from airflow_provider_cdc.verify.run import verify_tables
-from airflow_provider_cdc.verify.table_scan import RowCollector, SinkScan
+from airflow_provider_cdc.verify.task import RowCollector, SinkScan
 from tests.support.cli import Cli
 from tests.support.delta import delta_table, put
 from tests.support.servers import MySQLServer

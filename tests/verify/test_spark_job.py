@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.spark.session import start_session
-from airflow_provider_cdc.verify import table_scan as scans
+from airflow_provider_cdc.verify import task as scans
 from airflow_provider_cdc.verify.run import verify_tables
 from airflow_provider_cdc.verify.spark_job import spark_scan_runner
 from tests.support.cli import Cli
