@@ -640,7 +640,7 @@ class SinkConformance:
             writer.close()
         names = ["epoch-3/one", "epoch-3/two"]
         other = pickle.loads(pickle.dumps(sink)).change_staging()
-        for found in (other.read_changes(KEYED, names), other.changes(KEYED, names)):
+        for found in (other.read_changes(KEYED, names), other.read_for_apply(KEYED, names)):
             assert list(zip(found["id"].to_pylist(), found[SEQ_COLUMN].to_pylist(), strict=True)) == [
                 (1, 1),
                 (1, 2),
@@ -893,7 +893,7 @@ class SinkConformance:
         writer.close()
         staging = pickle.loads(pickle.dumps(sink)).change_staging()
         assert staging.read_changes(table, ["epoch-1/one"])[BETWEEN].to_pylist() == [7, 8, None, 9]
-        changes = staging.changes(table, ["epoch-1/one"]).slice(1)
+        changes = staging.read_for_apply(table, ["epoch-1/one"]).slice(1)
         assert target.commit(lambda _: Upsert(changes), {"stream": 6}, FENCE)
         left: Rows = {key: 1 for key in self.OLD if key[1] not in (1, 4)}
         assert self.wide_rows(target) == {**left, (8, 1, "new", 6): 1, (9, 9, "i", 6): 1}
