@@ -325,18 +325,25 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         number = store.ask("p", "reread", "d.keyed", "ann")
         assert store.take_request(number)
         read_table(context, 0, run_in_threads, asked=True, by_request=store.request("p", number))
-    looks, size = waiting, rereading.Rereading._size
+    looks, size, serve, begun = waiting, rereading.Rereading._size, rereading.Rereading.serve, list[int]()
 
-    def late(self: rereading.Rereading, *args: Any) -> int:
+    def begins(self: rereading.Rereading, *args: Any) -> int:
         """The thread that reads comes here when it has looked for what waits."""
-        time.sleep(1)
+        begun.append(args[-1])
         return size(self, *args)
 
     def blind(*args: Any) -> Any:
         """That thread looks when the driver has just taken in what waited."""
         return [] if threading.current_thread().name == "rereading" else looks(*args)
 
-    monkeypatch.setattr(rereading.Rereading, "_size", late)
+    def served(self: rereading.Rereading, *args: Any) -> None:
+        """The driver goes on when the thread has had time to begin."""
+        serve(self, *args)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(rereading, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(rereading.Rereading, "_size", begins)
+    monkeypatch.setattr(rereading.Rereading, "serve", served)
     monkeypatch.setattr(rereading, "waiting", blind)
     cli.catch_up()
     with cli.opened() as (context, store):
@@ -344,6 +351,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         assert row is not None and row.state == "done", row
         assert waiting(context, context.need_plan()) == []
         assert len(store.events("p", 100, ["table_rejoined"])) == 1
+    assert begun == []
 
 
 def test_a_request_ends_although_the_run_that_had_read_for_it_died(
