@@ -325,18 +325,26 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         number = store.add_request("p", "reread", "d.keyed", "ann")
         assert store.take_request(number)
         stage_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
-    looks, size = list_pending_reads, rereading.ResnapshotWorker._table_bytes
+    looks, size, begun = list_pending_reads, rereading.ResnapshotWorker._size, list[int]()
+    serve = rereading.ResnapshotWorker.enqueue_request
 
-    def late(self: rereading.ResnapshotWorker, *args: Any) -> int:
+    def begins(self: rereading.ResnapshotWorker, *args: Any) -> int:
         """The thread that reads comes here when it has looked for what waits."""
-        time.sleep(1)
+        begun.append(args[-1])
         return size(self, *args)
 
     def blind(*args: Any) -> Any:
         """That thread looks when the driver has just taken in what waited."""
         return [] if threading.current_thread().name == "rereading" else looks(*args)
 
-    monkeypatch.setattr(rereading.ResnapshotWorker, "_table_bytes", late)
+    def served(self: rereading.ResnapshotWorker, *args: Any) -> None:
+        """The driver goes on when the thread has had time to begin."""
+        serve(self, *args)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(rereading, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_size", begins)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "enqueue_request", served)
     monkeypatch.setattr(rereading, "list_pending_reads", blind)
     cli.catch_up()
     with cli.opened() as (context, store):
@@ -344,6 +352,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         assert row is not None and row.state == "done", row
         assert list_pending_reads(context, context.require_plan()) == []
         assert len(store.last_events("p", 100, ["table_rejoined"])) == 1
+    assert begun == []
 
 
 def test_a_request_ends_although_the_run_that_had_read_for_it_died(

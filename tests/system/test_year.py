@@ -102,7 +102,6 @@ class Pipeline:
     folder: Path
     clock: Clock
     seconds: float
-    runs: int = 0
     seq: int = 1 << 41
     most: Counter[str] = field(default_factory=Counter)
 
@@ -143,7 +142,8 @@ class Pipeline:
             if is_killed:
                 return
             store.record_sample(P, number, lag_seconds=0.0, lag_bytes=0, purge_hours=None)
-            store.add_event(P, "some", f"event of epoch {number}")
+            for number_of_event in range(3):  # more than are kept, within half of the time
+                store.add_event(P, "some", f"event {number_of_event} of epoch {number}")
             request = store.add_request(P, "reread", "shop.busy", "somebody")
             store.take_request(request)
             store.end_request(request, "done", "it was")
@@ -160,13 +160,15 @@ class Pipeline:
         return pa.Table.from_pylist([row], schema=BUSY.sink_schema)
 
     def live(self, runs: int, batches: int) -> None:
-        """So many runs. One of five is killed, and one of ten has nothing to do; what is most is noted."""
+        """So many runs. One of five is killed, and one of ten has nothing to do; what is most is noted.
+
+        Each call draws the same, and measures after the same of its runs: what differs has grown.
+        """
         draw = random.Random(5)
-        for _ in range(runs):
+        for number in range(1, runs + 1):
             self.run(batches=0 if draw.random() < 0.1 else batches, is_killed=draw.random() < 0.2)
-            self.runs += 1
             self.clock.move(self.seconds, self.lake)
-            if self.runs % 7 == 0:
+            if number % 7 == 0:
                 self.most |= Counter(self.measure())
 
     def measure(self) -> dict[str, int]:
