@@ -228,8 +228,8 @@ class SinkTable(Fenceable, Protocol):
         The table may have had any columns and any key. This needs :attr:`Feature.RESNAPSHOT` and
         :attr:`Feature.FOLLOW_DDL`.
 
-        All rows are removed, whoever wrote them, unless ``keep_deleted_to`` is given and ``sink.deletes`` is not
-        ``hard``. Then rows whose keys are not in the slices are kept, because the source has deleted them. If the table
+        All rows are removed, whichever process wrote them, unless ``keep_deleted_to`` is given and ``sink.deletes`` is
+        not ``hard``. Then rows whose keys are not in the slices are kept, because the source has deleted them. If the table
         marks deleted rows, all of these are marked; newly marked ones keep their ``_cdc_seq``. New columns are NULL in
         them.
 
