@@ -229,9 +229,9 @@ class SinkTable(Fenceable, Protocol):
         :attr:`Feature.FOLLOW_DDL`.
 
         All rows are removed, whichever process wrote them, unless ``keep_deleted_to`` is given and ``sink.deletes`` is
-        not ``hard``. Then rows whose keys are not in the slices are kept, because the source has deleted them. If the table
-        marks deleted rows, all of these are marked; newly marked ones keep their ``_cdc_seq``. New columns are NULL in
-        them.
+        not ``hard``. Then rows whose keys are not in the slices are kept, because the source has deleted them. If the
+        table marks deleted rows, all of these are marked; newly marked ones keep their ``_cdc_seq``. New columns are
+        NULL in them.
 
         If the columns or the key change, objects with the old definition can no longer write rows, as for
         :meth:`alter`.

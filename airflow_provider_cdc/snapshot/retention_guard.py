@@ -176,7 +176,7 @@ class RetentionGuard:
 
     :param store: the state database, which has the rate of the whole snapshot.
     :param group: number of the group that is read.
-    :param notes: signals with which the readers are shown to stop.
+    :param notes: signals that stop the readers.
     """
 
     def __init__(
