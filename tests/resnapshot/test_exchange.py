@@ -327,8 +327,8 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         read_table(context, 0, run_in_threads, asked=True, by_request=store.request("p", number))
     looks, size, serve, begun = waiting, rereading.Rereading._size, rereading.Rereading.serve, list[int]()
 
-    def begins(self: rereading.Rereading, *args: Any) -> int:
-        """The thread that reads comes here when it has looked for what waits."""
+    def note_reading(self: rereading.Rereading, *args: Any) -> int:
+        """Note that the thread begins to read the table."""
         begun.append(args[-1])
         return size(self, *args)
 
@@ -336,14 +336,14 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         """That thread looks when the driver has just taken in what waited."""
         return [] if threading.current_thread().name == "rereading" else looks(*args)
 
-    def served(self: rereading.Rereading, *args: Any) -> None:
-        """The driver goes on when the thread has had time to begin."""
+    def serve_slowly(self: rereading.Rereading, *args: Any) -> None:
+        """Give the thread time to begin before the driver continues."""
         serve(self, *args)
         time.sleep(0.5)
 
     monkeypatch.setattr(rereading, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(rereading.Rereading, "_size", begins)
-    monkeypatch.setattr(rereading.Rereading, "serve", served)
+    monkeypatch.setattr(rereading.Rereading, "_size", note_reading)
+    monkeypatch.setattr(rereading.Rereading, "serve", serve_slowly)
     monkeypatch.setattr(rereading, "waiting", blind)
     cli.catch_up()
     with cli.opened() as (context, store):
@@ -351,7 +351,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         assert row is not None and row.state == "done", row
         assert waiting(context, context.need_plan()) == []
         assert len(store.events("p", 100, ["table_rejoined"])) == 1
-    assert begun == []
+    assert begun == [], "the table was read again for the request"
 
 
 def test_a_request_ends_although_the_run_that_had_read_for_it_died(
