@@ -328,8 +328,8 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
     looks, size, begun = list_pending_reads, rereading.ResnapshotWorker._size, list[int]()
     serve = rereading.ResnapshotWorker.enqueue_request
 
-    def begins(self: rereading.ResnapshotWorker, *args: Any) -> int:
-        """The thread that reads comes here when it has looked for what waits."""
+    def note_reading(self: rereading.ResnapshotWorker, *args: Any) -> int:
+        """Note that the thread begins to read the table."""
         begun.append(args[-1])
         return size(self, *args)
 
@@ -337,14 +337,14 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         """That thread looks when the driver has just taken in what waited."""
         return [] if threading.current_thread().name == "rereading" else looks(*args)
 
-    def served(self: rereading.ResnapshotWorker, *args: Any) -> None:
-        """The driver goes on when the thread has had time to begin."""
+    def enqueue_slowly(self: rereading.ResnapshotWorker, *args: Any) -> None:
+        """Give the thread time to begin before the driver continues."""
         serve(self, *args)
         time.sleep(0.5)
 
     monkeypatch.setattr(rereading, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr(rereading.ResnapshotWorker, "_size", begins)
-    monkeypatch.setattr(rereading.ResnapshotWorker, "enqueue_request", served)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_size", note_reading)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "enqueue_request", enqueue_slowly)
     monkeypatch.setattr(rereading, "list_pending_reads", blind)
     cli.catch_up()
     with cli.opened() as (context, store):

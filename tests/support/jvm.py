@@ -58,10 +58,9 @@ def options() -> str:
 
 @contextlib.contextmanager
 def own_java(environment: Mapping[str, str]) -> Iterator[None]:
-    """Within it, Spark sessions of this process run in a Java with this environment; before and after, in others.
+    """Run the Spark sessions of this process in a new Java that has this environment, and end that Java afterwards.
 
-    PySpark keeps the Java that it started, also when its session is stopped: without this, a test would run in the
-    Java, and so with the connections, of the test before it.
+    PySpark keeps its Java when a session is stopped. A later test would run in it, with the connections of this one.
     """
     before = dict(os.environ)
     _end_java()
