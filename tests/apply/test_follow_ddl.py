@@ -96,7 +96,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
 #: What is not followed yet, with a word of the message.
 STOPS: dict[str, tuple[str, str]] = {
     "a default that rows get": ("ALTER TABLE keyed ADD w INT DEFAULT 7", "w"),
-    "another place": ("ALTER TABLE keyed MODIFY v VARCHAR(40) FIRST", "place"),
+    "another place": ("ALTER TABLE keyed MODIFY v VARCHAR(40) FIRST", "moving a column"),
     "another type": ("ALTER TABLE keyed MODIFY v VARBINARY(40)", "v"),
     "another name": ("RENAME TABLE keyed TO elsewhere", "RENAME TABLE"),
     "a table that goes": ("DROP TABLE keyed", ": it drops the table"),

@@ -168,7 +168,7 @@ class World:
                 return
             except TableAlteredError as error:
                 self.done["snapshots that stopped"] += 1
-                assert "part of it was published already" in error.message, error
+                assert "a part of it was published" in error.message, error
             while self.load.alters.acquire(blocking=False):
                 pass
             with self.load.still():  # the last DDL has ended
@@ -217,7 +217,7 @@ class World:
                     assert "the stream has not followed that yet" in error.message or late, error
                 except TableAlteredError as error:
                     self.done["reads that were too early"] += 1
-                    assert "part of it was published already" in error.message and not self.done["epochs"], error
+                    assert "a part of it was published" in error.message and not self.done["epochs"], error
 
     def beside(self) -> None:
         """Both at a time."""

@@ -116,7 +116,7 @@ STOPS = {
     ),
     "an empty text that makes a partition": Stop(
         ("UPDATE keyed SET v = '' WHERE id = 3",),
-        "a row has an empty text in column v, by which its table is partitioned",
+        "a row has an empty text in partition column v",
         before=("UPDATE keyed SET v = id % 3",),
         first=("UPDATE keyed SET v = 'corrected' WHERE id = 3",),
         sink={"partition_by": {"d.keyed": ["v"]}},

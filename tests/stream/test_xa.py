@@ -220,7 +220,7 @@ def test_open_for_long_and_purged(world: World, monkeypatch: pytest.MonkeyPatch)
         pytest.skip("there is no P0")
     world.prepare("'x'", "UPDATE t SET v = 'xa' WHERE id = 12")
     world.server.purge()
-    with pytest.raises(TransientError, match=r"not in the binlog any more \(X'78',X'',1\)"):
+    with pytest.raises(TransientError, match=r"no longer in the binlog \(X'78',X'',1\)"):
         world.cli.snapshot()
     world.finish("COMMIT", "'x'")
     world.cli.snapshot()
