@@ -110,7 +110,7 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
         manifests = [read(source, piece) for piece in reversed(pieces)]
         assert len(pieces) == 3 and len({str(m["start"]) for m in manifests}) == 3
         # Each is a connection of its own: two with the same replication server id would end each other.
-        assert len({epoch.job.readers[piece.reader] for piece in pieces}) == 3  # type: ignore[attr-defined]
+        assert len({epoch.job.reader_replicas[piece.reader_index] for piece in pieces}) == 3  # type: ignore[attr-defined]
         batch = merge_manifests(manifests)
         assert (batch["start"], batch["end"]) == (whole["start"], whole["end"])
         for entry, (told, rows) in zip(batch["tables"], expected, strict=True):
