@@ -112,7 +112,10 @@ def test_a_process_that_knows_the_definition_before(server: MySQLServer, databas
     before = context.require_plan()
     run(server, "ALTER TABLE keyed ADD w INT AFTER id", "UPDATE keyed SET w = 1 WHERE id < 9")
     cli.catch_up()
-    with pytest.raises(TransientError, match="in the meantime"), schema_changes.tolerate_concurrent_ddl(context, before):
+    with (
+        pytest.raises(TransientError, match="in the meantime"),
+        schema_changes.tolerate_concurrent_ddl(context, before),
+    ):
         context.sink.table(before.tables[0]).create("p")
     is_copy(server, cli)
 

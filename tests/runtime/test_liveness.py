@@ -134,7 +134,7 @@ def test_a_heart_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch:
         with read_only(store):
             began = time.monotonic()
             while time.monotonic() < began + 4:
-                with pytest.raises(TransientError, match="readonly database. Try again when .* written to"):
+                with pytest.raises(TransientError, match="readonly database. Try again when .* writable"):
                     watcher.wait_until_known(store, "p")
                 time.sleep(0.2)
         assert watcher.check_once(store, "p")[1] is None

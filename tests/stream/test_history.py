@@ -514,7 +514,7 @@ def test_an_encrypted_binlog() -> None:
             position,
             [ReachedPosition("binlog.000001", position)],
         )
-    with pytest.raises(DamageError, match="1080 expected"):
+    with pytest.raises(DamageError, match="instead of 1080"):
         stream._parse_event(packet(164, 1041))
 
 

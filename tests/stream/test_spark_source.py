@@ -126,4 +126,4 @@ def test_what_planning_has_asked_of_a_store_is_told_once(tmp_path: Path) -> None
         start = reader._range_ends[-1] if reader._range_ends else at(20)
         end = reader.latestOffset()
         parts = [cast(Any, part) for part in reader.partitions(SectionOffset(0, start).encode(), end)]
-        assert tuple(part.asked for part in parts) == expected
+        assert tuple(part.requests for part in parts) == expected
