@@ -329,7 +329,8 @@ def _resnapshot_group(
     if publish_or_wait(group, store, staged):
         return "replaced", staged.attempt
     group.context.reporter.line(
-        f"group {group.number} was re-snapshotted (attempt {staged.attempt}); no stream is running: the next one will publish it"
+        f"group {group.number} was re-snapshotted (attempt {staged.attempt}); "
+        "no stream is running: the next one will publish it"
     )
     return "staged", staged.attempt
 
