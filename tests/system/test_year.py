@@ -66,8 +66,8 @@ class Clock:
         self._real, self._now = time.time, time.time() - YEAR
         monkeypatch.setattr(time, "time", lambda: self._now)
         monkeypatch.setattr(time, "monotonic", lambda: self._now)
-        for module in ("streams", "observations", "requests", "repository", "snapshots"):
-            monkeypatch.setattr(f"airflow_provider_cdc.state.{module}.now", self.moment)
+        for module in ("streams", "observations", "control_requests", "state_database", "snapshots"):
+            monkeypatch.setattr(f"airflow_provider_cdc.state.{module}.utc_now", self.moment)
 
     def moment(self) -> datetime:
         return datetime.fromtimestamp(self._now, UTC)
