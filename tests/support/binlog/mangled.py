@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import Column, TableSchema
@@ -24,6 +24,9 @@ from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_TEMPORAL_SIZES, decimal_size
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
 from tests.support.mangled_results import Guarded
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.mysql.binlog.walk.change_buffer import ChangeBuffer
 
 Make = Callable[[random.Random], bytes]
 
@@ -226,7 +229,7 @@ def _plain(
 
 
 def _compiled(
-    space: Any, kind: Literal["insert", "update", "delete"], data: bytes, present: bytes, memory: Guarded
+    space: ChangeBuffer, kind: Literal["insert", "update", "delete"], data: bytes, present: bytes, memory: Guarded
 ) -> list[tuple[str, Any]] | int | None:
     """The rows; of a space that only counts them, how many; ``None`` for rows that were refused."""
     import numpy as np
@@ -238,10 +241,10 @@ def _compiled(
     change = ("insert", "update", "delete").index(kind)
     state, placed, at = np.zeros(kernel.STATE_SIZE, np.int64), memory.put(present + data), len(present)
     end, where = at + len(data), 0 if present else -1
-    space.cut(0)
+    space.truncate(0)
     while True:
-        line = space.line.reshape(1, -1)
-        why = kernel.read_rows(placed, at, end, 0, change, where, 1, 7, 9, line, space.lines, state)
+        line = space.table_line.reshape(1, -1)
+        why = kernel.read_rows(placed, at, end, 0, change, where, 1, 7, 9, line, space.column_lines, state)
         at = int(state[kernel.NEXT_IMAGE])
         if why == kernel.NEED_ROWS:
             space.grow_rows()
@@ -252,14 +255,14 @@ def _compiled(
             break
     if why != kernel.DONE:
         return None
-    if space.line[kernel.ROW_CAPACITY] < 0:
-        return int(space.rows)
+    if space.table_line[kernel.ROW_CAPACITY] < 0:
+        return int(space.row_count)
     try:
-        batch = space.take()
+        batch = space.take_batch()
     except UnsupportedValue:
         return None
     batch.validate(full=True)
-    names = space.table.schema.arrow_schema.names
+    names = space.table_map.schema.arrow_schema.names
     return list(zip(batch["_cdc_op"].to_pylist(), rows_of(batch.select(names)), strict=True))
 
 
