@@ -13,9 +13,12 @@ import random
 import struct
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers
 
 #: (type on the wire, flags, character set, decimals, Arrow type)
 COLUMNS: tuple[tuple[int, int, int, int, pa.DataType], ...] = (
@@ -104,7 +107,7 @@ class Guarded:
         return place
 
 
-def _space() -> Any:
+def _space() -> ColumnBuffers:
     from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers, column_kind
 
     kinds = [column_kind(code, flags, charset, scale, wanted) for code, flags, charset, scale, wanted in COLUMNS]
@@ -112,15 +115,16 @@ def _space() -> Any:
     return ColumnBuffers(pa.schema([(str(i), c[-1]) for i, c in enumerate(COLUMNS)]), tuple(k for k in kinds if k))
 
 
-def _read(data: Any, size: int, row: int, space: Any, state: Any) -> int:
+def _read(data: Any, size: int, row: int, space: ColumnBuffers, state: Any) -> int:
     from airflow_provider_cdc.mysql.resultset import row_kernel
 
     while True:
-        why = int(row_kernel.read_row(data, 0, size, space.lines, row, state))
+        why = int(row_kernel.read_row(data, 0, size, space.column_lines, row, state))
         if why != row_kernel.NEED_ROOM:
             return why
         assert (
-            state[row_kernel.WANTED_BYTES] <= size + space.lines[state[row_kernel.FAILED_COLUMN], row_kernel.CAPACITY]
+            state[row_kernel.WANTED_BYTES]
+            <= size + space.column_lines[state[row_kernel.FAILED_COLUMN], row_kernel.CAPACITY]
         )
         space.grow_column(int(state[row_kernel.FAILED_COLUMN]), int(state[row_kernel.WANTED_BYTES]))
 
@@ -154,7 +158,7 @@ def mangle(seed: int, tries: int = 20_000) -> None:
         size = pick.choice([len(row), len(row), 0, pick.randrange(1 << 24), 0xFFFFFF])
         packet = struct.pack("<I", size)[:3] + bytes([pick.choice([0, 0, 0, 7])]) + row
         state[:] = 0
-        why = row_kernel.read_rows(memory.put(packet), len(packet), space.lines, space.rows, state)
+        why = row_kernel.read_rows(memory.put(packet), len(packet), space.column_lines, space.row_capacity, state)
         assert 0 <= state[row_kernel.DATA_AT] <= len(packet) and state[row_kernel.ROW] <= 1, why
     for name, count in found.items():
         print(name, count)
@@ -171,7 +175,7 @@ def read(seed: int) -> None:
     memory = Guarded(1 << 18)
     for n, row in enumerate(rows):
         assert _read(memory.put(row), len(row), n, space, state) == row_kernel.ROW_READ
-    batch = space.take(len(rows))
+    batch = space.take_batch(len(rows))
     batch.validate(full=True)
     for n, row in enumerate(rows):
         at, nulls = 4, int.from_bytes(row[1:4], "little") >> 2
