@@ -175,7 +175,7 @@ def read(seed: int) -> None:
     memory = Guarded(1 << 18)
     for n, row in enumerate(rows):
         assert _read(memory.put(row), len(row), n, space, state) == row_kernel.ROW_READ
-    batch = space.take_batch(len(rows))
+    batch = space.copy_batch(len(rows))
     batch.validate(full=True)
     for n, row in enumerate(rows):
         at, nulls = 4, int.from_bytes(row[1:4], "little") >> 2
