@@ -646,13 +646,13 @@ class SinkConformance:
                 (1, 2),
                 (2, 3),
             ]
-        assert other.read(KEYED, names)["v.w"].to_pylist() == ["a", "b", "c"]
+        assert other.read_changes(KEYED, names)["v.w"].to_pylist() == ["a", "b", "c"]
         target = self.made(sink)
         target.commit(lambda _: Upsert(found.slice(1)), {}, FENCE)
         expected = {(1, "b", 2): 1, (2, "c", 3): 1}
         assert self.held(target) == expected
         for _ in range(2):
-            other.applied(KEYED, names)
+            other.discard_applied(KEYED, names)
             sink.change_staging().clear_older_epochs([KEYED], 4)
             target.clean_up()
             assert self.held(target) == expected

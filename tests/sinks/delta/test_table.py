@@ -636,9 +636,9 @@ def test_features_that_are_not_understood(tmp_path: Path, feature: str, properti
 
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
     target = made(tmp_path)
-    with pytest.raises(TerminalError, match=r"not made by pipeline q\. Choose another sink\.path"):
+    with pytest.raises(TerminalError, match=r"not created by pipeline q\. Choose another sink\.path"):
         DeltaSinkTable(target.storage, SCHEMA).create("q")
-    with pytest.raises(TerminalError, match="not made by pipeline q"):
+    with pytest.raises(TerminalError, match="not created by pipeline q"):
         target.reset("q", Fence("generation", 2), [])
 
 
@@ -665,7 +665,7 @@ def test_people_may_describe_a_table(tmp_path: Path) -> None:
     upsert(target, (1, "a", 1, "c"))
     again = opened(tmp_path)
     again.create("p")
-    with pytest.raises(TerminalError, match="not made by pipeline q"):
+    with pytest.raises(TerminalError, match="not created by pipeline q"):
         again.create("q")
 
 
