@@ -327,11 +327,17 @@ def page(found: Sequence[Mutation]) -> str:
                 rule = f"{_cell(m.rule)}{f' ({m.trap})' if m.trap else ''}{' *quick*' if m.quick else ''}"
                 tests = "<br>".join(f"`{_cell(test)}`" for test in m.tests)
                 parts.append(f"| {rule} | `{m.file.removeprefix(_PACKAGE)}`: {_quoted(m.find)} | {tests} |\n")
+    parts.append("\n## By trap\n\n| Trap | Rules | Code | Tests |\n|---|--:|---|---|\n")
+    for trap in (heading.partition(" ")[0] for heading in headings("traps.md")):
+        if rules := [m for m in found if trap in m.trap.replace(",", " ").split()]:
+            code = "<br>".join(sorted({f"`{m.file.removeprefix(_PACKAGE)}`" for m in rules}))
+            tests = "<br>".join(sorted({f"`{test.partition('::')[0]}`" for m in rules for test in m.tests}))
+            parts.append(f"| [{trap}](traps.md) | {len(rules)} | {code} | {tests} |\n")
     return "".join(parts)
 
 
 def headings(name: str) -> list[str]:
-    """Headings of a page of the documentation."""
+    """Headings of a page of the documentation, but for its title."""
     return re.findall(r"^##+ (.*)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
 
 
