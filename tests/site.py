@@ -102,7 +102,7 @@ def main() -> int:
     """Build the site; 1 if something is wrong with it."""
     collect_pages()
     shutil.rmtree(SITE, ignore_errors=True)
-    command = [Path(sys.executable).with_name("zensical"), "build", "--strict", "--clean"]
+    command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict", "--clean"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr))

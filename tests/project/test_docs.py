@@ -11,7 +11,7 @@ import click
 import pytest
 import yaml
 
-from airflow_provider_cdc.cli import cli
+from airflow_provider_cdc.cli.base import cli
 from tests.project.test_imports import ROOMS
 from tests.support.generated import held_by
 
