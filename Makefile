@@ -25,7 +25,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,7 +88,7 @@ jvm: setup
 	@$(BIN)/python -m tests.support.readers
 
 # The machine code and the compiled tests are made once beside the lint, not by each of the workers.
-test: jvm ## Lint, then the tests but the long ones, in a real Airflow, with real Spark; of the slow folders a fourth (TURN=1/1: all)
+test: jvm docs ## Lint and build the documentation, then the tests but the long ones, in a real Airflow, with real Spark; of the slow folders a fourth (TURN=1/1: all)
 	@$(PYTEST) --collect-only -q &> /dev/null & warm=$$!; $(LINT); wait $$warm || true; lint=$$SECONDS; \
 	echo "Turn $(TURN)"; \
 	$(PYTEST) $(BESIDE) --turn=$(TURN) -m "not long" || failed=1; \
@@ -106,11 +106,14 @@ test-long: jvm ## The long tests: kill schedules by chance, more seeds, and all 
 test-versions: setup ## Types, demo, example DAGs, kill schedules with three sets of Python, Airflow and Spark (ONLY="oldest demo")
 	@$(BIN)/python -m tests.versions $(ONLY)
 
-mutations: jvm ## Take each rule of docs/rules.md out of the code and see its test fail; SHARE=3/20: some of them
+mutations: jvm ## Take each rule of tests/mutations out of the code and see its test fail; SHARE=3/20: some of them
 	@$(BIN)/python -m tests.mutate --share=$(SHARE)
 
 lint: setup ## Check style and types
 	@$(LINT)
+
+docs: setup ## Build the documentation's site into build/site; a broken link fails
+	@$(BIN)/python -m tests.site
 
 lock: $(STAMP) ## Compile requirements/dev.txt anew from pyproject.toml: versions and hashes, no addresses
 	env -u PIP_FIND_LINKS -u UV_FIND_LINKS $(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url \
@@ -119,5 +122,5 @@ lock: $(STAMP) ## Compile requirements/dev.txt anew from pyproject.toml: version
 	$(BIN)/python -m tests.versions lock
 
 clean: ## Remove .venv and everything that tools have left (the cached MySQL server stays)
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse bench/out
+	rm -rf $(VENV) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse bench/out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """Takes the rules out of the code, one after the other, and demands that the test that is named for each fails.
 
 The lists are ``tests/mutations/*.toml``. A list may begin with ``section``, the heading of docs/correctness.md (or a
-title of its own) under which docs/rules.md shows it. Each ``[[mutation]]`` has
+title of its own) under which the list of rules shows it, which ``make docs`` makes. Each ``[[mutation]]`` has
 
 - ``rule``: what holds, in one sentence,
 - ``find``, ``replace``: the text that stands exactly once in the package, and the text that takes the rule out,
@@ -37,7 +37,6 @@ from xml.etree import ElementTree
 from tests import ROOT
 
 LISTS = ROOT / "tests" / "mutations"
-PAGE = ROOT / "docs" / "rules.md"
 _PACKAGE = "airflow_provider_cdc/"
 _TEXTS = ("rule", "file", "find", "replace", "section", "trap")
 #: What is not copied. Tests that need it are none that notice a rule.
@@ -310,15 +309,14 @@ _HEAD = """\
 # The rules, and the tests that notice
 
 Each rule of [correctness.md](correctness.md) and [traps.md](traps.md) is a line or two of the code. This is the list of
-these lines. `python -m tests.mutate` takes each of them out of a copy of the code and demands that the test beside it
-fails, and that it passes otherwise. `make mutations` tries all of them, and so does the long suite; every run of the
-tests tries a few (*quick*) and makes sure that the list fits the code. It is written by `python -m tests.mutate
---write-docs` from `tests/mutations/*.toml`, so change those, not this page.
+these lines, made from `tests/mutations/*.toml`. `python -m tests.mutate` takes each of them out of a copy of the code:
+the test in its row must fail then, and pass otherwise. `make mutations` tries all of them, and so does the long suite;
+every run of the tests tries a few (*quick*) and makes sure that the list fits the code.
 """
 
 
 def page(found: Sequence[Mutation]) -> str:
-    """The page docs/rules.md."""
+    """The list of rules, as a page of the documentation's site."""
     order = {heading: number for number, heading in enumerate(headings("correctness.md"))}
     sections = sorted({m.section for m in found}, key=lambda s: (order.get(s, len(order)), s))
     parts = [_HEAD]
@@ -329,11 +327,17 @@ def page(found: Sequence[Mutation]) -> str:
                 rule = f"{_cell(m.rule)}{f' ({m.trap})' if m.trap else ''}{' *quick*' if m.quick else ''}"
                 tests = "<br>".join(f"`{_cell(test)}`" for test in m.tests)
                 parts.append(f"| {rule} | `{m.file.removeprefix(_PACKAGE)}`: {_quoted(m.find)} | {tests} |\n")
+    parts.append("\n## By trap\n\n| Trap | Rules | Code | Tests |\n|---|--:|---|---|\n")
+    for trap in (heading.partition(" ")[0] for heading in headings("traps.md")):
+        if rules := [m for m in found if trap in m.trap.replace(",", " ").split()]:
+            code = "<br>".join(sorted({f"`{m.file.removeprefix(_PACKAGE)}`" for m in rules}))
+            tests = "<br>".join(sorted({f"`{test.partition('::')[0]}`" for m in rules for test in m.tests}))
+            parts.append(f"| [{trap}](traps.md) | {len(rules)} | {code} | {tests} |\n")
     return "".join(parts)
 
 
 def headings(name: str) -> list[str]:
-    """Headings of a page of the documentation."""
+    """Headings of a page of the documentation, but for its title."""
     return re.findall(r"^##+ (.*)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
 
 
@@ -359,11 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="PATTERN", default="", help="rules whose name, file or test has this in it")
     parser.add_argument("--share", metavar="K/N", default="1/1", help="the K-th of N shares")
     parser.add_argument("--list", action="store_true", help="only print their names")
-    parser.add_argument("--write-docs", action="store_true", help=f"only write {PAGE.relative_to(ROOT)}")
     chosen = parser.parse_args(arguments)
-    if chosen.write_docs:
-        PAGE.write_text(page(mutations()))
-        return 0
     share, shares = map(int, chosen.share.split("/"))
     pattern = re.compile(chosen.only, re.IGNORECASE)
     found = [m for m in mutations() if pattern.search(f"{m.id} {m.file} {' '.join(m.tests)}")]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
+from airflow_provider_cdc.cli.base import cli
 from tests.project.test_imports import ROOMS
+from tests.support.generated import held_by
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "airflow_provider_cdc"
-#: All but docs/rules.md, which is generated; tests/project/test_mutations.py checks what it names.
 PAGES = [
     *ROOT.glob("*.md"),
-    *(page for page in (ROOT / "docs").rglob("*.md") if page.name != "rules.md"),
+    *(ROOT / "docs").rglob("*.md"),
     ROOT / "dags" / "README.md",
     ROOT / "docker" / "README.md",
 ]
@@ -84,17 +88,45 @@ def test_hooks_before_a_commit_need_no_network() -> None:
         assert hook["language"] == "system" and hook["entry"].startswith(".venv/bin/")
 
 
-def rooms_in(text: str) -> list[str]:
-    """The first column of the table of rooms."""
-    table = text.partition("| Room | What is in it |")[2].partition("\n\n")[0]
-    return [names(line.split("|")[1])[0] for line in table.splitlines()[2:]]
+#: How the parts that tests write are written again.
+WRITE = "CDC_WRITE_DOCS=1 .venv/bin/python -m pytest tests/project/test_docs.py writes it"
 
 
-def names(text: str) -> list[str]:
-    return re.findall(r"`([\w.]+)`", text)
+def test_the_picture_has_every_room_above_those_that_it_may_import() -> None:
+    picture = (ROOT / "docs" / "architecture.md").read_text().partition("<!-- picture -->")[2].split("```")[1]
+    assert [word for word in re.findall(r"[\w.]+", picture) if word in ROOMS] == [*reversed(ROOMS)]
 
 
-def test_the_map_is_that_of_the_code() -> None:
-    """CONTRIBUTING.md names every room, the one above before those that it may import."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    assert rooms_in(text) == [*reversed(ROOMS)]
+def told(room: str) -> str:
+    """The docstring of a room's package."""
+    return ast.get_docstring(ast.parse((PACKAGE / room.replace(".", "/") / "__init__.py").read_text())) or ""
+
+
+def test_rooms_are_told_as_their_packages_tell_them() -> None:
+    rows = [f"| `{room}` | {' '.join(told(room).replace('``', '`').split())} |" for room in reversed(ROOMS)]
+    assert held_by("docs/architecture.md", "rooms", ["| Room | What it does |", "|---|---|", *rows]), WRITE
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_what_it_does(room: str) -> None:
+    assert 8 <= len(told(room).splitlines()) <= 15
+
+
+def command_rows() -> Iterator[str]:
+    """Of each command, what its own help says."""
+    sections = re.findall(r"^## (.*)$", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    homes = {name: [section for section in sections if name in section.split(", ")] for name in cli.commands}
+    for name, (section,) in sorted(homes.items(), key=lambda home: sections.index(home[1][0])):
+        command = cli.commands[name]
+        options = [
+            f"`{option.opts[-1]}` {option.help}"
+            for option in command.params
+            if isinstance(option, click.Option) and option.opts[0] != "-f"
+        ]
+        anchor = section.replace(",", "").replace(" ", "-")
+        yield f"| [`{name}`](#{anchor}) | {command.help} | {'<br>'.join(options)} |"
+
+
+def test_every_command_is_told_as_its_help_tells_it() -> None:
+    head = ("| Command | What it does | Options |", "|---|---|---|")
+    assert held_by("docs/cli.md", "commands", [*head, *command_rows()]), WRITE

@@ -137,7 +137,7 @@ def test_pure_rooms_do_no_io(room: str) -> None:
 
 
 def test_only_the_delta_sink_knows_delta() -> None:
-    """Elsewhere a sink is what `sinks/protocol.py` says; `sinks/registry.py` names its module, as text."""
+    """Elsewhere a sink is what `sinks/protocol.py` says; `config/sink_kinds.py` names its module, as text."""
     delta = ROOT / PACKAGE / "sinks" / "delta"
     for path in MODULES:
         if delta not in path.parents:
