@@ -203,6 +203,20 @@ def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.M
     assert set(rows["_cdc_gtid"].to_pylist()[1:-1]) == {name}
 
 
+def test_changes_that_wait_keep_their_gtids(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part is due in the middle of a transaction, and MariaDB does not announce where that ends: nothing is taken."""
+    monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1000)
+    defaults = BinlogWalker.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "byte_budget", 1000)
+    names = []
+    for n in range(30):
+        world.run(f"INSERT INTO t VALUES ({n}, REPEAT('x', 300))")
+        names.append(last_gtid(world))
+    found = world.read()
+    assert [row["id"] for row in found] == [*range(30)] and [row["_cdc_gtid"] for row in found] == names
+
+
 def test_xa_counts_where_it_is_committed(world: World) -> None:
     world.run("XA START 'early'", "INSERT INTO t VALUES (1, 'early')", "XA END 'early'", "XA PREPARE 'early'")
     world.run("XA START 'gone'", "INSERT INTO t VALUES (9, 'gone')", "XA END 'gone'", "XA PREPARE 'gone'")

@@ -132,9 +132,10 @@ class BinlogReader:
         return rescued + walker.take_changes(key_filter)
 
     def take_gtids(self) -> dict[int, str]:
-        """Return the GTIDs of the transactions taken since the last call, by ``_cdc_seq``."""
+        """Return GTIDs, by ``_cdc_seq``, of the transactions that :meth:`take_changes` took since the last call."""
         names, self._gtids_by_seq = self._gtids_by_seq, {}
-        return names | (self._walker.take_gtids() if self._walker else {})
+        # While changes wait for the end of a transaction that is not announced, so do their GTIDs.
+        return names | (self._walker.take_gtids() if self._walker is not None and self._walker.can_take else {})
 
     def decode_rows(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> Iterator[None]:
         """Decode row events that become visible at the current position.
@@ -179,7 +180,7 @@ class BinlogReader:
                     self.close()
                     raise
                 rescued = [*self._rescued, *(self._walker.take_complete() if self._walker else ())]
-                names = self.take_gtids()
+                names = self._gtids_by_seq | (self._walker.take_gtids() if self._walker else {})
                 self.close()
                 self._rescued, self._gtids_by_seq, self._at = rescued, names, at
                 time.sleep(pause)
