@@ -70,7 +70,7 @@ def write_checkpoint_if_due(log: DeltaLog, commits: int | None = None) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the text of an error of delta-rs, which prints a coloured tree, as one line."""
+    """Return the text of an error of delta-rs, which prints a colored tree, as one line."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", str(error)).split())
 
 

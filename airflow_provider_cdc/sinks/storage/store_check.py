@@ -32,7 +32,7 @@ def check_storage_guarantees(storage: Storage, folder: str) -> None:
         if sum(won) != 1 or storage.write_once(name, b"later") or storage.read(name) != content:
             raise NotReadyError(
                 f"the store does not let only one writer create a file: several have created {storage.location(name)}",
-                "It must honour If-None-Match: * in PUT. Use a newer version of it, another store, or no proxy that "
+                "It must honor If-None-Match: * in PUT. Use a newer version of it, another store, or no proxy that "
                 "removes this header",
             )
         if (

@@ -34,7 +34,7 @@ _REMEDIES_BY_CODE: dict[str, str] = {
     "AuthorizationPermissionMismatch": "Allow reading, writing, listing and deleting below sink.path for these keys",
     "403": f"Allow reading, writing, listing and deleting below sink.path for these keys. {_CHECK_KEYS}",
     "NotImplemented": (
-        "The store does not support a required request: it must honour If-None-Match: * in PUT. Use a newer version of "
+        "The store does not support a required request: it must honor If-None-Match: * in PUT. Use a newer version of "
         "it, or another store"
     ),
     "401": _CHECK_KEYS,
