@@ -1,6 +1,6 @@
 """Every type is known in every place that has to know of it; an unknown one is refused by name, not taken for bytes.
 
-How to add a type is in CONTRIBUTING.md.
+How to add a type is in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -123,12 +123,14 @@ def in_the_page(kind: str) -> bool:
 PLACES: dict[str, Callable[[str], Any]] = {
     "model/schema.py, arrow_type": lambda kind: column(kind).arrow_type,
     "model/schema.py, refusal": lambda kind: column(kind).unsupported_reason() is None,
-    "mysql/binlog/events/table_map.py, _expected": lambda kind: table_map._expected_layout(column(kind), False).type,
-    "mysql/binlog/plain/row_decoder.py, _reader": lambda kind: (
+    "mysql/binlog/events/table_map.py, _expected_layout": lambda kind: (
+        table_map._expected_layout(column(kind), False).type
+    ),
+    "mysql/binlog/plain/row_decoder.py, _value_readers": lambda kind: (
         len(_value_readers(in_binlog(kind), UNICODE_DECODERS)) == 1
     ),
     "mysql/binlog/walk/column_plan.py, plan_column": lambda kind: ChangeBuffer(in_binlog(kind), UNICODE_DECODERS),
-    "mysql/resultset/columns.py, how_to_read": in_result_set,
+    "mysql/resultset/columns.py, column_kind": in_result_set,
     "docs/types.md": in_the_page,
 }
 
