@@ -1,6 +1,6 @@
 """Re-snapshot ranges of a table's keys while the stream runs, and overwrite the copy's rows in those ranges.
 
-This works like the re-snapshot of a chunk group, but with chunks of its own; the argument is in docs/correctness.md.
+This works like the re-snapshot of a chunk group, but with its own chunks; the argument is in docs/correctness.md.
 The table keeps its definition and stays part of the stream.
 """
 

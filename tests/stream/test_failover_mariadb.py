@@ -12,9 +12,9 @@ import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
-from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
 from tests.stream.test_failover import Pair, epoch
+from tests.support.binlog.budget import set_byte_budget
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
@@ -114,9 +114,7 @@ def test_domains_in_another_order(pair: Domains, seed: int, monkeypatch: pytest.
     draw = random.Random(seed)
     if seed % 2:  # changes are staged in small parts, some of which are due in the middle of a transaction
         monkeypatch.setattr("airflow_provider_cdc.apply.task._FLUSH_BYTES", 100)
-        defaults = BinlogWalker.__init__.__kwdefaults__
-        assert defaults is not None
-        monkeypatch.setitem(defaults, "byte_budget", 100)
+        set_byte_budget(monkeypatch, 100)
     pair.cli.snapshot()
     listed = {domain: [(sql, pair.next(domain)) for sql in transactions(draw, domain)] for domain in (1, 2, 3)}
     copied = draw.randrange(5, 40)
