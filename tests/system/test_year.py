@@ -224,9 +224,11 @@ def test_short_runs(small: None, tmp_path: Path, clock: Clock) -> None:
 
 
 @pytest.mark.long
-def test_a_year_of_short_runs(tmp_path: Path, clock: Clock) -> None:
-    """With the bounds as they are."""
-    check_year(tmp_path, clock, runs=10_000, batches=3)
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("runs", "batches"), [(10_000, 3), (2_500, 45)])
+def test_a_year_of_short_runs(tmp_path: Path, clock: Clock, runs: int, batches: int) -> None:
+    """With the bounds as they are: 10,000 runs, and 100,000 batches."""
+    check_year(tmp_path, clock, runs, batches)
 
 
 # ---------------------------------------------------------------- what happens to tables
