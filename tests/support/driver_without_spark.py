@@ -31,16 +31,16 @@ class _NoSpark:
 
 
 def _stream(epoch: Any, _: _NoSpark) -> None:
-    from airflow_provider_cdc.stream.run import run_epoch_in_process
+    from tests.support.epochs import run_epoch_in_process
 
-    apply: Callable[[Any], Any] = epoch.apply
+    apply: Callable[[Any], Any] = epoch.apply_batch
 
     def apply_and_wait(manifest: Any) -> Any:
         applied = apply(manifest)
         time.sleep(_TRIGGER)
         return applied
 
-    epoch.apply = apply_and_wait
+    epoch.apply_batch = apply_and_wait
     run_epoch_in_process(epoch)
 
 

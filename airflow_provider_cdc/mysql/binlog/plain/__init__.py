@@ -1,1 +1,1 @@
-"""Decoders in plain Python: the reference for the compiled kernels, and the fallback for what they do not handle."""
+"""Values and JSON documents in plain Python: the fallback for what the compiled kernels do not handle."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -288,10 +288,3 @@ def is_part_file(path: str) -> bool:
 def partition_key(file: DataFile | LiveFile) -> frozenset[tuple[str, str | None]]:
     """Return the partition of a file as a hashable value."""
     return frozenset(file.partition.items())
-
-
-def added_files_with_vectors(actions: Iterable[Mapping[str, Any]]) -> Iterator[LiveFile]:
-    """Yield the files with deletion vectors that actions add."""
-    for action in actions:
-        if (add := action.get("add")) and add.get("deletionVector"):
-            yield LiveFile(add)
