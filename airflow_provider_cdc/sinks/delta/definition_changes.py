@@ -22,7 +22,13 @@ from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.delta.log.commit_actions import drop_clustering_columns
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.features import check_protocol, merge_protocols, protocol_for, uses_vectors
+from airflow_provider_cdc.sinks.delta.log.features import (
+    check_protocol,
+    merge_protocols,
+    protocol_actions,
+    protocol_for,
+    uses_vectors,
+)
 from airflow_provider_cdc.sinks.delta.log.live_file import add_action
 from airflow_provider_cdc.sinks.delta.merge.key_lookup import RowIdentity
 from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
@@ -54,11 +60,9 @@ def alter_actions(
     :raises TerminalError: if the table does not have the columns of ``old_table``, or cannot get the new ones.
     """
     declared = row_identity.partitioning.table_schema
-    old_schema = (
-        with_deleted_column(old_table.sink_schema)
-        if DELETED_COLUMN in row_identity.schema.names
-        else old_table.sink_schema
-    )
+    old_schema = old_table.sink_schema
+    if DELETED_COLUMN in row_identity.schema.names:
+        old_schema = with_deleted_column(old_schema)
     if not has_same_columns(log, pa.schema([*old_schema, *[*declared][len(row_identity.schema) :]])):
         raise TerminalError(
             f"the {log.name} has other columns than {old_table.label} had before its definition changed",
@@ -70,10 +74,9 @@ def alter_actions(
             _FRESH_PATH_REMEDY,
         )
     metadata = {**log.metadata, "schemaString": _altered_schema(log, old_table, row_identity, options)}
-    needed_protocol = protocol_for(declared, vectors=False)
-    protocol = merge_protocols(log.protocol, needed_protocol)
+    protocol = merge_protocols(log.protocol, protocol_for(declared, vectors=False))
     check_protocol(log.name, protocol, metadata)  # every later reader checks this, and would fail too late
-    actions: list[dict[str, Any]] = [{"protocol": protocol}] if protocol is not log.protocol else []
+    actions = protocol_actions(log.protocol, protocol)
     if schema_fields(metadata["schemaString"]) != schema_fields(log.metadata["schemaString"]):
         actions.append({"metaData": metadata})
     return actions + drop_clustering_columns(log.domain_metadata, declared.names)
@@ -118,15 +121,14 @@ def overwrite_actions(
     protocol = merge_protocols(log.protocol, protocol_for(declared, vectors=False))
     check_protocol(log.name, protocol, metadata)
     return [
-        *([{"protocol": protocol}] if protocol is not log.protocol else []),
+        *protocol_actions(log.protocol, protocol),
         {"metaData": metadata},  # even if equal: makes concurrent transactions of other programs conflict
         *drop_clustering_columns(log.domain_metadata, declared.names),
+        *(f.remove_action(data_change=True) for f in log.files.values() if f.path not in retained_files.unchanged),
         *(
-            file.remove_action(data_change=True)
-            for file in log.files.values()
-            if file.path not in retained_files.unchanged
+            add_action(file, row_identity.partitioning.stats_column, None)
+            for file in (*files.values(), *retained_files.written)
         ),
-        *(add_action(file, row_identity.stats_column, None) for file in (*files.values(), *retained_files.written)),
     ]
 
 
@@ -137,12 +139,14 @@ def reset_actions(log: DeltaLog, partitioning: Partitioning, options: DeltaTable
     """
     vectors = uses_vectors(log.protocol, log.configuration)
     new_protocol = merge_protocols(log.protocol, protocol_for(partitioning.table_schema, vectors=vectors))
-    actions: list[dict[str, Any]] = [{"protocol": new_protocol}] if new_protocol is not log.protocol else []
     configuration = {name: value for name, value in log.configuration.items() if name != KEY_PROPERTY}
     new_metadata = build_metadata(partitioning.schema, options, configuration, log.metadata["description"])
-    actions.append({"metaData": {**new_metadata, "id": log.metadata["id"]}})
-    actions += drop_clustering_columns(log.domain_metadata, partitioning.table_schema.names)
-    return actions + [file.remove_action(data_change=True) for file in log.files.values()]
+    return [
+        *protocol_actions(log.protocol, new_protocol),
+        {"metaData": {**new_metadata, "id": log.metadata["id"]}},
+        *drop_clustering_columns(log.domain_metadata, partitioning.table_schema.names),
+        *(file.remove_action(data_change=True) for file in log.files.values()),
+    ]
 
 
 def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, row_identity: RowIdentity) -> str | None:

@@ -55,14 +55,7 @@ class DeltaSink:
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaSinkTable:
-        """Return the Delta table of a captured table.
-
-        :raises NotReadyError: if the configured partitioning or table properties do not fit the table.
-        """
-        deletes, deletion_vectors = (
-            self.deletes.mode_of(table),
-            not matches_any(self.copy_on_write_tables, table.database, table.name),
-        )
+        """Return the Delta table of a table; see :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`."""
         partitioning = self._partitioning(table)
         properties = {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label}
         if has_feed(properties) and (reserved_names := reserved_by_feed(c.name for c in table.sink_columns)):
@@ -73,9 +66,9 @@ class DeltaSink:
             )
         nullable = frozenset(c.name for c in table.sink_columns if c.nullable or c.name in table.null_date_columns)
         options = DeltaTableOptions(
-            deletion_vectors,
+            not matches_any(self.copy_on_write_tables, table.database, table.name),
             self.index_bytes,
-            deletes,
+            self.deletes.mode_of(table),
             properties,
             build_column_metadata(table),
             adopt=self.adopt,
@@ -101,15 +94,11 @@ class DeltaSink:
             parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name)
         )
         partitioning = Partitioning.for_table(table, [PartitionField(*part) for part in next(matching_fields, ())])
-        partitioning = replace(
-            partitioning,
-            row_group_size=DeltaTableOptions(properties=self.table_properties.properties_of(*table.id)).row_group_size,
-        )
-        return (
-            replace(partitioning, schema=with_deleted_column(partitioning.schema))
-            if self.deletes.mode_of(table) == SOFT
-            else partitioning
-        )
+        options = DeltaTableOptions(properties=self.table_properties.properties_of(*table.id))
+        partitioning = replace(partitioning, row_group_size=options.row_group_size)
+        if self.deletes.mode_of(table) == SOFT:
+            return replace(partitioning, schema=with_deleted_column(partitioning.schema))
+        return partitioning
 
     def _table_storage(self, table: TableSchema) -> Storage:
         return self._storage.subfolder(self._layout.table_folder(table))

@@ -12,7 +12,7 @@ from airflow_provider_cdc.sinks.delta.merge.key_lookup import RowIdentity
 from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning, combine_files
 from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column
 from airflow_provider_cdc.sinks.delta.merge.table_edit import SLICES_FOLDER
-from airflow_provider_cdc.sinks.files.parquet import DataFile, concat_small_tables, read_row_groups, write_file
+from airflow_provider_cdc.sinks.files.parquet import DataFile, concat_small_tables, read_row_groups
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
@@ -37,27 +37,14 @@ class SliceStaging:
             if partitioned_file.rows:
                 return partitioned_file
             rows = ()  # no rows: write one empty file without a partition
-        try:
-            schema, stat = self._partitioning.file_schema, self._row_identity.stats_column
-            flagged_rows = (add_deleted_column(part, self.schema) for part in rows)
-            names, group_rows = self._row_identity.key_columns, self._partitioning.row_group_size
-            return write_file(
-                self.storage, name, schema, flagged_rows, stat, ordered_by=names, row_group_size=group_rows
-            )
-        except BaseException:
-            self.storage.delete(name)
-            raise
+        flagged_rows = (add_deleted_column(part, self.schema) for part in rows)
+        return self._partitioning.write_file(
+            self.storage, name, flagged_rows, ordered_by=self._row_identity.key_columns
+        )
 
     def _stage_partitioned(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
         folder, _, base = name.removesuffix(".parquet").rpartition("/")
-        files = PartitionedWriter(
-            self.storage,
-            folder,
-            base,
-            self._partitioning,
-            self._row_identity.stats_column,
-            self._row_identity.key_columns,
-        )
+        files = PartitionedWriter(self.storage, folder, base, self._partitioning, self._row_identity.key_columns)
         try:
             for portion in concat_small_tables(rows):
                 files.add(add_deleted_column(portion, self.schema))

@@ -103,8 +103,8 @@ class DeltaSinkTable(SliceStaging):
         stats_column: str | None = None,
         options: DeltaTableOptions = DEFAULT_OPTIONS,
     ) -> None:
-        partitioning = Partitioning(schema, options.partitioned_by, options.row_group_size)
-        super().__init__(storage, partitioning, RowIdentity(partitioning, key_columns, stats_column))
+        partitioning = Partitioning(schema, options.partitioned_by, options.row_group_size, stats_column)
+        super().__init__(storage, partitioning, RowIdentity(partitioning, key_columns))
         self.options = options
         self._log = DeltaLog(storage)
         self._checked_metadata: Mapping[str, Any] | None = None
@@ -124,12 +124,9 @@ class DeltaSinkTable(SliceStaging):
         return DeltaLog(self.storage).exists()
 
     def create(self, pipeline: str, configuration: Mapping[str, str] | None = None) -> None:
-        """Create the table if it does not exist, or adopt an existing one if configured.
+        """Create the table, or adopt an existing one; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
-        :param pipeline: the pipeline that owns the table. Two pipelines that write to one table would duplicate its
-            rows.
         :param configuration: properties of a new table that replace the default ones.
-        :raises TerminalError: if it exists and belongs to another pipeline, or has other columns.
         :raises NotReadyError: if it should be adopted but cannot be.
         """
         properties = {**new_table_properties(self.options), **(configuration or {}), OWNER_PROPERTY: pipeline}
@@ -185,23 +182,15 @@ class DeltaSinkTable(SliceStaging):
         return dict(self.load_log().markers)
 
     def raise_fence(self, fence: Fence) -> bool:
-        """Raise a fence to its value, unless it is already there; from then on, smaller values cannot commit.
-
-        :returns: whether this call wrote the value.
-        """
+        """Raise a fence; see :class:`~airflow_provider_cdc.sinks.protocol.Fenceable`."""
         return self.commit_edit(
             lambda log: None if log.markers.get(fence.name) == fence.value else TableEdit(), {}, fence
         )
 
     def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
-        """Remove all rows, once, and give the table the columns of this object's definition.
+        """Remove all rows, once; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
         A table to be adopted is left to :meth:`create`.
-
-        :param pipeline: the pipeline that owns it.
-        :param fence: raised in the same transaction; if it already has this value, nothing happens.
-        :param markers: names of the markers which show that rows were published that must be kept.
-        :raises TerminalError: if the table has such a marker, or belongs to another pipeline.
         """
         for attempt in range(_COMMIT_TRIES):
             self._log.refresh()
@@ -227,7 +216,7 @@ class DeltaSinkTable(SliceStaging):
             if log.commit([*actions, _marker_action(fence.name, fence.value)], "OVERWRITE"):
                 return
             back_off(attempt)
-        raise self._gave_up_error("other writers were always faster")
+        raise self._gave_up_error()
 
     def commit(self, decide: DecideChange, markers: Mapping[str, int], fence: Fence) -> bool:
         """Change rows and markers atomically; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
@@ -302,14 +291,10 @@ class DeltaSinkTable(SliceStaging):
     def commit_edit(
         self, decide_edit: Callable[[DeltaLog], TableEdit | None], markers: Mapping[str, int], fence: Fence
     ) -> bool:
-        """Commit rows and markers in one transaction.
+        """Commit rows and markers in one transaction, as :meth:`commit` does.
 
         :param decide_edit: called with the current state of the table; returns the edit, or ``None`` to leave it
             unchanged.
-        :param markers: (name -> value) to write in the same transaction.
-        :param fence: checked and written in the same transaction.
-        :returns: whether a commit was made.
-        :raises FencedError: if a writer with a larger fence value has committed.
         """
         log = self._log
         for attempt in range(_COMMIT_TRIES):
@@ -337,7 +322,7 @@ class DeltaSinkTable(SliceStaging):
                     raise
                 continue
             back_off(attempt)
-        raise self._gave_up_error("other writers were always faster")
+        raise self._gave_up_error()
 
     def read(self) -> tuple[pa.Table, Markers]:
         """Return all rows of the newest version in the sink's schema, and its markers."""
@@ -376,9 +361,8 @@ class DeltaSinkTable(SliceStaging):
         log = self.load_log()
         vectors_disabled = not self.options.deletion_vectors and uses_vectors(log.protocol, log.configuration)
         if vectors_disabled and not any(file.deletion_vector for file in log.files.values()):
-            log.commit(
-                switch_vectors_actions(log.protocol, log.metadata, vectors=False), "DROP FEATURE"
-            )  # if it fails, next time
+            # If it fails, next time.
+            log.commit(switch_vectors_actions(log.protocol, log.metadata, vectors=False), "DROP FEATURE")
             log.checkpoint_version = None
         # An object used only for maintenance never commits rows, and would accumulate these keys.
         self._forget_revived_keys()
@@ -386,36 +370,26 @@ class DeltaSinkTable(SliceStaging):
         write_checkpoint_if_due(log)
 
     def plan_compactions(self, *, purge: bool = False) -> list[DeltaCompaction]:
-        """Return the compactions that keep files few and large, and dead rows few; each can run on any host.
-
-        :param purge: whether to remove all dead rows and merge all small files.
-        """
+        """Return the compactions that keep files few and large, and dead rows few."""
         self.load_log()
         self._check_definition()
         return plan_compactions(
-            self._log,
-            self._partitioning,
-            self._row_identity.stats_column,
-            deletion_vectors=self.options.deletion_vectors,
-            purge=purge,
+            self._log, self._partitioning, deletion_vectors=self.options.deletion_vectors, purge=purge
         )
 
     def commit_compactions(self, results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]]) -> int:
-        """Replace the files that compactions have read by those that they have written.
+        """Replace files by compacted ones; see :class:`~airflow_provider_cdc.sinks.protocol.Compactable`.
 
-        Rows that have died meanwhile are dead in the new files, too.
+        Rows that have died meanwhile are dead in the new files, too. Files that are not committed are deleted.
 
-        :param results: compactions, each with the files that it has written.
-        :returns: how many were committed. For the others, the files they read were replaced, or their new files were
-            deleted; nothing is lost.
-        :raises TerminalError: if the table now has other columns; the files written are deleted.
+        :raises TerminalError: if the table now has other columns.
         """
         for attempt in range(_COMMIT_TRIES):
             log = self.load_log()
             self._check_same_table()
             if not has_same_columns(log, self._partitioning.table_schema):
                 break
-            prepared, committed_count = prepare_compaction_commit(log, results, self._row_identity.stats_column)
+            prepared, committed_count = prepare_compaction_commit(log, results, self._partitioning)
             if not committed_count or not all(self.is_staged(file) for _, files in results for file in files):
                 break  # a VACUUM deletes files that no version refers to
             counter_action = _marker_action(
@@ -496,10 +470,8 @@ class DeltaSinkTable(SliceStaging):
             storage.delete(*(() if is_committed else edit.delete_on_conflict))
             return is_committed
         metadata = with_current_properties(log, self.options)
-        if self.options.deletion_vectors:
-            prepared = prepare_deletion_vectors(log, edit, self._row_identity.stats_column, self._partitioning)
-        else:
-            prepared = prepare_copy_on_write(log, edit, self._row_identity.stats_column, self._partitioning)
+        prepare = prepare_deletion_vectors if self.options.deletion_vectors else prepare_copy_on_write
+        prepared = prepare(log, edit, self._partitioning)
         if self.options.deletion_vectors and not uses_vectors(
             log.protocol, log.configuration
         ):  # copy-on-write until now
@@ -538,9 +510,9 @@ class DeltaSinkTable(SliceStaging):
                 self._key_index.add_file(path, facts)
         self.storage.delete(*prepared.delete_on_success)
 
-    def _gave_up_error(self, reason: str) -> TransientError:
+    def _gave_up_error(self) -> TransientError:
         return TransientError(
-            f"the {self.name} could not be committed in {_COMMIT_TRIES} tries: {reason}",
+            f"the {self.name} could not be committed in {_COMMIT_TRIES} tries: other writers were always faster",
             "Pause other writers of the table and check the storage, then run again",
         )
 

@@ -119,9 +119,9 @@ def build_column_metadata(table: TableSchema) -> dict[str, dict[str, str]]:
 def with_current_properties(log: DeltaLog, options: DeltaTableOptions) -> Mapping[str, Any]:
     """Return a table's metadata with the properties that it is to have now; the same object if nothing changes."""
     wanted_properties = {**log.configuration, **drop_shorter_retentions(log.configuration, options.properties)}
-    return (
-        log.metadata if wanted_properties == log.configuration else {**log.metadata, "configuration": wanted_properties}
-    )
+    if wanted_properties == log.configuration:
+        return log.metadata
+    return {**log.metadata, "configuration": wanted_properties}
 
 
 _FRESH_PATH_REMEDY = "Other software did that, and what it has written would be lost: use a fresh sink.path"

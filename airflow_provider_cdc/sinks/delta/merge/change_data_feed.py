@@ -62,7 +62,7 @@ class ChangeFeedWriter:
         self._log, self._storage, self._key_hasher, self._keyed = log, log.storage, key_hasher, keyed
         self._schema = partitioning.schema
         typed = self._schema.append(pa.field(CHANGE_TYPE_COLUMN, pa.string()))
-        self._partitioning = replace(partitioning, schema=typed, row_group_size=None)
+        self._partitioning = replace(partitioning, schema=typed, row_group_size=None, stats_column=None)
 
     def write_feed(self, edit: TableEdit, actions: Iterable[Mapping[str, Any]]) -> list[DataFile]:
         """Write the feed of a commit, unless readers can derive it from the commit's actions.
@@ -74,7 +74,7 @@ class ChangeFeedWriter:
         if len({kind for action in actions for kind in ("add", "remove") if kind in action}) < 2:
             return []
         name = f"cdc-{int(time.time())}-{uuid.uuid4().hex}"
-        files = PartitionedWriter(self._storage, FEED_FOLDER, name, self._partitioning, None)
+        files = PartitionedWriter(self._storage, FEED_FOLDER, name, self._partitioning)
         try:
             for rows, kind, update_kind, matched in self._changed_rows(edit):
                 kinds = np.where(matched, update_kind, kind)

@@ -38,12 +38,10 @@ class RowIdentity:
 
     :param partitioning: how the table is partitioned.
     :param key_columns: the key columns; none if rows are identified by all of their values.
-    :param stats_column: column of the file statistics, if the key is a single integer.
     """
 
     partitioning: Partitioning
     key_columns: Sequence[str] = ()
-    stats_column: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -97,9 +95,8 @@ class KeyLookup:
 
     def candidate_files(self, files: Sequence[LiveFile], hashes: KeyHashes) -> list[LiveFile]:
         """Return the files that may have rows with these hashes, according to their statistics."""
-        stats_column = (
-            self.row_identity.stats_column if self.key_hasher.is_integer_key else None
-        )  # hashes, as for BIGINT UNSIGNED, have no order
+        # Hashes, as for BIGINT UNSIGNED, have no order.
+        stats_column = self.row_identity.partitioning.stats_column if self.key_hasher.is_integer_key else None
         bounds = [file.bounds(stats_column) for file in files] if stats_column else []
         known_numbers = [i for i, file_bounds in enumerate(bounds) if file_bounds is not None]
         if not known_numbers:

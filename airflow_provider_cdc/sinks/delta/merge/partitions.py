@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.schema import KEY_TYPES, META_COLUMNS, Column, TableSchema
 from airflow_provider_cdc.sinks.delta.log.features import GENERATION_EXPRESSION
-from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, write_file
+from airflow_provider_cdc.sinks.files.parquet import NO_PARTITION, DataFile, PartitionValues, write_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Parts of a date: type of the column in the table, and number of characters of YYYY-MM-DD HH that determine it.
@@ -77,11 +77,13 @@ class Partitioning:
     :param schema: schema of its rows, without parts of dates.
     :param fields: the columns, and parts of dates, that partition it.
     :param row_group_size: rows per row group of its files; ``None`` if it does not matter.
+    :param stats_column: column of the file statistics, if the key is a single integer.
     """
 
     schema: pa.Schema
     fields: tuple[PartitionField, ...] = ()
     row_group_size: int | None = None
+    stats_column: str | None = None
 
     @classmethod
     def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> Partitioning:
@@ -101,7 +103,7 @@ class Partitioning:
             )
         if len({part.column_name for part in fields}) < len(fields):
             raise NotReadyError(f"{_SETTING}: table {table.label} is partitioned by a column twice", "Leave one out")
-        return cls(table.sink_schema, tuple(fields))
+        return cls(table.sink_schema, tuple(fields), stats_column=table.integer_key_column)
 
     def __bool__(self) -> bool:
         return bool(self.fields)
@@ -200,6 +202,26 @@ class Partitioning:
         """
         return "/".join([*([folder] if folder else []), *(_partition_folder(n, values[n]) for n in self.columns), name])
 
+    def write_file(
+        self,
+        storage: Storage,
+        path: str,
+        rows: Iterable[pa.Table],
+        values: PartitionValues = NO_PARTITION,
+        ordered_by: Sequence[str] = (),
+    ) -> DataFile:
+        """Write rows of one partition; see :func:`~airflow_provider_cdc.sinks.files.parquet.write_file`."""
+        return write_file(
+            storage,
+            path,
+            self.file_schema,
+            rows,
+            self.stats_column,
+            ordered_by=ordered_by,
+            partition=values,
+            row_group_size=self.row_group_size,
+        )
+
 
 class PartitionedWriter:
     """Writes rows to one file per partition, one file at a time: only one is open, and few rows wait in memory.
@@ -207,7 +229,7 @@ class PartitionedWriter:
     :param storage: storage of the table's folder.
     :param folder: folder that contains the folders of the partitions.
     :param name: prefix of the file names.
-    :param stats_column: as for :func:`~airflow_provider_cdc.sinks.files.parquet.write_file`, like ``ordered_by``.
+    :param ordered_by: columns by which the rows are ordered.
     """
 
     def __init__(
@@ -216,11 +238,10 @@ class PartitionedWriter:
         folder: str,
         name: str,
         partitioning: Partitioning,
-        stats_column: str | None,
         ordered_by: Sequence[str] = (),
     ) -> None:
         self._storage, self._folder, self._name = storage, folder, name
-        self._partitioning, self._stats_column, self._ordered_by = partitioning, stats_column, ordered_by
+        self._partitioning, self._ordered_by = partitioning, ordered_by
         self._waiting: dict[int, list[pa.Table]] = {}
         self._open: dict[tuple[str | None, ...], int] = {}
         self._values: list[PartitionValues] = []
@@ -274,16 +295,8 @@ class PartitionedWriter:
     def _write_partition(self, number: int) -> None:
         values, waiting = self._values[number], self._waiting.pop(number)
         del self._open[tuple(values.values())]  # later rows go to another file
-        schema = self._partitioning.file_schema
-        self._written[number] = write_file(
-            self._storage,
-            self._file_path(number),
-            schema,
-            waiting,
-            self._stats_column,
-            ordered_by=self._ordered_by,
-            partition=values,
-            row_group_size=self._partitioning.row_group_size,
+        self._written[number] = self._partitioning.write_file(
+            self._storage, self._file_path(number), waiting, values, self._ordered_by
         )
 
     def _file_path(self, number: int) -> str:
