@@ -26,7 +26,6 @@ from airflow_provider_cdc.sinks.delta.adoption import (
     check_adoptable,
     owner_of,
 )
-from airflow_provider_cdc.sinks.delta.checks import check_has_owner, check_owner, check_settings
 from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, plan_compactions, prepare_compaction_commit
 from airflow_provider_cdc.sinks.delta.definition_changes import alter_actions, overwrite_actions, reset_actions
 from airflow_provider_cdc.sinks.delta.file_scan import FileScanTask, plan_file_scan
@@ -68,15 +67,17 @@ from airflow_provider_cdc.sinks.delta.table_metadata import (
     build_metadata,
     check_column_names,
     check_columns,
+    check_has_owner,
     check_key,
     check_not_replaced,
+    check_owner,
+    check_settings,
     has_same_columns,
     new_table_properties,
     with_current_properties,
 )
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.table_size import TableSize
-from airflow_provider_cdc.sinks.protocol import DecideChange, Fence, Markers, Prefetcher
+from airflow_provider_cdc.sinks.protocol import DecideChange, Fence, Markers, Prefetcher, TableSize
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 _COMMIT_TRIES = 50
