@@ -25,7 +25,7 @@ from airflow_provider_cdc.sinks.delta.merge.change_merger import (
     with_files_metadata,
     with_row_places,
 )
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat
 from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column, with_deleted_column
 from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging, list_earlier_epoch_files
@@ -59,7 +59,7 @@ class DeltaChangeStaging:
     :param table_storage: returns the storage of a table.
     :param keyless_staging: staging for tables without a key, whose changes are applied only as a net change.
     :param deletes: how rows that the source deletes are handled.
-    :param partitioning_of: returns how a table is partitioned.
+    :param format_of: returns the format of a table.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class DeltaChangeStaging:
         table_storage: Callable[[TableSchema], Storage],
         keyless_staging: FileChangeStaging,
         deletes: DeletePolicy = ALL_HARD,
-        partitioning_of: Callable[[TableSchema], Partitioning] = lambda table: Partitioning(table.sink_schema),
+        format_of: Callable[[TableSchema], TableFormat] = lambda table: TableFormat(table.sink_schema),
     ) -> None:
         self._table_storage, self._keyless_staging = table_storage, keyless_staging
-        self._deletes, self._partitioning_of = deletes, partitioning_of
+        self._deletes, self._format_of = deletes, format_of
 
     def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
         """Return a writer; see :class:`~airflow_provider_cdc.sinks.protocol.ChangeStaging`."""
         if not table.key:
             return self._keyless_staging.open_writer(table, range_name)
-        schema = table.sink_schema
-        if partitioning := self._partitioning_of(table):
-            return _PartitionedChangeWriter(self._table_storage(table), range_name, partitioning, table)
-        group_rows = partitioning.row_group_size
+        schema, table_format = table.sink_schema, self._format_of(table)
+        if table_format.is_partitioned:
+            return _PartitionedChangeWriter(self._table_storage(table), range_name, table_format, table)
+        group_rows = table_format.row_group_size
         if self._deletes.mode_of(table) == SOFT:  # deletes are rows of the table, too
             return _SoftDeleteChangeWriter(
                 self._table_storage(table), _change_file_path(range_name), with_deleted_column(schema), group_rows
@@ -91,7 +91,7 @@ class DeltaChangeStaging:
         if not table.key:
             return self._keyless_staging.read_changes(table, range_names)
         storage, schema = self._table_storage(table), table.sink_schema
-        if not self._partitioning_of(table):
+        if not self._format_of(table).is_partitioned:
             parts = [read_file(storage, _change_file_path(name), schema) for name in range_names]
             return self._without_ignored_deletes(table, pa.concat_tables(parts))
         row_places, files = _read_order_files(storage, table, range_names)
@@ -106,7 +106,7 @@ class DeltaChangeStaging:
         if not table.key:
             return self._keyless_staging.read_for_apply(table, range_names)
         storage = self._table_storage(table)
-        if self._partitioning_of(table):
+        if self._format_of(table).is_partitioned:
             changes = with_files_metadata(*_read_order_files(storage, table, range_names))
             return self._without_ignored_deletes(table, changes)
         columns = _build_order_schema(table).names[:-2]
@@ -125,7 +125,7 @@ class DeltaChangeStaging:
         """Delete only what did not become part of the table; the commit has deleted files that it did not use."""
         if not table.key:
             self._keyless_staging.discard_applied(table, range_names)
-        elif self._partitioning_of(table):
+        elif self._format_of(table).is_partitioned:
             self._table_storage(table).delete(*map(_change_file_path, range_names))
 
     def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
@@ -134,7 +134,7 @@ class DeltaChangeStaging:
             self._keyless_staging.discard(table, range_names)
             return
         storage, listed = self._table_storage(table), list(range_names)
-        if self._partitioning_of(table):
+        if self._format_of(table).is_partitioned:
             for name in listed:
                 with suppress(FileNotFoundError):
                     storage.delete(*(file.path for file in _read_order_files(storage, table, [name])[1]))
@@ -156,10 +156,10 @@ class DeltaChangeStaging:
 class _PartitionedChangeWriter:
     """Writes changes to one file per partition, and their order and places to one more file."""
 
-    def __init__(self, storage: Storage, name: str, partitioning: Partitioning, table: TableSchema) -> None:
+    def __init__(self, storage: Storage, name: str, table_format: TableFormat, table: TableSchema) -> None:
         folder, _, base = f"{CHANGES_FOLDER}/{name}".rpartition("/")
-        self._files = PartitionedWriter(storage, folder, base, partitioning)
-        self._schema, self._order_schema = partitioning.schema, _build_order_schema(table)
+        self._files = PartitionedWriter(storage, folder, base, table_format)
+        self._schema, self._order_schema = table_format.schema, _build_order_schema(table)
         self._order_file = ChangeFileWriter(storage, _change_file_path(name), self._order_schema)
         self._buffer = list[pa.RecordBatch]()
 

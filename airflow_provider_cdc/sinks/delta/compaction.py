@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning, supports_vectors
+from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat, supports_vectors
 from airflow_provider_cdc.sinks.delta.merge.table_edit import (
     PreparedCommit,
     count_rows,
@@ -46,13 +46,13 @@ class DeltaCompaction:
     """Files to be merged into one.
 
     :param storage: storage of the table's folder.
-    :param partitioning: how the table is partitioned.
+    :param table_format: format of the table.
     :param sources: paths, each with its dead rows (serialized bitmap).
     :param partition: the partition of all of these files.
     """
 
     storage: Storage
-    partitioning: Partitioning
+    table_format: TableFormat
     sources: tuple[tuple[str, bytes], ...]
     partition: PartitionValues = field(default_factory=dict, hash=False)
 
@@ -62,16 +62,16 @@ class DeltaCompaction:
         :returns: the new file; empty if no row is alive.
         """
         sources = ((path, BitMap.deserialize(dead)) for path, dead in self.sources)
-        path = new_file_path(self.partitioning, self.partition)
-        rows = read_living_row_groups(self.storage, self.partitioning, sources)
-        file = self.partitioning.write_file(self.storage, path, rows, self.partition)
+        path = new_file_path(self.table_format, self.partition)
+        rows = read_living_row_groups(self.storage, self.table_format, sources)
+        file = self.table_format.write_file(self.storage, path, rows, self.partition)
         if not file.rows:
             self.storage.delete(path)
         return [file] if file.rows else []
 
 
 def plan_compactions(
-    log: DeltaLog, partitioning: Partitioning, *, deletion_vectors: bool, purge: bool
+    log: DeltaLog, table_format: TableFormat, *, deletion_vectors: bool, purge: bool
 ) -> list[DeltaCompaction]:
     """Return the compactions that are due.
 
@@ -81,7 +81,7 @@ def plan_compactions(
     return [
         DeltaCompaction(
             log.storage,
-            partitioning,
+            table_format,
             tuple((f.path, bytes(log.dead_rows(f).serialize())) for f in files),
             files[0].partition,
         )
@@ -180,7 +180,7 @@ def _pack_bins(files: Sequence[LiveFile], max_bytes: int) -> Iterator[list[LiveF
 
 
 def prepare_compaction_commit(
-    log: DeltaLog, results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]], partitioning: Partitioning
+    log: DeltaLog, results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]], table_format: TableFormat
 ) -> tuple[PreparedCommit, int]:
     """Prepare the commit of compactions that have run, on the current version of the table.
 
@@ -209,7 +209,7 @@ def prepare_compaction_commit(
     vectors = write_vectors(log.storage, commit.dead_rows)
     commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
     commit.actions += [
-        add_action(file, partitioning.stats_column, vectors.get(file.path), data_change=False) for file in added_files
+        add_action(file, table_format.stats_column, vectors.get(file.path), data_change=False) for file in added_files
     ]
     return commit, committed_count
 

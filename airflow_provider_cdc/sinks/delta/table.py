@@ -49,8 +49,8 @@ from airflow_provider_cdc.sinks.delta.merge.change_data_feed import ChangeFeedWr
 from airflow_provider_cdc.sinks.delta.merge.change_merger import ChangeMerger, read_living_rows
 from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
 from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup, RowIdentity
-from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup
+from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
 from airflow_provider_cdc.sinks.delta.merge.retained_rows import RetainedFiles, RetainedRowFinder, find_overwrite_loss
 from airflow_provider_cdc.sinks.delta.merge.soft_deletes import drop_deleted_rows
 from airflow_provider_cdc.sinks.delta.merge.table_edit import (
@@ -104,16 +104,16 @@ class DeltaSinkTable(SliceStaging):
         stats_column: str | None = None,
         options: DeltaTableOptions = DEFAULT_OPTIONS,
     ) -> None:
-        partitioning = Partitioning(schema, options.partitioned_by, options.row_group_size, stats_column)
-        super().__init__(storage, partitioning, RowIdentity(partitioning, key_columns))
+        super().__init__(
+            storage,
+            TableFormat(schema, options.partitioned_by, options.row_group_size, tuple(key_columns), stats_column),
+        )
         self.options = options
         self._log = DeltaLog(storage)
         self._checked_metadata: Mapping[str, Any] | None = None
         self._key_index = KeyIndex(options.index_bytes)
-        self._key_hasher = KeyHasher(
-            self._row_identity.identity_columns, schema, is_key=bool(self._row_identity.key_columns)
-        )
-        self._key_lookup = KeyLookup(storage, self._row_identity, self._key_hasher, self._key_index)
+        self._key_hasher = KeyHasher(self._format.identity_columns, schema, is_key=bool(key_columns))
+        self._key_lookup = KeyLookup(storage, self._format, self._key_hasher, self._key_index)
 
     @property
     def name(self) -> str:
@@ -133,7 +133,7 @@ class DeltaSinkTable(SliceStaging):
         properties = {**new_table_properties(self.options), **(configuration or {}), OWNER_PROPERTY: pipeline}
         new_metadata = build_metadata(self.schema, self.options, properties, OWNER_DESCRIPTION_PREFIX + pipeline)
         protocol = protocol_with_feed(
-            protocol_for(self._partitioning.table_schema, vectors=self.options.deletion_vectors), properties
+            protocol_for(self._format.table_schema, vectors=self.options.deletion_vectors), properties
         )
         for attempt in range(_COMMIT_TRIES):
             if not self.exists():
@@ -159,7 +159,7 @@ class DeltaSinkTable(SliceStaging):
         if not self.options.adopt or owner_of(self._log.metadata) == pipeline:
             return False
         wanted_schema = build_metadata(self.schema, self.options, {}, "")["schemaString"]
-        check_adoptable(self._log, wanted_schema, self._partitioning.columns, self.options.nullable_columns)
+        check_adoptable(self._log, wanted_schema, self._format.columns, self.options.nullable_columns)
         return True
 
     def load_log(self) -> DeltaLog:
@@ -169,7 +169,7 @@ class DeltaSinkTable(SliceStaging):
         :raises NotReadyError: if it was created with another ``sink.deletes``.
         """
         self._log.refresh()
-        check_settings(self._log, self._partitioning, self.options)
+        check_settings(self._log, self._format, self.options)
         return self._log
 
     def markers(self) -> Markers:
@@ -198,7 +198,7 @@ class DeltaSinkTable(SliceStaging):
             log = self._log
             if self.options.adopt and owner_of(log.metadata) is None:
                 return
-            check_settings(log, self._partitioning, self.options)
+            check_settings(log, self._format, self.options)
             check_owner(log, pipeline)
             if log.markers.get(fence.name, 0) >= fence.value:
                 return
@@ -213,7 +213,7 @@ class DeltaSinkTable(SliceStaging):
                     "would remove them",
                     "Start with a fresh sink.path",
                 )
-            actions = reset_actions(log, self._partitioning, self.options)
+            actions = reset_actions(log, self._format, self.options)
             if log.commit([*actions, _marker_action(fence.name, fence.value)], "OVERWRITE"):
                 return
             back_off(attempt)
@@ -239,7 +239,7 @@ class DeltaSinkTable(SliceStaging):
                 return None
             operation = "ADD COLUMNS" if {*old_table.sink_schema.names} <= {*self.schema.names} else "REPLACE COLUMNS"
             return TableEdit(
-                definition_actions=alter_actions(log, old_table, self._row_identity, self.options), operation=operation
+                definition_actions=alter_actions(log, old_table, self._format, self.options), operation=operation
             )
 
         return self.commit_edit(edit, markers, fence)
@@ -272,7 +272,7 @@ class DeltaSinkTable(SliceStaging):
                 retained_files = RetainedRowFinder(log, self._key_lookup, self.options.deletes).write_retained_rows(
                     slices, keep_deleted_to
                 )
-            definition = overwrite_actions(log, self._row_identity, self.options, slices, retained_files)
+            definition = overwrite_actions(log, self._format, self.options, slices, retained_files)
             return TableEdit(
                 definition_actions=definition,
                 delete_on_conflict=[f.path for f in retained_files.written],
@@ -343,8 +343,8 @@ class DeltaSinkTable(SliceStaging):
         """Return a separate log at the newest version, which does not advance while it is read."""
         log = DeltaLog(self.storage)
         log.refresh()
-        check_settings(log, self._partitioning, self.options)
-        check_columns(log, self._partitioning.table_schema)
+        check_settings(log, self._format, self.options)
+        check_columns(log, self._format.table_schema)
         return log
 
     def read_with_soft_deleted(self) -> pa.Table:
@@ -374,9 +374,7 @@ class DeltaSinkTable(SliceStaging):
         """Return the compactions that keep files few and large, and dead rows few."""
         self.load_log()
         self._check_definition()
-        return plan_compactions(
-            self._log, self._partitioning, deletion_vectors=self.options.deletion_vectors, purge=purge
-        )
+        return plan_compactions(self._log, self._format, deletion_vectors=self.options.deletion_vectors, purge=purge)
 
     def commit_compactions(self, results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]]) -> int:
         """Replace files by compacted ones; see :class:`~airflow_provider_cdc.sinks.protocol.Compactable`.
@@ -388,9 +386,9 @@ class DeltaSinkTable(SliceStaging):
         for attempt in range(_COMMIT_TRIES):
             log = self.load_log()
             self._check_same_table()
-            if not has_same_columns(log, self._partitioning.table_schema):
+            if not has_same_columns(log, self._format.table_schema):
                 break
-            prepared, committed_count = prepare_compaction_commit(log, results, self._partitioning)
+            prepared, committed_count = prepare_compaction_commit(log, results, self._format)
             if not committed_count or not all(self.is_staged(file) for _, files in results for file in files):
                 break  # a VACUUM deletes files that no version refers to
             counter_action = _marker_action(
@@ -435,8 +433,8 @@ class DeltaSinkTable(SliceStaging):
     def _check_definition(self) -> None:
         if self._log.metadata is not self._checked_metadata:
             self._check_same_table()
-            check_columns(self._log, self._partitioning.table_schema)
-            check_key(self._log, self._row_identity.key_columns)
+            check_columns(self._log, self._format.table_schema)
+            check_key(self._log, self._format.key_columns)
             self._checked_metadata = self._log.metadata
 
     def _check_same_table(self) -> None:
@@ -444,7 +442,7 @@ class DeltaSinkTable(SliceStaging):
         check_has_owner(self._log)
 
     def _decide_with_fence(self, decide_edit: Callable[[DeltaLog], TableEdit | None], fence: Fence) -> TableEdit | None:
-        check_settings(self._log, self._partitioning, self.options)
+        check_settings(self._log, self._format, self.options)
         self._check_same_table()
         current_value = self._log.markers.get(fence.name)
         if current_value is not None and current_value > fence.value:
@@ -472,7 +470,7 @@ class DeltaSinkTable(SliceStaging):
             return is_committed
         metadata = with_current_properties(log, self.options)
         prepare = prepare_deletion_vectors if self.options.deletion_vectors else prepare_copy_on_write
-        prepared = prepare(log, edit, self._partitioning)
+        prepared = prepare(log, edit, self._format)
         if self.options.deletion_vectors and not uses_vectors(
             log.protocol, log.configuration
         ):  # copy-on-write until now
@@ -494,10 +492,7 @@ class DeltaSinkTable(SliceStaging):
 
     def _add_change_feed(self, edit: TableEdit, prepared: PreparedCommit) -> None:
         """Add change data feed files for the rows that the commit changes."""
-        feed = ChangeFeedWriter(
-            self._log, self._partitioning, self._key_hasher, keyed=bool(self._row_identity.key_columns)
-        )
-        files = feed.write_feed(edit, prepared.actions)
+        files = ChangeFeedWriter(self._log, self._format, self._key_hasher).write_feed(edit, prepared.actions)
         prepared.delete_on_conflict += [file.path for file in files]
         prepared.actions += feed_actions(files)
 

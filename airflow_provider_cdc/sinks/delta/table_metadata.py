@@ -20,7 +20,7 @@ from airflow_provider_cdc.sinks.delta.adoption import owner_of
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import VECTORS_PROPERTY, has_feed
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, TableFormat
 
 #: Property of a table that keeps rows deleted in the source: ``sink.deletes``.
 DELETES_PROPERTY = "airflow-cdc.deletes"
@@ -92,8 +92,8 @@ def build_metadata(
     :param configuration: its properties.
     :param owner: its description.
     """
-    partitioning = Partitioning(schema, options.partitioned_by)
-    fields = json.loads(Schema.from_arrow(partitioning.table_schema).to_json())
+    table_format = TableFormat(schema, options.partitioned_by)
+    fields = json.loads(Schema.from_arrow(table_format.table_schema).to_json())
     for column in fields["fields"]:
         column["metadata"] = {**column["metadata"], **options.column_metadata.get(column["name"], {})}
     return {
@@ -101,7 +101,7 @@ def build_metadata(
         "description": owner,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps(fields),
-        "partitionColumns": partitioning.columns,
+        "partitionColumns": table_format.columns,
         "configuration": dict(configuration),
         "createdTime": int(time.time() * 1000),
     }
@@ -229,7 +229,7 @@ def check_has_owner(log: DeltaLog) -> None:
         )
 
 
-def check_settings(log: DeltaLog, partitioning: Partitioning, options: DeltaTableOptions) -> None:
+def check_settings(log: DeltaLog, table_format: TableFormat, options: DeltaTableOptions) -> None:
     """Refuse a table that was created with other unchangeable settings, or for another source table.
 
     :raises TerminalError: if its partitioning differs.
@@ -242,7 +242,7 @@ def check_settings(log: DeltaLog, partitioning: Partitioning, options: DeltaTabl
             "there, as if case did not count",
             "Give the tables different folders in sink.table_path, or exclude one of them",
         )
-    partitioning.check_partition_columns(log.name, log.metadata)
+    table_format.check_partition_columns(log.name, log.metadata)
     table_deletes = log.configuration.get(DELETES_PROPERTY, HARD)
     if table_deletes != options.deletes:
         raise NotReadyError(

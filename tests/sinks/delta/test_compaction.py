@@ -191,9 +191,7 @@ def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path
         upsert(target, (n + 20, "a", n + 3, "c"))
     paths = {path for path, _ in first.sources}
     [both] = other.plan_compactions()
-    second = DeltaCompaction(
-        both.storage, both.partitioning, tuple((p, d) for p, d in both.sources if p not in paths), "id"
-    )
+    second = DeltaCompaction(both.storage, both.table_format, tuple((p, d) for p, d in both.sources if p not in paths))
     done = [(c, c.run()) for c in (first, second)]
     upsert(target, (0, "b", 9, "u"), (10, "b", 9, "u"))
     expected = held(target)

@@ -475,9 +475,7 @@ def roles(answer: Callable[[str], str]) -> Iterator[str]:
 def test_work_for_tasks_holds_no_secret_where_it_is_large(s3: S3) -> None:
     """Spark writes what is large to disk on its way."""
     storage = storage_of(s3, "lake")
-    works = [
-        DeltaCompaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),), "id") for name in ("a", "b")
-    ]
+    works = [DeltaCompaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),)) for name in ("a", "b")]
     parcel = PickleEnvelope()
     packed = [parcel.pack(work) for work in works]
     assert all(s3.secret.encode() not in data for data in packed) and parcel.store_accesses == [storage.access]

@@ -84,8 +84,8 @@ class ChangeMerger:
 
     def __init__(self, log: DeltaLog, key_lookup: KeyLookup, deletes: str = HARD) -> None:
         self._log, self._key_lookup, self._deletes = log, key_lookup, deletes
-        self._row_identity, self._key_hasher = key_lookup.row_identity, key_lookup.key_hasher
-        self._storage, self._partitioning = log.storage, key_lookup.row_identity.partitioning
+        self._format, self._key_hasher = key_lookup.table_format, key_lookup.key_hasher
+        self._storage = log.storage
 
     def plan_edit(self, change: Change) -> TableEdit | None:
         """Return the edit that a change leads to; ``None`` for none."""
@@ -126,7 +126,7 @@ class ChangeMerger:
     def _add_rows(self, edit: TableEdit, changes: pa.Table, hashes: KeyHashes, is_current: Any) -> None:
         """Add the rows of changes, either in the staged files that contain them or in new files."""
         if FILE_COLUMN not in changes.column_names:
-            rows = add_deleted_column(changes.filter(pa.array(is_current)), self._row_identity.schema)
+            rows = add_deleted_column(changes.filter(pa.array(is_current)), self._format.schema)
             if rows.num_rows:
                 self._write_new_rows(edit, rows, hashes.select(np.flatnonzero(is_current)))
             return
@@ -143,13 +143,13 @@ class ChangeMerger:
             )
 
     def _write_new_rows(self, edit: TableEdit, rows: pa.Table, hashes: KeyHashes) -> None:
-        files, number = self._write_data_files([rows.select(self._row_identity.schema.names)])
+        files, number = self._write_data_files([rows.select(self._format.schema.names)])
         for file, row_indices in zip(files, group_by_number(number, len(files)), strict=True):
             edit.added_files.append((file, BitMap()))
             edit.key_hashes[file.path] = FileKeyHashes(hashes.select(row_indices), file.newest or 0)
 
     def _write_data_files(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
-        return write_data_files(self._storage, self._partitioning, tables)
+        return write_data_files(self._storage, self._format, tables)
 
     def _apply_counts(self, change: MultisetChange) -> TableEdit:
         net = change.net
@@ -211,7 +211,7 @@ class ChangeMerger:
             if only_in_range:
                 edit.removed_files.add(file.path)
                 continue
-            keys = self._read_columns(file, self._row_identity.key_columns or [SEQ_COLUMN])
+            keys = self._read_columns(file, self._format.key_columns or [SEQ_COLUMN])
             leaves = np.flatnonzero(change.owns_rows(keys).to_numpy(zero_copy_only=False))
             rows = BitMap(leaves.astype(np.uint32)) - self._log.dead_rows(file)
             if rows:
@@ -228,7 +228,7 @@ class ChangeMerger:
             is_other_group = (
                 file_group is not None and change.chunk_group is not None and file_group[0] == change.chunk_group[0]
             )
-            if not is_other_group and not file.excludes_span(self._partitioning.stats_column, change.key_span):
+            if not is_other_group and not file.excludes_span(self._format.stats_column, change.key_span):
                 yield file, False
 
     # ------------------------------------------------------------ retained deleted rows
@@ -247,7 +247,7 @@ class ChangeMerger:
         The others are, or may be, deleted in the source. If the table marks deleted rows, they are marked now.
         """
         edit, rows_to_mark = TableEdit(added_files=self._slice_files(change.slices)), dict[str, BitMap]()
-        names, index = self._row_identity.key_columns, self._key_lookup.index_slices(change.slices)
+        names, index = self._format.key_columns, self._key_lookup.index_slices(change.slices)
         for file, only_in_range in self._files_in_range(change):
             keys = self._read_columns(file, names)
             is_owned = (
@@ -283,7 +283,7 @@ class ChangeMerger:
         def marked() -> Iterator[pa.Table]:
             for path, which in rows.items():
                 numbers, partition = np.asarray(which.to_array(), np.int64), self._log.files[path].partition
-                schema = self._row_identity.schema
+                schema = self._format.schema
                 for part in read_row_numbers(self._storage, path, schema, numbers, partition, may_lack_columns=True):
                     yield mark_deleted(part, marked_at, seq)
 
@@ -328,7 +328,7 @@ class ChangeMerger:
         return self._read_columns(file, [name])[name].to_numpy()
 
     def _read_columns(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
-        return read_file(self._storage, file.path, self._row_identity.schema, columns, file.partition)
+        return read_file(self._storage, file.path, self._format.schema, columns, file.partition)
 
 
 def group_by_number(number: Any, count: int) -> list[Any]:

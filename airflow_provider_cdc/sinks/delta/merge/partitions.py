@@ -71,23 +71,25 @@ class PartitionField:
 
 
 @dataclass(frozen=True)
-class Partitioning:
-    """How a table is partitioned; false if it is not.
+class TableFormat:
+    """How the rows of a table are stored in its files, and how they are identified.
 
     :param schema: schema of its rows, without parts of dates.
     :param fields: the columns, and parts of dates, that partition it.
     :param row_group_size: rows per row group of its files; ``None`` if it does not matter.
+    :param key_columns: the key columns; none if rows are identified by all of their values.
     :param stats_column: column of the file statistics, if the key is a single integer.
     """
 
     schema: pa.Schema
     fields: tuple[PartitionField, ...] = ()
     row_group_size: int | None = None
+    key_columns: tuple[str, ...] = ()
     stats_column: str | None = None
 
     @classmethod
-    def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> Partitioning:
-        """Return the partitioning of a captured table.
+    def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> TableFormat:
+        """Return the format of a captured table's sink table.
 
         :raises NotReadyError: if the table cannot be partitioned this way.
         """
@@ -103,10 +105,17 @@ class Partitioning:
             )
         if len({part.column_name for part in fields}) < len(fields):
             raise NotReadyError(f"{_SETTING}: table {table.label} is partitioned by a column twice", "Leave one out")
-        return cls(table.sink_schema, tuple(fields), stats_column=table.integer_key_column)
+        return cls(table.sink_schema, tuple(fields), None, table.key, table.integer_key_column)
 
-    def __bool__(self) -> bool:
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether the table is partitioned."""
         return bool(self.fields)
+
+    @property
+    def identity_columns(self) -> list[str]:
+        """Columns that identify rows."""
+        return list(self.key_columns) or [name for name in self.schema.names if name not in META_COLUMNS]
 
     @property
     def columns(self) -> list[str]:
@@ -237,11 +246,11 @@ class PartitionedWriter:
         storage: Storage,
         folder: str,
         name: str,
-        partitioning: Partitioning,
+        table_format: TableFormat,
         ordered_by: Sequence[str] = (),
     ) -> None:
         self._storage, self._folder, self._name = storage, folder, name
-        self._partitioning, self._ordered_by = partitioning, ordered_by
+        self._format, self._ordered_by = table_format, ordered_by
         self._waiting: dict[int, list[pa.Table]] = {}
         self._open: dict[tuple[str | None, ...], int] = {}
         self._values: list[PartitionValues] = []
@@ -254,8 +263,8 @@ class PartitionedWriter:
         :returns: for each row, the number of its file and the row number in it; arrays of int64.
         """
         file, row = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
-        stored = rows.select(self._partitioning.file_schema.names)
-        for values, row_indices in self._partitioning.split_rows(rows):
+        stored = rows.select(self._format.file_schema.names)
+        for values, row_indices in self._format.split_rows(rows):
             number = self._open.setdefault(tuple(values.values()), len(self._values))
             if number == len(self._values):
                 self._values.append(values)
@@ -295,12 +304,12 @@ class PartitionedWriter:
     def _write_partition(self, number: int) -> None:
         values, waiting = self._values[number], self._waiting.pop(number)
         del self._open[tuple(values.values())]  # later rows go to another file
-        self._written[number] = self._partitioning.write_file(
+        self._written[number] = self._format.write_file(
             self._storage, self._file_path(number), waiting, values, self._ordered_by
         )
 
     def _file_path(self, number: int) -> str:
-        return self._partitioning.file_path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
+        return self._format.file_path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
 
 
 def supports_vectors(path: str) -> bool:

@@ -16,7 +16,7 @@ from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
 from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning, supports_vectors
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat, supports_vectors
 from airflow_provider_cdc.sinks.files.parquet import (
     NO_PARTITION,
     DataFile,
@@ -93,10 +93,10 @@ class PreparedCommit:
     dead_rows: dict[str, BitMap] = field(default_factory=dict)
 
 
-def prepare_deletion_vectors(log: DeltaLog, edit: TableEdit, partitioning: Partitioning) -> PreparedCommit:
+def prepare_deletion_vectors(log: DeltaLog, edit: TableEdit, table_format: TableFormat) -> PreparedCommit:
     """Prepare a commit that marks dead rows in deletion vectors and rewrites no files that support them."""
     (copy_edit, edit), row_counts = edit.split_for_vectors(), dict[str, int]()
-    commit = PreparedCommit() if copy_edit is None else prepare_copy_on_write(log, copy_edit, partitioning)
+    commit = PreparedCommit() if copy_edit is None else prepare_copy_on_write(log, copy_edit, table_format)
     commit.actions += [log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
     for path, rows in edit.dead_rows.items():
         file = log.files[path]
@@ -119,18 +119,18 @@ def prepare_deletion_vectors(log: DeltaLog, edit: TableEdit, partitioning: Parti
         if p not in added_by_path
     ]
     commit.actions += [
-        add_action(file, partitioning.stats_column, vectors.get(path)) for path, file in added_by_path.items()
+        add_action(file, table_format.stats_column, vectors.get(path)) for path, file in added_by_path.items()
     ]
     return commit
 
 
-def prepare_copy_on_write(log: DeltaLog, edit: TableEdit, partitioning: Partitioning) -> PreparedCommit:
+def prepare_copy_on_write(log: DeltaLog, edit: TableEdit, table_format: TableFormat) -> PreparedCommit:
     """Prepare a commit that rewrites files without their dead rows, partition by partition."""
     commit = PreparedCommit(
         actions=[log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
     )
     slices = [file for file, rows in edit.added_files if file.path.startswith(f"{SLICES_FOLDER}/") and not rows]
-    commit.actions += [add_action(file, partitioning.stats_column, None) for file in slices if file.rows]
+    commit.actions += [add_action(file, table_format.stats_column, None) for file in slices if file.rows]
     by_partition: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
     for path, rows in edit.dead_rows.items():
         file = log.files[path]
@@ -145,14 +145,14 @@ def prepare_copy_on_write(log: DeltaLog, edit: TableEdit, partitioning: Partitio
             f.size < SMALL_FILE_BYTES for f, _ in live_sources
         ):
             live_sources += [(f, log.dead_rows(f)) for f in [small.get(partition)] if f is not None]
-        _rewrite_partition(commit, log.storage, partitioning, live_sources, added_sources)
+        _rewrite_partition(commit, log.storage, table_format, live_sources, added_sources)
     return commit
 
 
 def _rewrite_partition(
     commit: PreparedCommit,
     storage: Storage,
-    partitioning: Partitioning,
+    table_format: TableFormat,
     live_sources: Sequence[tuple[LiveFile, BitMap]],
     added_sources: Sequence[tuple[DataFile, BitMap]],
 ) -> None:
@@ -176,11 +176,11 @@ def _rewrite_partition(
     written = [
         file
         for sources in (*large_sources, small_sources)
-        for file in _rewrite_files(storage, partitioning, partition, sources)
+        for file in _rewrite_files(storage, table_format, partition, sources)
     ]
     commit.delete_on_conflict += [file.path for file in written]
     commit.actions += [
-        add_action(file, partitioning.stats_column, None) for file in (*unchanged, *written) if file.rows
+        add_action(file, table_format.stats_column, None) for file in (*unchanged, *written) if file.rows
     ]
 
 
@@ -210,45 +210,45 @@ def without_dead_rows(groups: Iterable[pa.Table], dead: BitMap) -> Iterator[pa.T
 
 
 def read_living_row_groups(
-    storage: Storage, partitioning: Partitioning, sources: Iterable[tuple[str, BitMap]]
+    storage: Storage, table_format: TableFormat, sources: Iterable[tuple[str, BitMap]]
 ) -> Iterator[pa.Table]:
     """Yield the living rows of files of one partition, as they are stored.
 
     :param sources: paths, each with its dead rows.
     """
     for path, dead in sources:
-        groups = read_row_groups(storage, path, partitioning.file_schema, may_lack_columns=True)
+        groups = read_row_groups(storage, path, table_format.file_schema, may_lack_columns=True)
         yield from without_dead_rows(groups, dead)
 
 
 def _rewrite_files(
-    storage: Storage, partitioning: Partitioning, partition: PartitionValues, sources: Iterable[tuple[str, BitMap]]
+    storage: Storage, table_format: TableFormat, partition: PartitionValues, sources: Iterable[tuple[str, BitMap]]
 ) -> list[DataFile]:
     """Write the living rows of files of one partition to new files of limited size."""
     return [
-        partitioning.write_file(storage, new_file_path(partitioning, partition), part, partition)
-        for part in split_by_size(read_living_row_groups(storage, partitioning, sources), LARGE_FILE_BYTES)
+        table_format.write_file(storage, new_file_path(table_format, partition), part, partition)
+        for part in split_by_size(read_living_row_groups(storage, table_format, sources), LARGE_FILE_BYTES)
     ]
 
 
 def write_data_files(
-    storage: Storage, partitioning: Partitioning, tables: Iterable[pa.Table]
+    storage: Storage, table_format: TableFormat, tables: Iterable[pa.Table]
 ) -> tuple[list[DataFile], Any]:
     """Write rows to new files of their partitions.
 
     :returns: the files, and for each row the number of its file.
     """
-    if not partitioning:
-        file = partitioning.write_file(storage, new_file_path(partitioning), tables)
+    if not table_format.is_partitioned:
+        file = table_format.write_file(storage, new_file_path(table_format), tables)
         return [file], np.zeros(file.rows, np.int64)
-    files = PartitionedWriter(storage, "", _new_file_stem(), partitioning)
+    files = PartitionedWriter(storage, "", _new_file_stem(), table_format)
     number = [files.add(rows)[0] for rows in tables]
     return files.close(), np.concatenate(number)
 
 
-def new_file_path(partitioning: Partitioning, partition: PartitionValues = NO_PARTITION) -> str:
+def new_file_path(table_format: TableFormat, partition: PartitionValues = NO_PARTITION) -> str:
     """Return the path of a new file of a partition."""
-    return partitioning.file_path("", partition, f"{_new_file_stem()}.parquet")
+    return table_format.file_path("", partition, f"{_new_file_stem()}.parquet")
 
 
 def _new_file_stem() -> str:
