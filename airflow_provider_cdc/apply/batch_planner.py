@@ -90,9 +90,8 @@ class BatchPlanner:
         :raises TransientError: if the server's binlog files were renamed.
         """
         check_same_server(server_identity(self._connection), start.server)
-        gtids_on = is_gtid_mode_on(
-            self._connection
-        )  # checked before the end is read: everything after that end then has GTIDs
+        # Checked before the end is read: everything after that end then has GTIDs.
+        gtids_on = is_gtid_mode_on(self._connection)
         target = binlog_end(self._connection)
         if target.file != start.at.file and are_files_renamed(self._connection, start.at):
             raise TransientError(

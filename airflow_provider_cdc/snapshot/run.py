@@ -307,10 +307,8 @@ def _resnapshot_group(
             and group_claim.row_before.state == "rereading"
             and (group_claim.published_attempt or 0) >= group_claim.row_before.attempt
         ):
-            return (
-                "replaced",
-                group_claim.published_attempt or 0,
-            )  # the stream published it after that try was killed
+            # The stream published it after that try was killed.
+            return "replaced", group_claim.published_attempt or 0
         if staged is None:
             number = allocate_read_number(group.context, group.plan, GROUP, group=group.number)
             manifests = _read_slices(group, group_claim, runner, since, timeline, number)

@@ -125,9 +125,8 @@ def _begin_epoch(
             record_suspensions(
                 context, store, plan, [step for step in plan.suspensions if step not in recorded_plan.suspensions]
             )
-            snapshot_coverage = (
-                read_coverage(context, plan, tables) or snapshot_coverage
-            )  # until the fence was raised, a group may have been re-snapshotted
+            # Until the fence was raised, a group may have been re-snapshotted.
+            snapshot_coverage = read_coverage(context, plan, tables) or snapshot_coverage
             maintenance = MaintenanceWorker(
                 open_sink_tables(context, plan), run_compactions_in_threads, context.reporter.line
             )

@@ -471,12 +471,9 @@ class DeltaSinkTable(SliceStaging):
         metadata = with_current_properties(log, self.options)
         prepare = prepare_deletion_vectors if self.options.deletion_vectors else prepare_copy_on_write
         prepared = prepare(log, edit, self._format)
-        if self.options.deletion_vectors and not uses_vectors(
-            log.protocol, log.configuration
-        ):  # copy-on-write until now
-            metadata_actions = switch_vectors_actions(log.protocol, metadata, vectors=True)
-        else:
-            metadata_actions = reconfigure_actions(log.protocol, log.metadata, metadata)
+        metadata_actions = reconfigure_actions(log.protocol, log.metadata, metadata)
+        if self.options.deletion_vectors and not uses_vectors(log.protocol, log.configuration):
+            metadata_actions = switch_vectors_actions(log.protocol, metadata, vectors=True)  # copy-on-write until now
         if has_feed(metadata.get("configuration") or {}):
             self._add_change_feed(edit, prepared)
         prepared.actions = [*metadata_actions, *prepared.actions]

@@ -322,9 +322,8 @@ def describe_file(
     """
     wanted_schema = pa.schema([schema.field(c) for c in columns])
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
-        _stored_schema(
-            storage, name, file, schema, NO_PARTITION, may_lack_columns=False
-        )  # it becomes part of the table unchanged
+        # It becomes part of the table unchanged.
+        _stored_schema(storage, name, file, schema, NO_PARTITION, may_lack_columns=False)
         indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
         table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
         size = opened.size()
