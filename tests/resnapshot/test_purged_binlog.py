@@ -111,7 +111,7 @@ def test_the_stream_stops_with_what_to_do(world: World) -> None:
     value = yaml.safe_load(world.cli.file.read_text())
     world.cli.file.write_text(yaml.safe_dump({**value, "stream": {}}))
     world.cli.snapshot()  # nothing to do: the tables stay as they are
-    with pytest.raises(PurgedError, match=r"again, set stream.on_purged to reread and use `airflow-cdc run`"):
+    with pytest.raises(PurgedError, match=r"tables, set stream.on_purged to reread and use `airflow-cdc run`"):
         world.cli.catch_up()
     assert world.cli.context.require_plan().generation == 1 and len(world.cli.rows("d", "t")) == 20
 
