@@ -90,9 +90,8 @@ class BatchPlanner:
         :raises TransientError: if the server's binlog files were renamed.
         """
         check_same_server(server_identity(self._connection), start.server)
-        gtids_on = is_gtid_mode_on(
-            self._connection
-        )  # checked before the end is read: everything after that end then has GTIDs
+        # Checked before the end is read: everything after that end then has GTIDs.
+        gtids_on = is_gtid_mode_on(self._connection)
         target = binlog_end(self._connection)
         if target.file != start.at.file and are_files_renamed(self._connection, start.at):
             raise TransientError(
@@ -122,13 +121,8 @@ class BatchPlanner:
         :returns: the end; or the position of a DDL that must be followed.
         """
         kind: Any = gtid_class_of(start.server)
-        gtids, applied_gtids, at, size, rows = (
-            kind.parse(start.gtid_set),
-            kind.parse(start.already_applied),
-            start.at,
-            0,
-            0,
-        )
+        gtids, applied_gtids = kind.parse(start.gtid_set), kind.parse(start.already_applied)
+        at, size, rows = start.at, 0, 0
         open_xa = {parse_xa_entry(text)[0]: text for text in start.open_xa}
         while at < target and size < max_bytes and rows < max_rows:
             # The budget within this file; it is checked again at the end of the file.
@@ -173,10 +167,8 @@ class BatchPlanner:
         """
         ends, target, at = list[Offset](), binlog_end(self._connection), start
         available_bytes = target.position - start.at.position if target.file == start.at.file else max_bytes
-        size, rows = (
-            min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count))),
-            -(-max_rows // reader_count),
-        )
+        size = min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count)))
+        rows = -(-max_rows // reader_count)
         while (
             len(ends) < reader_count
             and len(ends) * size < max_bytes

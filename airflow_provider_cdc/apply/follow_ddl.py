@@ -218,16 +218,14 @@ def _alteration_of(
     index = _first_altered_table(plan, transaction)
     table = plan.tables[index]
     with closing(connect(context.connect_args)) as connection:
-        server_flavour, case_sensitive = (
-            read_server_traits(connection),
-            query_value(connection, "SELECT @@global.lower_case_table_names") == "0",
-        )
+        server = read_server_traits(connection)
+        case_sensitive = query_value(connection, "SELECT @@global.lower_case_table_names") == "0"
     try:
         if len({fold_table(name) for name in transaction.altered_tables}) > 1:
             raise DdlNotFollowed("it changes several captured tables")
         if transaction.may_be_temporary:
             raise DdlNotFollowed("its session uses temporary tables and may mean one of this name")
-        change = apply_ddl(table, query.sql, query.database, query.session, server_flavour)
+        change = apply_ddl(table, query.sql, query.database, query.session, server)
         if fold_table(change.table) != fold_table(table.id):
             raise DdlNotFollowed("it names the table in a way that is not understood")
         if case_sensitive and change.table != table.id:  # a different case means a different table
@@ -235,7 +233,7 @@ def _alteration_of(
                 return index, Alteration(change.table, table)
             index = [one.id for one in plan.tables].index(change.table)
             table = plan.tables[index]
-            change = apply_ddl(table, query.sql, query.database, query.session, server_flavour)
+            change = apply_ddl(table, query.sql, query.database, query.session, server)
         change = adapt_alteration(context, table, change)
         _check_definition_known(plan, index, change)
         if table.fingerprint() != change.definition.fingerprint() and not applier.has_passed_snapshot(index):
@@ -247,7 +245,7 @@ def _alteration_of(
         place = f"{transaction.file}:{transaction.start_position}"
         # This is no temporary table of that name: for those, servers log DROP TEMPORARY TABLE, whatever the session
         # wrote. (MySQL also marks every DROP TABLE as coming from a session with temporary tables.)
-        dropped = drops_table(table.id, query.sql, query.database, query.session, server_flavour, exact=case_sensitive)
+        dropped = drops_table(table.id, query.sql, query.database, query.session, server, exact=case_sensitive)
         reason = "it drops the table" if dropped else error
         message = f"{_statement_type(query)} on captured table {table.label}, at {place}: {reason}"
         raise NotFollowedError(message, FRESH_SINK_REMEDY, table=table.label, place=place, dropped=dropped) from None

@@ -180,11 +180,8 @@ class StreamJob:
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # Changes that the sink already has, because the previous server had committed them earlier.
-            applied_seqs = (
-                [seq for seq, gtid in binlog.take_gtids().items() if gtid and gtid in applied_gtids]
-                if applied_gtids
-                else []
-            )
+            gtids = binlog.take_gtids() if applied_gtids else {}
+            applied_seqs = [seq for seq, gtid in gtids.items() if gtid and gtid in applied_gtids]
             for table, batch in changes:
                 if table.fingerprint() != tables[table.id].newest.fingerprint():
                     at = self.timeline.position(batch[SEQ_COLUMN][0].as_py())
@@ -194,13 +191,10 @@ class StreamJob:
                         table.label,
                         place=str(at),
                     )
-                unapplied = (
-                    batch.filter(pc.invert(pc.is_in(batch[SEQ_COLUMN], pa.array(applied_seqs, pa.int64()))))
-                    if applied_seqs
-                    else batch
-                )
-                if unapplied.num_rows:
-                    outputs.for_table(table).add(unapplied)
+                if applied_seqs:
+                    batch = batch.filter(pc.invert(pc.is_in(batch[SEQ_COLUMN], pa.array(applied_seqs, pa.int64()))))
+                if batch.num_rows:
+                    outputs.for_table(table).add(batch)
 
         def open_at(at: Position) -> BinlogStream:
             return self._open_binlog(at, self.reader_replicas[reader_index])

@@ -226,12 +226,8 @@ class ChunkGroup:
         """Return the highest attempt that left any files, so that a lost state database does not count from 1 again."""
         return max([*self._complete_attempt_numbers(), *(attempt for attempt, _ in self._attempt_files())], default=0)
 
-    def has_complete_attempt(self) -> bool:
-        """Return whether any attempt was completed, so that it may have been published."""
-        return any(True for _ in self._complete_attempt_numbers())
-
     def count_complete_attempts(self) -> int:
-        """Return how many attempts were completed."""
+        """Return how many attempts were completed, so that one of them may have been published."""
         return sum(1 for _ in self._complete_attempt_numbers())
 
     def _complete_attempt_numbers(self) -> Iterator[int]:

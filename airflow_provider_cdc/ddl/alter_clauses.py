@@ -25,19 +25,12 @@ from airflow_provider_cdc.ddl.token_cursor import (
     StatementSession,
     TokenCursor,
 )
+from airflow_provider_cdc.ddl.tokens import word_set
 from airflow_provider_cdc.model.schema import TEXT_TYPES, TableSchema
 from airflow_provider_cdc.model.table_names import fold_name
 
-_NEUTRAL_OPTIONS = frozenset(
-    [
-        "AUTO_INCREMENT",
-        "ROW_FORMAT",
-        "STATS_PERSISTENT",
-        "STATS_AUTO_RECALC",
-        "STATS_SAMPLE_PAGES",
-        "KEY_BLOCK_SIZE",
-        "COMPRESSION",
-    ]
+_NEUTRAL_OPTIONS = word_set(
+    "AUTO_INCREMENT ROW_FORMAT STATS_PERSISTENT STATS_AUTO_RECALC STATS_SAMPLE_PAGES KEY_BLOCK_SIZE COMPRESSION"
 )
 _TABLE_OPTIONS = _NEUTRAL_OPTIONS | {"COMMENT", "ENGINE", "DEFAULT", "CHARSET", "CHARACTER", "COLLATE"}
 #: First words of clauses that are known but not followed, and their names in messages.

@@ -92,23 +92,16 @@ class SchemaPolicy:
         missing_columns = [c for c in before.copied_columns if c.name.lower() not in source_names]
         if self.drops_removed_columns:
             retained = [] if overwrites_rows else [*before.retained]
-        elif (
-            not decided.key and (unretainable := [*before.retained, *missing_columns]) and not is_requested
-        ):  # its rows are compared by all values
-            raise DdlNotFollowed(
-                f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep"
-            )
         else:
-            retained = (
-                [*before.retained, *(replace(column, nullable=True) for column in missing_columns)]
-                if decided.key
-                else []
-            )
-        removed = (
-            ()
-            if overwrites_rows
-            else (*before.removed, *(c.name for c in missing_columns if self.drops_removed_columns))
-        )
+            retained = [*before.retained, *(replace(column, nullable=True) for column in missing_columns)]
+            if retained and not decided.key:  # its rows are compared by all values
+                if not is_requested:
+                    raise DdlNotFollowed(
+                        f"column {retained[0].name} is gone, which a table without a usable key cannot keep"
+                    )
+                retained = []
+        dropped = [c.name for c in missing_columns if self.drops_removed_columns]
+        removed = () if overwrites_rows else (*before.removed, *dropped)
         retained = [column for column in retained if column.name.lower() not in copied]
         names = {column.name for column in retained}
         comments = (*decided.comments, *(pair for pair in before.comments if pair[0] in names))
@@ -124,8 +117,7 @@ class SchemaPolicy:
                 continue
             raise DdlNotFollowed(
                 f"column {column.name} was {was.column_type} and is {column.column_type}, which {self._setting_text} "
-                "does not "
-                "take over"
+                "does not take over"
             )
 
     @property

@@ -86,11 +86,9 @@ class ReadHistory:
         if rejoin is None:
             plan = self._plan_with_chunks()
             chunk = self._find_owning_chunk(plan)
-            return (
-                HistoricalRead(ReadRecord(SNAPSHOT, PUBLISHED), plan)
-                if chunk is None
-                else self._find_snapshot_read(plan, chunk)
-            )
+            if chunk is None:
+                return HistoricalRead(ReadRecord(SNAPSHOT, PUBLISHED), plan)
+            return self._find_snapshot_read(plan, chunk)
         if rejoin.group is None:  # older versions did not record it
             return HistoricalRead(ReadRecord(TABLE, PUBLISHED), self.plan)
         plan = self._load_reading_plan(rejoin.group)

@@ -83,11 +83,8 @@ class RowLookup:
         if current.fingerprint() == self.table.fingerprint():
             current = self.table
         elif current.key_columns != self.table.key_columns:
-            return (
-                RowSide(unknown_reason=f"the table has a different key now ({', '.join(current.key) or 'none'})"),
-                None,
-                current,
-            )
+            reason = f"the table has a different key now ({', '.join(current.key) or 'none'})"
+            return RowSide(unknown_reason=reason), None, current
         timeline = replace(position_timeline(binlog_end(self.connection)), server=self.server)
         reader = TableSource(self.context, current, DefinitionHistory.from_single(current), timeline, LoadLimits())
         with closing(reader.open_window_reader(self.connection, slots.EXPLAIN)) as log:

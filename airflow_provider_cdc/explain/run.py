@@ -124,11 +124,9 @@ class _RowExplainer:
         suspension = self.plan.suspension_of(self.index)
         reads = ReadHistory(self.context, self.connection, self.plan, self.index, self.row.key).find_reads()
         published = [found for found in reads if found.read.state == PUBLISHED]
-        corrections = (
-            self._find_corrections(published[-1])
-            if published
-            else ChangeSummary(unknown_reason="it has not been read yet")
-        )
+        corrections = ChangeSummary(unknown_reason="it has not been read yet")
+        if published:
+            corrections = self._find_corrections(published[-1])
         source, rows, current = self.row.find_in_source()
         copy, copied = self._find_in_copy(published, rows)
         explanation = Explanation(
@@ -218,11 +216,9 @@ class _RowExplainer:
             (oldest, *_) = binlog_sizes(self.connection)
             if low < Position(oldest, 0):
                 raise _UnknownError(f"the server has removed the binlog before {oldest}")
-            change_reader, count, latest = (
-                self._change_reader(self._extended_definitions(historical_read.plan, historical_read.timeline)),
-                0,
-                deque[RowChange](maxlen=MAX_SHOWN_CHANGES),
-            )
+            definitions = self._extended_definitions(historical_read.plan, historical_read.timeline)
+            change_reader = self._change_reader(definitions)
+            count, latest = 0, deque[RowChange](maxlen=MAX_SHOWN_CHANGES)
             for segment in change_reader.read(low, high, historical_read.binlog_begun):
                 if segment.altered_at is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered_at}")

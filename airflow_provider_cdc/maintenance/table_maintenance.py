@@ -18,8 +18,7 @@ from airflow_provider_cdc.maintenance.task import CompactionRunner
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.resnapshot.dropped_tables import list_emptied_copies
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.files.table_size import TableSize
-from airflow_provider_cdc.sinks.protocol import Compactable, Measurable, SinkTable
+from airflow_provider_cdc.sinks.protocol import Compactable, Measurable, SinkTable, TableSize
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.state import utc_now
 from airflow_provider_cdc.state.values import LastCompaction

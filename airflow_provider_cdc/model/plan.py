@@ -313,11 +313,8 @@ class Plan:
 
     def superseded_groups(self) -> dict[int, list[Chunk]]:
         """Return the groups that have only superseded chunks, with these chunks as they were planned."""
-        return {
-            number: chunks
-            for number, chunks in self._superseded_by_group.items()
-            if number not in self._chunks_by_group
-        }
+        superseded = _chunks_by_group(self.superseded_chunks)
+        return {number: chunks for number, chunks in superseded.items() if number not in self._chunks_by_group}
 
     def for_group(self, group: int) -> Plan:
         """Return the plan with the chunks of one group only."""
@@ -325,17 +322,7 @@ class Plan:
 
     @cached_property
     def _chunks_by_group(self) -> dict[int, list[Chunk]]:
-        groups: dict[int, list[Chunk]] = {}
-        for chunk in self.chunks:
-            groups.setdefault(chunk.group, []).append(chunk)
-        return groups
-
-    @cached_property
-    def _superseded_by_group(self) -> dict[int, list[Chunk]]:
-        groups: dict[int, list[Chunk]] = {}
-        for chunk in self.superseded_chunks:
-            groups.setdefault(chunk.group, []).append(chunk)
-        return groups
+        return _chunks_by_group(self.chunks)
 
     @cached_property
     def _groups_by_table(self) -> dict[int, set[int]]:
@@ -405,6 +392,13 @@ class Plan:
         )
 
 
+def _chunks_by_group(chunks: Iterable[Chunk]) -> dict[int, list[Chunk]]:
+    groups: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        groups.setdefault(chunk.group, []).append(chunk)
+    return groups
+
+
 def even_chunk_width(low: int, high: int, rows: int, chunk_rows: int) -> int | None:
     """Return the chunk width that splits integer keys evenly; ``None`` if too few of the numbers are keys.
 
@@ -445,12 +439,13 @@ def number_and_group(chunks: Iterable[Chunk], group_rows: int, chunk_rows: int) 
     return tuple(replace(chunk, number=i, group=i // size) for i, chunk in enumerate(listed_chunks))
 
 
-def cut_into_slices(chunks: Sequence[Chunk], per_file: int = CHUNKS_PER_FILE) -> list[tuple[Chunk, ...]]:
+def cut_into_slices(chunks: Sequence[Chunk]) -> list[tuple[Chunk, ...]]:
     """Cut the chunks of a group into slices, each of which becomes one file and belongs to one table."""
     slices_so_far: list[list[Chunk]] = []
     for chunk in chunks:
-        if slices_so_far and slices_so_far[-1][0].table == chunk.table and len(slices_so_far[-1]) < per_file:
-            slices_so_far[-1].append(chunk)
+        newest = slices_so_far[-1] if slices_so_far else []
+        if newest and newest[0].table == chunk.table and len(newest) < CHUNKS_PER_FILE:
+            newest.append(chunk)
         else:
             slices_so_far.append([chunk])
     return [tuple(run) for run in slices_so_far]

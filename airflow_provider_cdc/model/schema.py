@@ -54,17 +54,8 @@ BINARY_TYPES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob
 #: Types whose value is one or several members of a list.
 MEMBER_TYPES = frozenset({"enum", "set"})
 GEOMETRY_TYPES = frozenset(
-    {
-        "geometry",
-        "point",
-        "linestring",
-        "polygon",
-        "multipoint",
-        "multilinestring",
-        "multipolygon",
-        "geomcollection",
-        "geometrycollection",
-    }
+    {"point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon"}
+    | {"geometry", "geomcollection", "geometrycollection"}
 )
 #: Types of MariaDB that are bytes in the binlog and text everywhere else, with the number of bytes.
 ADDRESS_TYPES = {"uuid": 16, "inet6": 16, "inet4": 4}
@@ -83,19 +74,8 @@ SUPPORTED_TYPES = (
 KEY_TYPES = (
     INTEGER_TYPES
     | ADDRESS_TYPES.keys()
-    | {
-        "decimal",
-        "char",
-        "varchar",
-        "binary",
-        "varbinary",
-        "date",
-        "datetime",
-        "timestamp",
-        "time",
-        "year",
-        "enum",
-    }
+    | {"decimal", "char", "varchar", "binary", "varbinary", "enum"}
+    | {"date", "datetime", "timestamp", "time", "year"}
 )
 
 

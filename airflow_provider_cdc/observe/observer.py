@@ -29,8 +29,7 @@ from airflow_provider_cdc.observe.table_state import PipelineState, table_state
 from airflow_provider_cdc.resnapshot.staged_files import tables_pending_publication
 from airflow_provider_cdc.resnapshot.suspension import suspension_remedy, tables_known_missing
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.files.table_size import TableSize
-from airflow_provider_cdc.sinks.protocol import Measurable, SinkTable
+from airflow_provider_cdc.sinks.protocol import Measurable, SinkTable, TableSize
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.state import StateDatabase, TableProgress, TableStatus, utc_now
 from airflow_provider_cdc.state.values import LastCompaction

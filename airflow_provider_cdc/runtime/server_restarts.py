@@ -34,24 +34,15 @@ def record_server_restart(context: RunContext, state_database: StateDatabase) ->
         variables = query_pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
         since = datetime.fromtimestamp(round(clock - uptime), UTC)
         detail, name = f"{server} has run since {since.isoformat()}", context.pipeline.name
-        previous = next(
-            (
-                m
-                for event in state_database.last_events(name, 1, _EVENT_KINDS)
-                if (m := _DETAIL_PATTERN.match(event.detail))
-            ),
-            None,
-        )
+        details = (event.detail for event in state_database.last_events(name, 1, _EVENT_KINDS))
+        previous = next(filter(None, map(_DETAIL_PATTERN.match, details)), None)
         if previous is None or previous[1] != server:
             state_database.add_event(name, "server", detail)
         elif abs(datetime.fromisoformat(previous[2]) - since) > _UPTIME_TOLERANCE:
             detail += f", previously since {previous[2]}: it was restarted"
-            if unsafe_settings := [
-                f"{name}={variables[name]}" for name in DURABILITY_VARIABLES if variables[name] != "1"
-            ]:
-                detail += (
-                    f" with {', '.join(unsafe_settings)}; if it crashed, it may have lost commits that the copy has"
-                )
+            unsafe = [f"{name}={variables[name]}" for name in DURABILITY_VARIABLES if variables[name] != "1"]
+            if unsafe:
+                detail += f" with {', '.join(unsafe)}; if it crashed, it may have lost commits that the copy has"
             detail += "; `airflow-cdc verify` compares them"
             state_database.add_event(name, "restart", detail, remedy="`airflow-cdc verify` compares source and copy")
             context.reporter.line(detail)

@@ -25,7 +25,6 @@ from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.row_retention import RetainedRowsLoss
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.table_size import TableSize
 
 
 class Feature(StrEnum):
@@ -353,6 +352,30 @@ class Adoptable(Protocol):
 
         :raises NotReadyError: listing all obstacles, if it should be taken over but cannot be.
         """
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """The size of a table, as recorded in its log: no data file is opened.
+
+    :param files: number of data files.
+    :param bytes: their size.
+    :param rows: living rows; ``None`` if the log does not record their number.
+    :param dead_rows: dead rows that are still in files.
+    :param files_with_vectors: files that have a deletion vector.
+    :param compactions: compactions committed since the table was created.
+    """
+
+    files: int
+    bytes: int
+    rows: int | None
+    dead_rows: int
+    files_with_vectors: int
+    compactions: int
+
+    def to_json(self) -> dict[str, int | None]:
+        """Return a plain JSON value."""
+        return dict(self.__dict__)
 
 
 @runtime_checkable

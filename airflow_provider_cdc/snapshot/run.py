@@ -194,11 +194,9 @@ def _taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, gr
     tables = sorted({chunk.table for chunk in chunks})
     for index in tables:
         suspension = plan.suspension_of(index)
-        outcome = (
-            f"is suspended at {suspension.at}. {suspension_remedy(plan, suspension)}"
-            if suspension
-            else "was re-snapshotted as a whole since"
-        )
+        outcome = "was re-snapshotted as a whole since"
+        if suspension:
+            outcome = f"is suspended at {suspension.at}. {suspension_remedy(plan, suspension)}"
         context.reporter.line(f"group {group}: nothing is left to read of {plan.tables[index].label}: it {outcome}")
     labels = tuple(plan.tables[index].label for index in tables)
     return GroupResult(group, TAKEN_OVER, 0, labels, 0, 0, 0, 0.0, None, None, None, None)
@@ -231,11 +229,10 @@ def _read_and_publish(
             totals = group.read_totals(group.published_by_table())
         else:
             with group_claim:
-                outcome, attempt = (
-                    _read_first_time(group, group_claim, runner)
-                    if group_claim.published_attempt is None
-                    else _resnapshot_group(group, store, group_claim, runner)
-                )
+                if group_claim.published_attempt is None:
+                    outcome, attempt = _read_first_time(group, group_claim, runner)
+                else:
+                    outcome, attempt = _resnapshot_group(group, store, group_claim, runner)
                 totals = _finish_group(group, store, group_claim.attempt, requested_by)
                 if outcome == "replaced":
                     remove_request(group.context, plan, group.number, attempt)
@@ -281,7 +278,7 @@ def adopt_published_groups(context: RunContext, store: StateDatabase, plan: Plan
         if row.state in ("pending", "running") and row.group_no in plan.groups():
             group = ChunkGroup(context, plan, row.group_no, open_tables)
             # The manifest is written before the first commit: without one there is no need to read the tables.
-            if group.has_complete_attempt() and group.published_attempt() is not None:
+            if group.count_complete_attempts() and group.published_attempt() is not None:
                 group.mirror_published(store, row.attempt)
     return store.finish_snapshot(plan.pipeline, plan.generation)
 
@@ -310,10 +307,8 @@ def _resnapshot_group(
             and group_claim.row_before.state == "rereading"
             and (group_claim.published_attempt or 0) >= group_claim.row_before.attempt
         ):
-            return (
-                "replaced",
-                group_claim.published_attempt or 0,
-            )  # the stream published it after that try was killed
+            # The stream published it after that try was killed.
+            return "replaced", group_claim.published_attempt or 0
         if staged is None:
             number = allocate_read_number(group.context, group.plan, GROUP, group=group.number)
             manifests = _read_slices(group, group_claim, runner, since, timeline, number)

@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.model.errors import CdcError, embed_error
-from airflow_provider_cdc.sinks.storage.pickle_envelope import PickleEnvelope
 from airflow_provider_cdc.spark.session import translate_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class PickleEnvelope:
+    """Work to be sent to tasks. Large data passes through disks, so the pickled data contains no secrets.
+
+    ``store_accesses``, the settings and credentials of object stores, are sent separately.
+    """
+
+    def __init__(self) -> None:
+        self.store_accesses: list[StoreAccess] = []
+
+    def pack(self, payload: object) -> bytes:
+        """Return one object pickled; add its credentials to :attr:`store_accesses`."""
+        store_accesses = self.store_accesses
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, value: Any) -> int | None:
+                if not isinstance(value, StoreAccess):
+                    return None
+                if value not in store_accesses:
+                    store_accesses.append(value)
+                return store_accesses.index(value)
+
+        buffer = io.BytesIO()
+        Pickler(buffer).dump(payload)
+        return buffer.getvalue()
+
+    def unpack(self, data: bytes) -> Any:
+        """Return the unpickled object."""
+        store_accesses = self.store_accesses
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, number: int) -> StoreAccess:
+                return store_accesses[number]
+
+        return Unpickler(io.BytesIO(data)).load()
 
 
 def run_tasks(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import exc, select
@@ -56,12 +55,6 @@ class ObservationRecords(Database):
                 )
             )
             prune_history(session, pipeline, at)
-
-    def samples_since(self, pipeline: str, since: datetime) -> list[LagSampleRow]:
-        """Return the samples since a given time, the oldest first."""
-        query = select(LagSampleRow).where(LagSampleRow.pipeline == pipeline, LagSampleRow.at >= since)
-        with self._read_session() as session:
-            return list(session.scalars(query.order_by(LagSampleRow.at)))
 
     def last_sample(self, pipeline: str) -> LagSampleRow | None:
         """Return the newest sample, if there is one."""

@@ -110,11 +110,6 @@ class StateDatabaseReader(StateDatabase):
             for name, server in pipelines
         ]
 
-    def has_pipeline(self, pipeline: str) -> bool:
-        """Return whether the database knows a pipeline."""
-        with self._read_session() as session:
-            return session.get(PipelineRow, pipeline) is not None
-
     def snapshot_times(self, pipeline: str) -> tuple[int, str, datetime, datetime | None, datetime | None] | None:
         """Return the newest snapshot: generation, state, and the times of planning, end, and first group."""
         with self._read_session() as session:

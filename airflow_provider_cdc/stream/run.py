@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from contextlib import closing, suppress
-from itertools import pairwise
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -127,9 +125,8 @@ def _begin_epoch(
             record_suspensions(
                 context, store, plan, [step for step in plan.suspensions if step not in recorded_plan.suspensions]
             )
-            snapshot_coverage = (
-                read_coverage(context, plan, tables) or snapshot_coverage
-            )  # until the fence was raised, a group may have been re-snapshotted
+            # Until the fence was raised, a group may have been re-snapshotted.
+            snapshot_coverage = read_coverage(context, plan, tables) or snapshot_coverage
             maintenance = MaintenanceWorker(
                 open_sink_tables(context, plan), run_compactions_in_threads, context.reporter.line
             )
@@ -181,30 +178,6 @@ def _begin_epoch(
     )
     resnapshot_worker.enqueue_suspended(plan)
     return epoch
-
-
-def run_epoch_in_process(epoch: Epoch) -> None:
-    """Drive an epoch in this process, without Spark, for tests. Ends when caught up or stopped."""
-    with count_requests_in(epoch.request_counts), _EpochLifecycle(epoch):
-        epoch.run_sections(lambda: _run_section(epoch))
-        check_none_suspended(epoch.context, epoch.plan)
-
-
-def _run_section(epoch: Epoch) -> None:
-    at = epoch.section_start
-    with closing(epoch.job.make_planner()) as planner:
-        while not epoch.is_section_over():
-            ends = [at, *epoch.job.find_range_ends(planner, at)]
-            if ends[-1] == at:
-                epoch.publish_pending()
-                time.sleep(0.05)
-                continue
-            epoch.apply_batch(
-                merge_manifests(
-                    [epoch.job.stage_range(*batch_range, "0", i) for i, batch_range in enumerate(pairwise(ends))]
-                )
-            )
-            at = ends[-1]
 
 
 def run_epoch_on_spark(epoch: Epoch, spark: SparkSession) -> None:

@@ -97,13 +97,8 @@ class BatchRange(InputPartition):
         self, section: int, start: Offset, end: Offset, reader_index: int, requests: list[dict[str, int]]
     ) -> None:
         super().__init__(None)
-        self.section, self.start, self.end, self.reader_index, self.requests = (
-            section,
-            start,
-            end,
-            reader_index,
-            requests,
-        )
+        self.section, self.start, self.end = section, start, end
+        self.reader_index, self.requests = reader_index, requests
 
 
 class FailurePartition(InputPartition):

@@ -116,20 +116,15 @@ def _missing_right(user: Any, preview: ActionPreview) -> str | None:
     """Return which right the user lacks, in words, or ``None`` if the user may perform the action."""
     if (may_trigger if preview.starts_run else may_edit)(user, preview.dags):
         return None
-    return (
-        f"You need the right to start runs of {preview.dags[0]}"
-        if preview.starts_run
-        else _edit_right_text(preview.dags)
-    )
+    if preview.starts_run:
+        return f"You need the right to start runs of {preview.dags[0]}"
+    return _edit_right_text(preview.dags)
 
 
 def _edit_right_text(dags: tuple[str, ...]) -> str:
-    what = (
-        f"edit task instances of {' or '.join(dags)}"
-        if dags
-        else "edit Airflow's connections, because the pipeline has no DAG"
-    )
-    return f"You need the right to {what}"
+    if not dags:
+        return "You need the right to edit Airflow's connections, because the pipeline has no DAG"
+    return f"You need the right to edit task instances of {' or '.join(dags)}"
 
 
 def _audit_values(action_request: ActionRequest) -> dict[str, Any]:

@@ -196,11 +196,8 @@ def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPrev
     )
     instance = _newest_instance(task_instances.find_newest_ended, target, tasks)
     if instance is not None:
-        kind, what = (
-            "repair" if repair else "verify",
-            f"source and copy are compared: {_instance_name(instance)} was cleared",
-        )
-        return _preview_clear(target, instance, description, kind, what)
+        what = f"source and copy are compared: {_instance_name(instance)} was cleared"
+        return _preview_clear(target, instance, description, "repair" if repair else "verify", what)
     dag = next((task.dag_id for task in tasks if not task.dag_has_stream), None)
     if dag is None:
         raise ActionImpossible(

@@ -170,12 +170,9 @@ class TableComparer:
                     self.row_hasher.add_to_sums(newer, sink, self._sink_weights(newer))
             except TerminalError:  # old rows may be incomplete: the exact comparison needs only their keys
                 differing = np.arange(BUCKET_COUNT)
-            return (
-                source,
-                sink,
-                source.differing_buckets(sink) if differing is None else differing,
-                sides.common_position,
-            )
+            if differing is None:
+                differing = source.differing_buckets(sink)
+            return source, sink, differing, sides.common_position
 
     def _compare_rows(self, bucket_mask: bytes) -> tuple[RowDiff, list[Chunk], Position]:
         """Return what differs in some buckets, the chunks in which the source was read, and the position."""

@@ -15,8 +15,9 @@ from deltalake import write_deltalake
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import TableSuspendedError, TerminalError
 from airflow_provider_cdc.resnapshot import overwrite as exchanging
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.cli import Cli
+from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables

@@ -14,6 +14,7 @@ import pytest
 from airflow_provider_cdc.model.errors import TableSuspendedError
 from airflow_provider_cdc.observe import observer as observing
 from airflow_provider_cdc.state import TableStateRow, utc_now
+from tests.state.test_observations import samples_since
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import run, three_tables
@@ -123,7 +124,7 @@ def test_a_running_stream(server: MySQLServer, database: str, tmp_path: Path, mo
         until(lambda: (last := store.last_sample("p")) is not None and (last.changes, last.batches) == (1, 1))
         run(server, "ALTER TABLE keyed DROP COLUMN v, ORDER BY id")
         until(lambda: "suspended" in {row.state for row in store.table_states("p")})
-        assert len(store.samples_since("p", utc_now() - timedelta(hours=1))) > 2
+        assert len(samples_since(store, "p", utc_now() - timedelta(hours=1))) > 2
         epoch.context.pipeline = cli.context.pipeline  # nothing else changes
         with pytest.MonkeyPatch.context() as quiet:
             quiet.setattr("airflow_provider_cdc.stream.run.check_none_suspended", lambda *_: None)

@@ -19,13 +19,14 @@ from airflow_provider_cdc.resnapshot import dropped_tables as dropping
 from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.delta import maintenance
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
-from airflow_provider_cdc.system import failpoints
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot import test_membership
 from tests.resnapshot.test_membership import ALL, captures, change, events, wait_until
 from tests.resnapshot.test_suspension import equal
+from tests.support import failpoints
 from tests.support.cli import Cli, tree
+from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import KILLED, Nursery
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables

@@ -24,12 +24,13 @@ from airflow_provider_cdc.resnapshot import staged_reads as reread
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
-from airflow_provider_cdc.system.failpoints import RESNAPSHOT_OUTCOME
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify import compare as comparing
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.chance import Killed
 from tests.support.cli import Cli, asked_by
+from tests.support.epochs import run_epoch_in_process
+from tests.support.failpoints import RESNAPSHOT_OUTCOME
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 

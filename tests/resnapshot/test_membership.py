@@ -19,9 +19,9 @@ from airflow_provider_cdc.resnapshot import membership, suspension
 from airflow_provider_cdc.resnapshot import overwrite as exchanging
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.storage.storage import write_json
-from airflow_provider_cdc.system import failpoints
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_suspension import equal
+from tests.support import failpoints
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables

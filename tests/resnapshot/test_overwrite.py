@@ -32,9 +32,10 @@ from airflow_provider_cdc.resnapshot.whole_table import resnapshot_table, stage_
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import epoch as epochs
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.chance import Killed
 from tests.support.cli import Cli
+from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import Difference, compare_all
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables

@@ -42,11 +42,12 @@ from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.snapshot import claims
 from airflow_provider_cdc.snapshot.run import GroupResult, adopt_published_groups, run_group
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.system.failpoints import ENV_VARIABLE
 from tests import ROOT
 from tests.support.cli import Cli, asked_by, read_only
 from tests.support.delta import as_delta, put
+from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import KILLED
 from tests.support.oracle import check_ledger, compare_all
 from tests.support.servers import MySQLServer

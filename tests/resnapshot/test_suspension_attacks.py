@@ -22,8 +22,8 @@ from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import staged_reads as reread
 from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.system import failpoints
 from tests.resnapshot.test_suspension import copied, equal
+from tests.support import failpoints
 from tests.support.cli import Cli, asked_by
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer

@@ -41,14 +41,14 @@ from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.merge import key_index
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
-from airflow_provider_cdc.system.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM
-from airflow_provider_cdc.system.failpoints import SUSPENSION as SUSPENSION
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.altering import quoted, seen
 from tests.support.chance import Killed, at_once, killed
 from tests.support.cli import Cli
 from tests.support.definitions import check_definitions
+from tests.support.epochs import run_epoch_in_process
+from tests.support.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM, SUSPENSION
 from tests.support.oracle import compare, compare_all
 from tests.support.redefining import TABLES, Load, change
 from tests.support.servers import MySQLServer

@@ -16,9 +16,10 @@ from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.runtime.run_context import SilentReporter
 from airflow_provider_cdc.state.models import EventRow
 from airflow_provider_cdc.stream import epoch
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
+from tests.support.epochs import run_epoch_in_process
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import run, three_tables
 

@@ -24,7 +24,13 @@ from airflow_provider_cdc.model.errors import NotComparableError, NotReadyError,
 from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.sinks.storage.storage import write_json
-from airflow_provider_cdc.system.failpoints import (
+from airflow_provider_cdc.system.processes import process_start_time
+from tests.support.altering import quoted
+from tests.support.chance import Threads, run_fresh, seeds_asked_for
+from tests.support.cli import Cli
+from tests.support.commands import DEADLINE_SECONDS, Commands
+from tests.support.copy_model import Copy, difference_of
+from tests.support.failpoints import (
     ADDED_TABLE,
     REQUESTS,
     RESNAPSHOT,
@@ -33,12 +39,6 @@ from airflow_provider_cdc.system.failpoints import (
     STREAM,
     SUSPENSION,
 )
-from airflow_provider_cdc.system.processes import process_start_time
-from tests.support.altering import quoted
-from tests.support.chance import Threads, run_fresh, seeds_asked_for
-from tests.support.cli import Cli
-from tests.support.commands import DEADLINE_SECONDS, Commands
-from tests.support.copy_model import Copy, difference_of
 from tests.support.harness import KILLED, Child, Nursery
 from tests.support.servers import MySQLServer
 

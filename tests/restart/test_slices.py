@@ -26,7 +26,7 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.retention_guard import RetentionGuard
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
 from airflow_provider_cdc.state import StateDatabase
-from airflow_provider_cdc.system.failpoints import SNAPSHOT
+from tests.support.failpoints import SNAPSHOT
 from tests.support.harness import KILLED, Lake, Nursery
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer

@@ -27,9 +27,10 @@ from airflow_provider_cdc.sinks.protocol import PublishSlices
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, asked_by
+from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 

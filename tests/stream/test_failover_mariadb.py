@@ -13,8 +13,9 @@ import pytest
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.stream.test_failover import Pair, epoch
+from tests.support.epochs import run_epoch_in_process
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 

@@ -29,7 +29,6 @@ from airflow_provider_cdc.resnapshot.staged_reads import publish_or_wait
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
-from airflow_provider_cdc.stream.run import run_epoch_in_process
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_staged_reads import Lost
 from tests.stream import test_failover, test_failover_mariadb
@@ -37,6 +36,7 @@ from tests.stream.test_failover import Pair, epoch
 from tests.stream.test_failover_mariadb import Domains
 from tests.support.cli import asked_by
 from tests.support.delta import as_delta, put
+from tests.support.epochs import run_epoch_in_process
 from tests.support.servers import MySQLServer
 
 # The servers have their turn: each test with each of them would be a product.

@@ -21,12 +21,11 @@ from airflow_provider_cdc.resnapshot import membership, suspension
 from airflow_provider_cdc.resnapshot import overwrite as exchanging
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
-from airflow_provider_cdc.system.failpoints import ADDED_TABLE, SCHEMA_CHANGES
-from airflow_provider_cdc.system.failpoints import SUSPENSION as SUSPENSION
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.stream.test_failover import Pair
 from tests.stream.test_failover_reread import change, events, fresh, pair, servers
 from tests.support.chance import Killed, killed
+from tests.support.failpoints import ADDED_TABLE, SCHEMA_CHANGES, SUSPENSION
 from tests.support.servers import MySQLServer
 
 __all__ = ["fresh", "pair", "servers"]

@@ -21,8 +21,9 @@ from airflow_provider_cdc.runtime.liveness import Heartbeat
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.state import ControlRequestRow, EpochRow, StateDatabase
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.cli import Cli, read_only
+from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_all
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer

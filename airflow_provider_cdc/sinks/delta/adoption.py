@@ -12,7 +12,7 @@ from typing import Any
 from airflow_provider_cdc.config.table_properties import OWN_PREFIX
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.features import merge_protocols, protocol_with_feed
+from airflow_provider_cdc.sinks.delta.log.features import merge_protocols, protocol_actions, protocol_with_feed
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
 
 #: Prefix of the description of a table that a pipeline owns, and the property that names the pipeline: users may change
@@ -101,13 +101,12 @@ def adoption_actions(log: DeltaLog, metadata: Mapping[str, Any], protocol: Mappi
         "schemaString": json.dumps(schema),
         "configuration": {**log.configuration, **drop_shorter_retentions(log.configuration, metadata["configuration"])},
     }
-    actions: list[dict[str, Any]] = []
-    if (
-        new_protocol := protocol_with_feed(merge_protocols(log.protocol, protocol), new_metadata["configuration"])
-    ) != log.protocol:
-        actions.append({"protocol": new_protocol})
-    actions.append({"metaData": new_metadata})
-    return actions + [file.remove_action(data_change=True) for file in log.files.values()]
+    new_protocol = protocol_with_feed(merge_protocols(log.protocol, protocol), new_metadata["configuration"])
+    return [
+        *protocol_actions(log.protocol, new_protocol),
+        {"metaData": new_metadata},
+        *(file.remove_action(data_change=True) for file in log.files.values()),
+    ]
 
 
 def _type_name(column: Mapping[str, Any]) -> str:

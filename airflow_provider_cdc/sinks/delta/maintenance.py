@@ -20,7 +20,7 @@ from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_r
 from airflow_provider_cdc.sinks.delta.merge.change_data_feed import FEED_FOLDER as FEED
 from airflow_provider_cdc.sinks.delta.merge.change_data_feed import feed_file_time
 from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER, is_part_file
-from airflow_provider_cdc.sinks.files.table_size import TableSize
+from airflow_provider_cdc.sinks.protocol import TableSize
 
 #: Minimum hours for which files of older versions are kept, for readers of such a version.
 MIN_RETENTION_HOURS = 1

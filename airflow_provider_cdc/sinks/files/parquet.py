@@ -81,7 +81,7 @@ def write_file(
     partition: PartitionValues = NO_PARTITION,
     row_group_size: int | None = None,
 ) -> DataFile:
-    """Write tables as one Parquet file.
+    """Write tables as one Parquet file, which is deleted if that fails.
 
     Small tables share a row group, because each row group costs about as much as compressing a few thousand rows. No
     more tables than those of one row group are kept in memory.
@@ -100,17 +100,22 @@ def write_file(
     first = next(groups, None)
     if first is None:
         first = empty_table(schema)
-    with storage.open(name, "wb") as file:
-        with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_writer_options(first, ordered_by)) as writer:
-            while first is not None:
-                group, first = first, None  # free it before the next one is created
-                writer.write_table(group, row_group_size=row_group_size or max(1, group.num_rows))
-                rows += group.num_rows
-                for column, span in spans.items():
-                    span.add(group[column])
-                del group
-                first = next(groups, None)
-        size = file.tell()
+    options = _writer_options(first, ordered_by)
+    try:
+        with storage.open(name, "wb") as file:
+            with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **options) as writer:
+                while first is not None:
+                    group, first = first, None  # free it before the next one is created
+                    writer.write_table(group, row_group_size=row_group_size or max(1, group.num_rows))
+                    rows += group.num_rows
+                    for column, span in spans.items():
+                        span.add(group[column])
+                    del group
+                    first = next(groups, None)
+            size = file.tell()
+    except BaseException:
+        storage.delete(name)
+        raise
     return DataFile(name, size, rows, *_file_bounds(spans, stats_column), partition=partition)
 
 
@@ -317,9 +322,8 @@ def describe_file(
     """
     wanted_schema = pa.schema([schema.field(c) for c in columns])
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
-        _stored_schema(
-            storage, name, file, schema, NO_PARTITION, may_lack_columns=False
-        )  # it becomes part of the table unchanged
+        # It becomes part of the table unchanged.
+        _stored_schema(storage, name, file, schema, NO_PARTITION, may_lack_columns=False)
         indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
         table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
         size = opened.size()

@@ -14,6 +14,7 @@ from airflow_provider_cdc.sinks.delta import compaction as module
 from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, choose_file_groups
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.merge import partitions
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.protocol import Truncate
@@ -191,9 +192,7 @@ def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path
         upsert(target, (n + 20, "a", n + 3, "c"))
     paths = {path for path, _ in first.sources}
     [both] = other.plan_compactions()
-    second = DeltaCompaction(
-        both.storage, both.partitioning, tuple((p, d) for p, d in both.sources if p not in paths), "id"
-    )
+    second = DeltaCompaction(both.storage, both.table_format, tuple((p, d) for p, d in both.sources if p not in paths))
     done = [(c, c.run()) for c in (first, second)]
     upsert(target, (0, "b", 9, "u"), (10, "b", 9, "u"))
     expected = held(target)
@@ -240,7 +239,7 @@ def test_a_task_that_was_given_up_goes_on(soon: None, tmp_path: Path, monkeypatc
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(module, "write_file", full)
+    monkeypatch.setattr(partitions, "write_file", full)
     with pytest.raises(OSError, match="no space"):
         work.run()
     assert held(opened(tmp_path)) == expected

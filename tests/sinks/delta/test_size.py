@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.sinks.files.table_size import TableSize
+from airflow_provider_cdc.sinks.protocol import TableSize
 from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
 
 

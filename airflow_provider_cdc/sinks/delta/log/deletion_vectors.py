@@ -73,10 +73,8 @@ class DeletionVector:
         """Name of its file in the table's folder; ``None`` if it is elsewhere."""
         if self.storage_type != "u":
             return None
-        folder, number = (
-            self.path_or_inline[:-_UUID_LENGTH],
-            uuid.UUID(bytes=_from_z85(self.path_or_inline[-_UUID_LENGTH:])),
-        )
+        folder = self.path_or_inline[:-_UUID_LENGTH]
+        number = uuid.UUID(bytes=_from_z85(self.path_or_inline[-_UUID_LENGTH:]))
         return f"{folder}/deletion_vector_{number}.bin" if folder else f"deletion_vector_{number}.bin"
 
 
