@@ -124,9 +124,7 @@ class RunContext:
     @property
     def sink(self) -> PipelineSink:
         """The sink. Its module is imported on access."""
-        settings = self.pipeline.sink
-        access = {"access": self.access} if self.access is not None else {}
-        return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.sink_arguments, **access)
+        return open_sink(self.pipeline.sink, self.pipeline.name, self.access)
 
     def require_feature(self, feature: Feature, needed_by: str) -> None:
         """Check that the sink supports a feature.

@@ -20,6 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from airflow_provider_cdc.config.sink_section import Sink
+from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.model.multiset import NetChange
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.row_retention import RetainedRowsLoss
@@ -456,6 +458,10 @@ class ResumePoint(Fenceable, Protocol):
 
 class PipelineSink(Protocol):
     """The destination of one pipeline: all of its sink tables and its resume point."""
+
+    @classmethod
+    def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> PipelineSink:
+        """Make the sink of a pipeline; see :func:`~airflow_provider_cdc.sinks.registry.open_sink`."""
 
     @property
     def supports(self) -> frozenset[Feature]:

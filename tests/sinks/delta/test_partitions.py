@@ -731,8 +731,8 @@ def test_the_first_pattern_counts(tmp_path: Path) -> None:
     assert sink.table(TABLE).options.partitioned_by == (partitions.PartitionField("country"),)
     assert sink.table(KEYLESS).options.partitioned_by == (partitions.PartitionField("made", "day"),)
     assert DeltaSink(str(tmp_path), "p", partition_by=by[:1]).table(KEYLESS).options.partitioned_by == ()
-    settings = Sink("/data", partition_by={"shop[.]orders": ["country"], "shop[.].*": [{"day": "made"}]}).sink_arguments
-    assert settings["partition_by"] == by and "partition_by" not in Sink("/data").sink_arguments
+    settings = Sink("/data", partition_by={"shop[.]orders": ["country"], "shop[.].*": [{"day": "made"}]})
+    assert DeltaSink.from_settings(settings, "p", None).partition_by == by
     assert set(section._PARTITION_UNITS) == set(partitions.DATE_UNITS)
 
 
