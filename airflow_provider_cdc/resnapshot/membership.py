@@ -135,7 +135,7 @@ def add_table(context: RunContext, store: StateDatabase, plan: Plan, table: Tabl
     message = f"table {table.label} was added: it will join the stream once it has been read"
     context.reporter.line(message)
     _record_event(store, plan, "table_added", message, table.label)
-    return plan.with_amendments([addition.to_json()])
+    return plan.with_amendments([addition])
 
 
 def plan_removals(context: RunContext, plan: Plan) -> list[Suspension]:

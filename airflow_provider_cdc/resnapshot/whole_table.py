@@ -11,7 +11,6 @@ that position on, the stream follows the table with the definition that it was r
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, generation_fence, open_sink_tables, read_coverage
 from airflow_provider_cdc.chunk_groups.task import JobRunner
@@ -157,7 +156,7 @@ def _stage_table_once(
     if (loss := loss_error(context, plan, index, schema)) is not None:
         raise loss
     rejoin = Rejoin(index, plan.revision_of(index) + 1, timeline.seq(since.at), schema)
-    reading_plan = replace(plan, amendments=(*plan.amendments, rejoin))
+    reading_plan = plan.replace(amendments=(*plan.amendments, rejoin))
     return stage_ad_hoc_read(context, plan, reading_plan, TABLE, index, chunks, since, timeline, run, by_request)
 
 

@@ -322,8 +322,8 @@ class PlainResumePoint(States):
         state = self.newest()[1]
         if not state.get("offset"):
             return None
-        return Offset.from_json(state["offset"]), Timeline.from_segments(state["lineage"])
+        return Offset.from_json(state["offset"]), Timeline.from_json(state["lineage"])
 
     def write(self, offset: Offset, timeline: Timeline, fence: Fence) -> None:
-        state = {"offset": offset.to_json(), "lineage": timeline.segments_to_json()}
+        state = {"offset": offset.to_json(), "lineage": timeline.to_json()}
         self.change(lambda _: dict(state), {}, fence)

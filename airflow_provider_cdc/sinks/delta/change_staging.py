@@ -223,7 +223,7 @@ def _read_order_files(storage: Storage, table: TableSchema, names: Sequence[str]
                 file_column_index, FILE_COLUMN, pc.add(rows[FILE_COLUMN], pa.scalar(len(files), pa.int64()))
             )
         )
-        files += [DataFile(**file) for file in listed]
+        files += [DataFile.from_json(file) for file in listed]
     return pa.concat_tables([empty_table(schema), *parts]), files
 
 

@@ -462,7 +462,7 @@ def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytes
     slice_ = target.stage("1/0/1/slice", (rows(*listed[n : n + 50]) for n in range(0, 3000, 50)))
     assert max(waiting) <= 20_000 and len(waiting) > 10 and 8 < len(slice_.parts) < 60
     assert (slice_.rows, slice_.low, slice_.high, slice_.oldest, slice_.newest) == (3000, 0, 2999, 5, 6)
-    assert slice_ == DataFile(**slice_.to_json()) and target.is_staged(slice_)
+    assert slice_ == DataFile.from_json(slice_.to_json()) and target.is_staged(slice_)
     staged = pa.concat_tables(target.read_staged(slice_))
     assert sorted(staged["v"].to_pylist()) == list(range(3000)) and staged.schema == TABLE.sink_schema
     target.commit(lambda _: PublishSlices([slice_]), {}, FENCE)
