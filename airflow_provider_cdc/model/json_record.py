@@ -21,7 +21,7 @@ class JsonRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     @classmethod
     def from_json(cls, value: Any, place: str = "") -> Self:
-        """Inverse of :meth:`to_json`; see :func:`parse_json`."""
+        """Inverse of :meth:`to_json`; parameters and errors are those of :func:`parse_json`."""
         return parse_json(value, cls, place)
 
     def replace(self, **changes: Any) -> Self:

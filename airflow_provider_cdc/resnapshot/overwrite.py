@@ -91,10 +91,7 @@ def overwrite_if_due(
     if (earlier_outcome := load_outcome(context, plan.generation, staged.group)) is not None:
         record_outcome(context, plan, staged, earlier_outcome)  # a run died after it had recorded the outcome
         return OverwriteResult(*earlier_outcome, plan)
-    if index is None:
-        return _record_refused(
-            context, store, plan, staged, PublishRefusal("it was read by an older version"), "a table"
-        )
+    assert index is not None  # only a chunk group has no table of its own
     label = plan.tables[index].label
     if (message := _published_message(context, plan, applier, staged, index)) is not None:
         return _record_published(context, store, plan, staged, message, maybe_recorded=True)

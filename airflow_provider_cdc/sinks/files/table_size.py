@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from airflow_provider_cdc.model.json_record import JsonRecord
 
 
-@dataclass(frozen=True)
-class TableSize:
+class TableSize(JsonRecord, frozen=True):
     """The size of a table, as recorded in its log: no data file is opened.
 
     :param files: number of data files.
@@ -23,7 +22,3 @@ class TableSize:
     dead_rows: int
     files_with_vectors: int
     compactions: int
-
-    def to_json(self) -> dict[str, int | None]:
-        """Return a plain JSON value."""
-        return dict(self.__dict__)
