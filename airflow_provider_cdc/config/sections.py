@@ -4,37 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated
 
 from airflow_provider_cdc.config.load_limits import LoadLimits
-from airflow_provider_cdc.config.section import (
-    ColumnPatterns,
-    ConnId,
-    Flag,
-    Section,
-    TablePatterns,
-    one_of,
-    whole_number,
-)
+from airflow_provider_cdc.config.patterns import check_patterns
 from airflow_provider_cdc.config.spark_conf import check_conf, check_master
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema_modes import CHANGE_KINDS, EVOLVE, EXCEPTION, LENIENT, SCHEMA_MODES
 from airflow_provider_cdc.model.start_mode import SNAPSHOT, StreamStart, check_start
-from airflow_provider_cdc.model.value_checks import check_choice, check_integer, invalid_value
+from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 
 #: Highest value of ``source.server_id``: the slots of a pipeline follow it and must stay below 2^32.
 MAX_SERVER_ID = 2**32 - 1 - slots.LAST_SLOT
 
 #: ``stream.on_table_error``: the stream continues without a table that cannot continue.
 SUSPEND = "suspend"
-_check_schema_mode = partial(
-    check_choice,
-    supported=SCHEMA_MODES,
-    planned=("try_evolve",),
-    remedy="Use evolve (the default), lenient, ignore or exception",
-)
+_PLANNED_SCHEMA_CHANGES = ("try_evolve",)
+_ZERO_DATES = ("error", "null")
 #: Kinds of schema changes that other tools let a pipeline choose, and the setting to use instead.
 _CHOSEN_ELSEWHERE = {
     "rename.column": "A renamed column is one dropped and one added: use drop.column and add.column",
@@ -45,34 +31,8 @@ _CHOSEN_ELSEWHERE = {
 }
 
 
-def _check_zero_dates(key: str, value: object) -> str:
-    return check_choice(key, "null" if value is None else value, ("error", "null"))
-
-
-def _check_trigger(key: str, seconds: object) -> float:
-    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= 3600:
-        return seconds
-    raise invalid_value(key, seconds, "a number from 0 to 3600")
-
-
-def _check_threshold(key: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9:
-        return value
-    raise invalid_value(key, value, "a number above 0, or null")
-
-
-def _check_change_kinds(key: str, kinds: object) -> tuple[str, ...]:
-    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
-        raise invalid_value(key, kinds, f"a list of {', '.join(CHANGE_KINDS)}")
-    for kind in kinds:
-        if kind in _CHOSEN_ELSEWHERE:
-            raise NotReadyError(f"{key}: {kind!r} is not chosen here", _CHOSEN_ELSEWHERE[kind])
-        check_choice(key, kind, CHANGE_KINDS)
-    return tuple(kinds)
-
-
 @dataclass(frozen=True)
-class Source(Section):
+class Source:
     """Where rows come from.
 
     :param conn_id: Airflow connection of the server.
@@ -86,22 +46,32 @@ class Source(Section):
         is how YAML reads the bare word) makes it NULL.
     """
 
-    conn_id: ConnId
-    tables: TablePatterns
-    exclude: TablePatterns = ()
-    server_id: Annotated[int | None, whole_number(1, MAX_SERVER_ID)] = None
-    include_columns: ColumnPatterns = ()
-    exclude_columns: ColumnPatterns = ()
-    zero_dates: Annotated[str, _check_zero_dates] = "error"
+    conn_id: str
+    tables: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
+    server_id: int | None = None
+    include_columns: tuple[str, ...] = ()
+    exclude_columns: tuple[str, ...] = ()
+    zero_dates: str = "error"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        zero_dates: object = self.zero_dates
+        if zero_dates is None:
+            object.__setattr__(self, "zero_dates", "null")
+        check_choice("source.zero_dates", self.zero_dates, _ZERO_DATES, (), "")
+        check_conn_id("source.conn_id", self.conn_id)
+        object.__setattr__(self, "tables", check_patterns("source.tables", self.tables))
+        object.__setattr__(self, "exclude", check_patterns("source.exclude", self.exclude))
+        for key in ("include_columns", "exclude_columns"):
+            object.__setattr__(self, key, check_patterns(f"source.{key}", getattr(self, key), dots=2))
         if self.include_columns and self.exclude_columns:
             raise NotReadyError(
                 "source.include_columns and source.exclude_columns are both set", "Leave one of them out"
             )
         if not self.tables:
             raise invalid_value("source.tables", [], "at least one regular expression such as shop.order_.*")
+        if self.server_id is not None:
+            check_integer("source.server_id", self.server_id, 1, MAX_SERVER_ID)
 
     @property
     def patterns(self) -> dict[str, tuple[str, ...]]:
@@ -110,7 +80,7 @@ class Source(Section):
 
 
 @dataclass(frozen=True)
-class Snapshot(Section):
+class Snapshot:
     """How existing rows are read.
 
     :param chunk_rows: rows per chunk, the unit of watermarks.
@@ -122,20 +92,25 @@ class Snapshot(Section):
     :param max_replica_lag_seconds: no chunk is begun while the server, if it is a replica, has a higher lag.
     """
 
-    chunk_rows: Annotated[int, whole_number(1, 1_000_000)] = 8096
-    group_rows: Annotated[int, whole_number(1)] = 4_000_000
-    parallelism: Annotated[int, whole_number(1, slots.MAX_PARALLELISM)] = 2
-    max_rows_per_second: Annotated[int | None, whole_number(1)] = None
-    max_bytes_per_second: Annotated[int | None, whole_number(1)] = None
+    chunk_rows: int = 8096
+    group_rows: int = 4_000_000
+    parallelism: int = 2
+    max_rows_per_second: int | None = None
+    max_bytes_per_second: int | None = None
     max_threads_running: int | None = None
-    max_replica_lag_seconds: Annotated[int | None, whole_number(1)] = None
+    max_replica_lag_seconds: int | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_integer("snapshot.chunk_rows", self.chunk_rows, 1, 1_000_000)
+        check_integer("snapshot.group_rows", self.group_rows, 1)
         if self.group_rows < self.chunk_rows:
             raise invalid_value(
                 "snapshot.group_rows", self.group_rows, f"at least snapshot.chunk_rows ({self.chunk_rows})"
             )
+        check_integer("snapshot.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
+        for name in ("max_rows_per_second", "max_bytes_per_second", "max_replica_lag_seconds"):
+            if getattr(self, name) is not None:
+                check_integer(f"snapshot.{name}", getattr(self, name), 1)
         if self.max_threads_running is not None:
             # Each reader itself causes up to two running threads, one of which queries the number.
             check_integer("snapshot.max_threads_running", self.max_threads_running, 2 * self.parallelism + 1)
@@ -152,7 +127,7 @@ class Snapshot(Section):
 
 
 @dataclass(frozen=True)
-class Stream(Section):
+class Stream:
     """How changes are followed.
 
     :param mode: ``continuous``, or ``catch_up`` to end at the position seen at the start.
@@ -178,29 +153,40 @@ class Stream(Section):
     :param exclude_schema_changes: kinds of changes not to apply, even if they are included.
     """
 
-    mode: Annotated[str, one_of("continuous", "catch_up")] = "continuous"
-    trigger_seconds: Annotated[float, _check_trigger] = 0.5
-    schema_changes: Annotated[str, _check_schema_mode] = EVOLVE
-    max_batch_bytes: Annotated[int, whole_number(1 << 20)] = 268_435_456
-    max_batch_rows: Annotated[int, whole_number(1000)] = 5_000_000
-    parallelism: Annotated[int, whole_number(1, slots.MAX_PARALLELISM)] = 2
-    start: Annotated[StreamStart, check_start] = field(default=SNAPSHOT, hash=False)
-    on_purged: Annotated[str, one_of("stop", "reread")] = "stop"
-    on_table_error: Annotated[str, one_of(SUSPEND, "stop")] = SUSPEND
-    fail_on_suspended: Flag = True
-    reread: Annotated[str, one_of("auto", "ask")] = "auto"
-    reread_max_bytes: Annotated[int, whole_number(0)] = 10 << 30
-    include_schema_changes: Annotated[tuple[str, ...], _check_change_kinds] = ()
-    exclude_schema_changes: Annotated[tuple[str, ...], _check_change_kinds] = ()
+    mode: str = "continuous"
+    trigger_seconds: float = 0.5
+    schema_changes: str = EVOLVE
+    max_batch_bytes: int = 268_435_456
+    max_batch_rows: int = 5_000_000
+    parallelism: int = 2
+    start: StreamStart = field(default=SNAPSHOT, hash=False)
+    on_purged: str = "stop"
+    on_table_error: str = SUSPEND
+    fail_on_suspended: bool = True
+    reread: str = "auto"
+    reread_max_bytes: int = 10 << 30
+    include_schema_changes: tuple[str, ...] = ()
+    exclude_schema_changes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_choice("stream.mode", self.mode, ("continuous", "catch_up"), (), "")
+        seconds: object = self.trigger_seconds
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= 3600:
+            raise invalid_value("stream.trigger_seconds", seconds, "a number from 0 to 3600")
+        remedy = "Use evolve (the default), lenient, ignore or exception"
+        check_choice("stream.schema_changes", self.schema_changes, SCHEMA_MODES, _PLANNED_SCHEMA_CHANGES, remedy)
         for key in ("include_schema_changes", "exclude_schema_changes"):
-            if getattr(self, key) and self.schema_changes not in (EVOLVE, LENIENT):
-                raise NotReadyError(
-                    f"stream.{key} is set, and stream.schema_changes is {self.schema_changes}",
-                    f"Use {EVOLVE} or {LENIENT} with it",
-                )
+            object.__setattr__(self, key, _check_change_kinds(f"stream.{key}", getattr(self, key), self.schema_changes))
+        check_integer("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
+        check_integer("stream.max_batch_rows", self.max_batch_rows, 1000)
+        check_integer("stream.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
+        object.__setattr__(self, "start", check_start("stream.start", self.start))
+        check_choice("stream.on_table_error", self.on_table_error, (SUSPEND, "stop"), (), "")
+        check_choice("stream.reread", self.reread, ("auto", "ask"), (), "")
+        check_integer("stream.reread_max_bytes", self.reread_max_bytes, 0)
+        if not isinstance(self.fail_on_suspended, bool):
+            raise invalid_value("stream.fail_on_suspended", self.fail_on_suspended, "true or false")
+        check_choice("stream.on_purged", self.on_purged, ("stop", "reread"), (), "")
         if self.on_purged == "reread" and self.start != SNAPSHOT:
             raise invalid_value(
                 "stream.on_purged", self.on_purged, "stop: a pipeline without a snapshot has nothing to re-snapshot"
@@ -212,18 +198,38 @@ class Stream(Section):
         return self.schema_changes != EXCEPTION
 
 
+def _check_change_kinds(key: str, kinds: object, mode: str) -> tuple[str, ...]:
+    """Check a list of kinds of changes.
+
+    :raises NotReadyError: if it is not valid, or the mode does not allow a choice.
+    """
+    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+        raise invalid_value(key, kinds, f"a list of {', '.join(CHANGE_KINDS)}")
+    for kind in kinds:
+        if kind in _CHOSEN_ELSEWHERE:
+            raise NotReadyError(f"{key}: {kind!r} is not chosen here", _CHOSEN_ELSEWHERE[kind])
+        check_choice(key, kind, CHANGE_KINDS, (), "")
+    if kinds and mode not in (EVOLVE, LENIENT):
+        raise NotReadyError(f"{key} is set, and stream.schema_changes is {mode}", f"Use {EVOLVE} or {LENIENT} with it")
+    return tuple(kinds)
+
+
 @dataclass(frozen=True)
-class State(Section):
+class State:
     """Where the state database is.
 
     :param conn_id: Airflow connection of the state database; ``None`` for a SQLite file.
     """
 
-    conn_id: ConnId | None = None
+    conn_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.conn_id is not None:
+            check_conn_id("state.conn_id", self.conn_id)
 
 
 @dataclass(frozen=True)
-class Alerts(Section):
+class Alerts:
     """Thresholds for calling the alert hooks of the stream's task.
 
     :param lag_seconds: ``on_lag`` is called if the source's oldest unread commit is older. ``None`` for never.
@@ -231,12 +237,19 @@ class Alerts(Section):
         never.
     """
 
-    lag_seconds: Annotated[float | None, _check_threshold] = None
-    hours_to_purge: Annotated[float | None, _check_threshold] = None
+    lag_seconds: float | None = None
+    hours_to_purge: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lag_seconds", "hours_to_purge"):
+            value: object = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
+            if value is not None and not number:
+                raise invalid_value(f"alerts.{name}", value, "a number above 0, or null")
 
 
 @dataclass(frozen=True)
-class Spark(Section):
+class Spark:
     """Where Spark runs, and how.
 
     :param conn_id: Airflow connection of a Spark master; instead of ``master``.
@@ -244,13 +257,16 @@ class Spark(Section):
     :param conf: further Spark settings; they override those of the connection.
     """
 
-    conn_id: ConnId | None = None
-    master: Annotated[str | None, check_master] = None
-    conf: Annotated[Mapping[str, str], check_conf] = field(default_factory=dict, hash=False)
+    conn_id: str | None = None
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.conn_id is not None and self.master is not None:
-            raise NotReadyError("spark.conn_id and spark.master are both set", "Leave one of them out")
-        if self.conn_id is None and self.master is None:
-            self._set("master", "local[2]")
+        if self.conn_id is not None:
+            check_conn_id("spark.conn_id", self.conn_id)
+            if self.master is not None:
+                raise NotReadyError("spark.conn_id and spark.master are both set", "Leave one of them out")
+        else:
+            master = "local[2]" if self.master is None else self.master
+            object.__setattr__(self, "master", check_master("spark.master", master))
+        object.__setattr__(self, "conf", check_conf("spark.conf", {} if self.conf is None else self.conf))

@@ -4,83 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from airflow_provider_cdc.config.delete_policy import DELETE_MODES, HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.config.patterns import check_patterns, matches_any
-from airflow_provider_cdc.config.section import ConnId, Flag, Section, whole_number
 from airflow_provider_cdc.config.sink_kinds import COPY_ON_WRITE, KIND_SETTINGS, SINK_KINDS
 from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
 from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.config.table_properties import TableProperties
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.value_checks import check_choice, invalid_value
+from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 
 _PLANNED_KINDS = ("iceberg", "jdbc", "kafka", "changelog")
 _PARTITION_UNITS = ("year", "month", "day", "hour")
-_Modes = str | Mapping[str, Sequence[str]]
-_Partitions = Mapping[str, Sequence[str | Mapping[str, str]]]
 #: ``on_dropped``: the copy of a dropped table is left unchanged; or its rows are deleted.
 KEEP, DROP = "keep", "drop"
 
 
-def _check_path(key: str, path: object) -> str:
-    if not isinstance(path, str):
-        raise invalid_value(key, path, "the absolute path of a folder, such as /data/lake")
-    StoreAddress.parse(path)
-    if "%" in (local_folder_of(path) or path):
-        raise NotReadyError(
-            f"{key} has a percent sign: {path[:60]!r}",
-            "Name a folder without one: readers of Delta tables treat it as the start of an escape",
-        )
-    return path
-
-
-def _check_kind(key: str, kind: object) -> str:
-    return check_choice(key, kind, tuple(SINK_KINDS), _PLANNED_KINDS, f"Use {' or '.join(SINK_KINDS)}")
-
-
-def _check_modes(key: str, value: object, modes: tuple[str, ...]) -> _Modes:
-    """Check a mode for all tables, or patterns of tables by mode; the first mode is the default."""
-    if not isinstance(value, Mapping):
-        return check_choice(key, value, modes)
-    if not value or not {*value} <= {*modes[1:]}:
-        forms = ", ".join(f"{mode}: [patterns of tables]" for mode in modes[1:])
-        raise invalid_value(key, value, f"{' or '.join(modes)}, or {{{forms}}}" if forms else modes[0])
-    return {mode: check_patterns(f"{key}.{mode}", patterns) for mode, patterns in value.items()}
-
-
-def _check_partitions(key: str, value: object) -> _Partitions:
-    if not isinstance(value, Mapping | None):
-        raise invalid_value(key, value, "a mapping of patterns of tables to lists of columns")
-    partitions: dict[str, list[str | Mapping[str, str]]] = {}
-    for pattern in check_patterns(key, list(value or ())):
-        name, parts = f"{key}.{pattern}", (value or {})[pattern]
-        if not isinstance(parts, list | tuple) or not parts:
-            raise invalid_value(name, parts, "a list such as [country, {month: created_at}]")
-        partitions[pattern] = [_check_partition(name, part) for part in parts]
-    return partitions
-
-
-def _check_partition(key: str, part: object) -> str | dict[str, str]:
-    """Return a valid partition column or part of a date.
-
-    :raises NotReadyError: if it is neither.
-    """
-    if isinstance(part, str) and part:
-        return part
-    if isinstance(part, Mapping) and len(part) == 1:
-        ((unit, column),) = part.items()
-        if unit in _PARTITION_UNITS and isinstance(column, str) and column:
-            return {unit: column}
-    raise invalid_value(
-        key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(_PARTITION_UNITS)}"
-    )
-
-
 @dataclass(frozen=True)
-class Sink(Section):
+class Sink:
     """Where rows go.
 
     :param path: absolute path of a folder, or address in an object store (``s3://``, ``gs://``, ``abfss://``,
@@ -104,34 +46,69 @@ class Sink(Section):
         ``drop`` deletes its rows; or, for some tables, ``{"drop": [patterns]}``.
     """
 
-    path: Annotated[str, _check_path]
-    kind: Annotated[str, _check_kind] = "delta"
-    deletes: Annotated[_Modes, partial(_check_modes, modes=DELETE_MODES)] = field(default=HARD, hash=False)
-    merge: _Modes | None = field(default=None, hash=False)
-    index_bytes: Annotated[int, whole_number(1 << 20)] = 268_435_456
-    partition_by: Annotated[_Partitions, _check_partitions] = field(default_factory=dict, hash=False)
-    compaction: Flag = True
-    conn_id: ConnId | None = None
+    path: str
+    kind: str = "delta"
+    deletes: str | Mapping[str, Sequence[str]] = field(default=HARD, hash=False)
+    merge: str | Mapping[str, Sequence[str]] | None = field(default=None, hash=False)
+    index_bytes: int = 268_435_456
+    partition_by: Mapping[str, Sequence[str | Mapping[str, str]]] = field(default_factory=dict, hash=False)
+    compaction: bool = True
+    conn_id: str | None = None
     table_path: str = DEFAULT_TABLE_PATHS.template
     lower_case: bool = False
     table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    adopt: Flag = False
-    on_dropped: Annotated[_Modes, partial(_check_modes, modes=(KEEP, DROP))] = field(default=KEEP, hash=False)
+    adopt: bool = False
+    on_dropped: str | Mapping[str, Sequence[str]] = field(default=KEEP, hash=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.conn_id is not None and StoreAddress.parse(self.path) is None:
-            raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
+        check_choice("sink.kind", self.kind, tuple(SINK_KINDS), _PLANNED_KINDS, f"Use {' or '.join(SINK_KINDS)}")
+        path: object = self.path
+        if not isinstance(path, str):
+            raise invalid_value("sink.path", path, "the absolute path of a folder, such as /data/lake")
+        address = StoreAddress.parse(path)
+        if "%" in (local_folder_of(path) or path):
+            raise NotReadyError(
+                f"sink.path has a percent sign: {path[:60]!r}",
+                "Name a folder without one: readers of Delta tables treat it as the start of an escape",
+            )
+        if self.conn_id is not None:
+            check_conn_id("sink.conn_id", self.conn_id)
+            if address is None:
+                raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
+        self._check_modes("deletes", DELETE_MODES)
         TablePaths(self.table_path, self.lower_case)
         TableProperties.parse(self.table_properties)
-        kind = SINK_KINDS[self.kind]
-        merge = kind.merge_modes[0] if self.merge is None else self.merge
-        self._set("merge", _check_modes("sink.merge", merge, kind.merge_modes))
+        merge_modes = SINK_KINDS[self.kind].merge_modes
+        if self.merge is None:
+            object.__setattr__(self, "merge", merge_modes[0])
+        self._check_modes("merge", merge_modes)
+        self._check_modes("on_dropped", (KEEP, DROP))
+        self._check_partitions()
+        check_integer("sink.index_bytes", self.index_bytes, 1 << 20)
+        for name in ("compaction", "adopt"):
+            if not isinstance(getattr(self, name), bool):
+                raise invalid_value(f"sink.{name}", getattr(self, name), "true or false")
+        self._check_settings_of_kind()
+
+    def _check_settings_of_kind(self) -> None:
+        missing = KIND_SETTINGS - SINK_KINDS[self.kind].settings
         for spec in fields(self):
-            is_set = getattr(self, spec.name) not in (spec.default, {})
-            if is_set and spec.name in KIND_SETTINGS - kind.settings:
-                problem = f"sink.{spec.name} is set, and a sink of kind {self.kind} has no such setting"
-                raise NotReadyError(problem, "Leave it out")
+            if spec.name in missing and getattr(self, spec.name) not in (spec.default, {}):
+                key, kind = f"sink.{spec.name}", self.kind
+                raise NotReadyError(f"{key} is set, and a sink of kind {kind} has no such setting", "Leave it out")
+
+    def _check_modes(self, name: str, modes: tuple[str, ...]) -> None:
+        """Check a mode for all tables, or patterns of tables by mode; the first mode is the default."""
+        value: object = getattr(self, name)
+        if not isinstance(value, Mapping):
+            check_choice(f"sink.{name}", value, modes, (), "")
+            return
+        if not value or not {*value} <= {*modes[1:]}:
+            forms = ", ".join(f"{mode}: [patterns of tables]" for mode in modes[1:])
+            allowed = f"{' or '.join(modes)}, or {{{forms}}}" if forms else modes[0]
+            raise invalid_value(f"sink.{name}", value, allowed)
+        patterns = {mode: check_patterns(f"sink.{name}.{mode}", mode_patterns) for mode, mode_patterns in value.items()}
+        object.__setattr__(self, name, patterns)
 
     def _patterns_of_mode(self, name: str, mode: str) -> tuple[str, ...]:
         """Return the patterns of the tables for which a setting has this mode."""
@@ -154,6 +131,18 @@ class Sink(Section):
         """``table_path`` and ``lower_case`` together."""
         return TablePaths(self.table_path, self.lower_case)
 
+    def _check_partitions(self) -> None:
+        value: object = {} if self.partition_by is None else self.partition_by
+        if not isinstance(value, Mapping):
+            raise invalid_value("sink.partition_by", value, "a mapping of patterns of tables to lists of columns")
+        partitions: dict[str, list[str | dict[str, str]]] = {}
+        for pattern in check_patterns("sink.partition_by", list(value)):
+            key, parts = f"sink.partition_by.{pattern}", value[pattern]
+            if not isinstance(parts, list | tuple) or not parts:
+                raise invalid_value(key, parts, "a list such as [country, {month: created_at}]")
+            partitions[pattern] = [_check_partition(key, part) for part in parts]
+        object.__setattr__(self, "partition_by", partitions)
+
     @property
     def copy_on_write_tables(self) -> tuple[str, ...]:
         """Patterns of the tables for which ``merge`` is ``copy_on_write``."""
@@ -163,6 +152,22 @@ class Sink(Section):
     def partition_fields(self) -> tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...]:
         """``partition_by`` as pairs: a pattern of tables, and their columns with the part of the date or ``None``."""
         return tuple((pattern, tuple(map(_column_and_unit, parts))) for pattern, parts in self.partition_by.items())
+
+
+def _check_partition(key: str, part: object) -> str | dict[str, str]:
+    """Return a valid partition column or part of a date.
+
+    :raises NotReadyError: if it is neither.
+    """
+    if isinstance(part, str) and part:
+        return part
+    if isinstance(part, Mapping) and len(part) == 1:
+        ((unit, column),) = part.items()
+        if unit in _PARTITION_UNITS and isinstance(column, str) and column:
+            return {unit: column}
+    raise invalid_value(
+        key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(_PARTITION_UNITS)}"
+    )
 
 
 def _column_and_unit(part: str | Mapping[str, str]) -> tuple[str, str | None]:

@@ -76,9 +76,9 @@ def check_conf(what: str, conf: object) -> dict[str, str]:
     :param what: their name in messages.
     :raises NotReadyError: for something that is not a setting, would contain a secret, or is managed by the project.
     """
-    if not isinstance(conf, Mapping | None):
+    if not isinstance(conf, Mapping):
         raise invalid_value(what, conf, "a mapping such as {spark.executor.memory: 4g}")
-    return {_check_key(what, key): _check_value(f"{what}: {key}", value) for key, value in (conf or {}).items()}
+    return {_check_key(what, key): _check_value(f"{what}: {key}", value) for key, value in conf.items()}
 
 
 def _check_key(what: str, key: object) -> str:

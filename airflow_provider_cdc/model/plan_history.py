@@ -36,7 +36,7 @@ class Suspension(JsonRecord, frozen=True, tag_field="amendment", tag="suspended"
     :param seq: ``_cdc_seq`` of the last transaction in the copy.
     :param at: the same position in human-readable form: ``file:position``.
     :param since: when it was suspended, as ISO 8601 in UTC.
-    :param kind: class name of the error that caused it, or one of :mod:`~airflow_provider_cdc.model.suspension_kinds`.
+    :param kind: class name of the error that caused it, or one of :data:`~airflow_provider_cdc.model.errors.NO_ERROR_KINDS`.
     :param message: message of the error.
     :param remedy: remedy of the error.
     :param schema: the definition of a table that this amendment adds to the plan; ``None`` for a planned table.
@@ -94,7 +94,7 @@ class Replan(JsonRecord, frozen=True, tag_field="amendment", tag="replanned"):
 
 
 Amendment = FollowedDdl | Suspension | Rejoin
-#: An amendment or a replanned table, as stored beside the plan.
+#: An amendment or a replanned table, as stored next to the plan.
 StoredAmendment = Amendment | Replan
 STORED_AMENDMENT = cast(type[StoredAmendment], StoredAmendment)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from airflow_provider_cdc.model.errors import ADDED, REMOVED, REQUESTED
 from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Amendment, Rejoin, Suspension
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED, REQUESTED
 
 #: What was read: a chunk group of the plan, a whole table, or key ranges of a table.
 GROUP, TABLE, RANGES = "group", "table", "ranges"

@@ -24,43 +24,35 @@ def not_supported_yet(key: str, value: object, remedy: str) -> NotReadyError:
     return NotReadyError(f"{key}: {reprlib.repr(value)} is not supported yet", remedy)
 
 
-def check_integer(key: str, value: object, low: int, high: int | None = None) -> int:
-    """Return a value if it is an integer within a range."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high):
-        return value
-    allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
-    raise invalid_value(key, value, allowed)
+def check_integer(key: str, value: object, low: int, high: int | None = None) -> None:
+    """Reject a value that is not an integer within a range."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
+    if not fits:
+        allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+        raise invalid_value(key, value, allowed)
 
 
-def check_flag(key: str, value: object) -> bool:
-    """Return a value if it is a boolean."""
-    if isinstance(value, bool):
-        return value
-    raise invalid_value(key, value, "true or false")
-
-
-def check_choice(
-    key: str, value: object, supported: tuple[str, ...], planned: tuple[str, ...] = (), remedy: str = ""
-) -> str:
-    """Return a value if it is one of the supported words.
+def check_choice(key: str, value: object, supported: tuple[str, ...], planned: tuple[str, ...], remedy: str) -> None:
+    """Reject a value that is not one of the supported words.
 
     :param supported: the words that this version supports.
     :param planned: words that a later version may support.
     :param remedy: what to use instead of one of these.
     """
-    if isinstance(value, str) and value in supported:
-        return value
+    if value in supported:
+        return
     if value in planned:
         raise not_supported_yet(key, value, remedy)
     raise invalid_value(key, value, f"one of {', '.join(supported)}" if len(supported) > 1 else supported[0])
 
 
-def check_conn_id(key: str, value: object) -> str:
-    """Return a value if it can be a connection id."""
-    if isinstance(value, str) and _CONN_ID.fullmatch(value):
-        return value
-    # The value is not shown: people paste whole addresses here, with the password.
-    raise NotReadyError(f"{key} is not the id of a connection", "It must be a name such as cdc_source, not an address")
+def check_conn_id(key: str, value: object) -> None:
+    """Reject a value that cannot be a connection id."""
+    if not isinstance(value, str) or not _CONN_ID.fullmatch(value):
+        # The value is not shown: people paste whole addresses here, with the password.
+        raise NotReadyError(
+            f"{key} is not the id of a connection", "It must be a name such as cdc_source, not an address"
+        )
 
 
 def format_keys(section: type[Any]) -> str:

@@ -16,6 +16,9 @@ from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.chunk_groups.chunk_group import generation_fence
 from airflow_provider_cdc.config.sections import SUSPEND
 from airflow_provider_cdc.model.errors import (
+    ADDED,
+    REMOVED,
+    REQUESTED,
     CdcError,
     DdlError,
     FencedError,
@@ -28,7 +31,6 @@ from airflow_provider_cdc.model.errors import (
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED, REQUESTED
 from airflow_provider_cdc.mysql.client.catalog import find_tables
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.runtime.run_context import RunContext

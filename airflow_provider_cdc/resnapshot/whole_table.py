@@ -17,6 +17,7 @@ from airflow_provider_cdc.chunk_groups.task import JobRunner
 from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import (
+    ADDED,
     CdcError,
     DdlError,
     NotReadyError,
@@ -28,7 +29,6 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Rejoin
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.staged_read import TABLE, StagedRead
-from airflow_provider_cdc.model.suspension_kinds import ADDED
 from airflow_provider_cdc.mysql.chunks.planner import plan_resnapshot, plan_table
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot.ad_hoc_read import stage_ad_hoc_read, wait_for_ad_hoc_read

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
+from airflow_provider_cdc.model.errors import REMOVED, REQUESTED
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Amendment, FollowedDdl, Rejoin, Suspension
@@ -24,7 +25,6 @@ from airflow_provider_cdc.model.staged_read import (
     order_for_publishing,
     publish_refusal,
 )
-from airflow_provider_cdc.model.suspension_kinds import REMOVED, REQUESTED
 
 LINEAGE = Timeline("server", "binlog.000001")
 SCHEMA = TableSchema("d", "t", (), ())

@@ -210,7 +210,7 @@ def read_plan(storage: Storage, layout: Layout) -> Plan | None:
 
 
 def read_amendments(storage: Storage, layout: Layout, generation: int) -> list[StoredAmendment]:
-    """Return the amendments of a snapshot that are stored beside its plan, in any order."""
+    """Return the stored amendments of a snapshot, in any order."""
     while True:
         names = list_amendments(storage, layout, generation)
         amendments = [read_record(storage, name, STORED_AMENDMENT) for name in names]
