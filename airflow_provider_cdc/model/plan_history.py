@@ -36,7 +36,8 @@ class Suspension(JsonRecord, frozen=True, tag_field="amendment", tag="suspended"
     :param seq: ``_cdc_seq`` of the last transaction in the copy.
     :param at: the same position in human-readable form: ``file:position``.
     :param since: when it was suspended, as ISO 8601 in UTC.
-    :param kind: class name of the error that caused it, or one of :data:`~airflow_provider_cdc.model.errors.NO_ERROR_KINDS`.
+    :param kind: class name of the error that caused it, or one of
+        :data:`~airflow_provider_cdc.model.errors.NO_ERROR_KINDS`.
     :param message: message of the error.
     :param remedy: remedy of the error.
     :param schema: the definition of a table that this amendment adds to the plan; ``None`` for a planned table.
