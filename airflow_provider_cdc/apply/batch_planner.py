@@ -156,16 +156,8 @@ class BatchPlanner:
             self._binlog.file_start_times.get(at.file, 0) if start.file_start_time or at.file != start.at.file else 0
         )
         numbered = gtids_on and (start.gtid_mode_on or target <= at)
-        return Offset(
-            start.server,
-            at.file,
-            at.position,
-            str(gtids),
-            tuple(sorted(open_xa.values())),
-            str(applied_gtids),
-            file_began,
-            numbered,
-        )
+        xas, applied = tuple(sorted(open_xa.values())), str(applied_gtids)
+        return Offset(start.server, at.file, at.position, str(gtids), xas, applied, file_began, numbered)
 
     def find_range_ends(
         self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int

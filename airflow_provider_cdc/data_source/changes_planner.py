@@ -157,12 +157,8 @@ class ChangesPlanner:
 
     def _file_start(self, file: str) -> Offset:
         """Return the offset of the beginning of a file."""
-        return Offset(
-            self._server,
-            file,
-            FIRST_EVENT_POSITION,
-            str(binlog_headers.previous_gtids(self._connection, file)),
-        )
+        gtids = str(binlog_headers.previous_gtids(self._connection, file))
+        return Offset(self._server, file, FIRST_EVENT_POSITION, gtids)
 
     def _earliest(self) -> Offset:
         start = self._file_start(next(iter(binlog_sizes(self._connection))))
