@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -110,7 +109,7 @@ class BatchPlanner:
         # The walk went past the DDL, so walk the part before it again.
         end_before_ddl = self._walk(start, batch_end, gtids_on, max_bytes, max_rows) if start.at < batch_end else start
         assert isinstance(end_before_ddl, Offset)
-        return replace(end_before_ddl, before_ddl=True)
+        return end_before_ddl.replace(before_ddl=True)
 
     def _walk(
         self, start: Offset, target: Position, gtids_on: bool, max_bytes: int, max_rows: int
@@ -151,9 +150,8 @@ class BatchPlanner:
             self._binlog.file_start_times.get(at.file, 0) if start.file_start_time or at.file != start.at.file else 0
         )
         numbered = gtids_on and (start.gtid_mode_on or target <= at)
-        return Offset(
-            start.server, at, str(gtids), tuple(sorted(open_xa.values())), str(applied_gtids), file_began, numbered
-        )
+        xas, applied = tuple(sorted(open_xa.values())), str(applied_gtids)
+        return Offset(start.server, at.file, at.position, str(gtids), xas, applied, file_began, numbered)
 
     def find_range_ends(
         self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int

@@ -126,7 +126,7 @@ def apply_pending_definition(context: RunContext, plan: Plan, index: int, fence:
     marker = definition_marker(plan.pipeline)
     with name_table_in_errors(plan.tables[index]):
         if (rejoin := _pending_rejoin(context, plan, index)) is not None:
-            files = [DataFile(**file) for file in rejoin.slices]
+            files = [DataFile.from_json(file) for file in rejoin.slices]
             table_fence = generation_fence(plan, index)
             markers = {rejoined_marker(plan): rejoin.revision, stream_marker(plan.pipeline): rejoin.seq}
             failpoint("rejoin.before_exchange")
@@ -280,7 +280,7 @@ def _check_definition_known(plan: Plan, index: int, change: Alteration) -> None:
     before = {column.name: column for column in plan.tables[index].columns}
     for column in change.definition.columns:
         old = before.get(column.name)
-        if column.name in change.changed and old is not None and replace(column, nullable=old.nullable) == old:
+        if column.name in change.changed and old is not None and column.replace(nullable=old.nullable) == old:
             raise DdlNotFollowed(
                 f"the stream began in the past, and column {column.name} may have been different before this: choose "
                 "a later stream.start"
@@ -297,7 +297,7 @@ def adapt_alteration(context: RunContext, before: TableSchema, change: Alteratio
         *table.excluded,
         *(name for name in change.added if not context.pipeline.copies_column(table.database, table.name, name)),
     }
-    table = replace(table, excluded=tuple(c.name for c in table.columns if c.name in left_out))
+    table = table.replace(excluded=tuple(c.name for c in table.columns if c.name in left_out))
     table = context.schema_policy.decide_definition(before, table)
     check_reused_names(before, table, change.added)
     if reason := column_name_problem(table):

@@ -27,7 +27,7 @@ from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.sinks.files.layout import Layout, read_plan
 from airflow_provider_cdc.sinks.protocol import ChangeStaging, ChangeWriter, PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, sum_counts
-from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_record
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.system.failpoints import failpoint
 
@@ -86,7 +86,8 @@ class StreamJob:
         """Return the plan that this section uses. A process reads it from the sink once."""
         key = (self.storage.location(), self.pipeline, self.epoch, self.section)
         if self.plan_file is not None:
-            plan = Plan.from_json(read_json(self.storage, self.plan_file))
+            plan = read_record(self.storage, self.plan_file, Plan)
+            assert plan is not None  # it is written before the job
         elif key in _PLAN_CACHE:
             plan = _PLAN_CACHE[key]
         else:

@@ -277,7 +277,7 @@ class ChunkGroup:
         """
         entries = self.write_manifest(attempt, entries)
         for index in sorted({entry["table"] for entry in entries}):
-            files = [DataFile(**entry["file"]) for entry in entries if entry["table"] == index]
+            files = [DataFile.from_json(entry["file"]) for entry in entries if entry["table"] == index]
 
             def decide(markers: Markers, files: list[DataFile] = files) -> PublishSlices | None:
                 return PublishSlices(files) if markers.get(self.marker) is None else None
@@ -346,7 +346,7 @@ class ChunkGroup:
                 for low, high in map(watermarks_of, manifest["chunks"])
             )
             and sum(c["rows"] for c in manifest["chunks"]) == manifest["file"]["rows"]
-            and self.tables[manifest["table"]].is_staged(DataFile(**manifest["file"]))
+            and self.tables[manifest["table"]].is_staged(DataFile.from_json(manifest["file"]))
         )
 
     def read_totals(self, attempts: Mapping[int, int]) -> GroupTotals:

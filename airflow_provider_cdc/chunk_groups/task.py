@@ -33,7 +33,7 @@ from airflow_provider_cdc.sinks.files.layout import Layout
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in
-from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json_once
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_record, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -117,8 +117,9 @@ class _SliceReader:
         layout, storage = job.layout, job.storage
         copies = job.replica_ids[worker]
         self._job, self._replica_id = job, copies[task_copy % len(copies)]
-        group_plan = read_json(storage, layout.group_plan(job.generation, job.group))
-        self._plan = Plan.from_json(group_plan).with_zero_dates(job.zero_dates)
+        group_plan = read_record(storage, layout.group_plan(job.generation, job.group), Plan)
+        assert group_plan is not None  # it is written before the job
+        self._plan = group_plan.with_zero_dates(job.zero_dates)
         self._slices = cut_into_slices(self._plan.chunks)
         notes = AttemptSignals(storage, layout.signals_folder(job.generation, job.group, job.attempt))
         self._raise_if_stopped = notes.raise_if_stopped
@@ -250,7 +251,7 @@ class _SliceReader:
         """Return when the server began a binlog file."""
         if file not in self._file_begin_times:
             self._close_window_reader()
-            offset = Offset(self._job.timeline.server, Position(file, 0), "")
+            offset = Offset(self._job.timeline.server, file, 0, "")
             self._file_begin_times[file] = with_file_start_time(offset, self._open_binlog).file_start_time
         return self._file_begin_times[file]
 

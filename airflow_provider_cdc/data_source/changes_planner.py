@@ -6,7 +6,6 @@ Rows are decoded with the table's current definition, so a position is valid onl
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from airflow_provider_cdc.apply.batch_planner import track_xa
@@ -154,15 +153,12 @@ class ChangesPlanner:
 
     def _walk_to(self, start: Offset, at: Position) -> Offset:
         # This walk does not track the rows of XA transactions. Open ones are looked up when they end.
-        return replace(self._walk(self._gtid_reader, start, at)[0], open_xa=())
+        return self._walk(self._gtid_reader, start, at)[0].replace(open_xa=())
 
     def _file_start(self, file: str) -> Offset:
         """Return the offset of the beginning of a file."""
-        return Offset(
-            self._server,
-            Position(file, FIRST_EVENT_POSITION),
-            str(binlog_headers.previous_gtids(self._connection, file)),
-        )
+        gtids = str(binlog_headers.previous_gtids(self._connection, file))
+        return Offset(self._server, file, FIRST_EVENT_POSITION, gtids)
 
     def _earliest(self) -> Offset:
         start = self._file_start(next(iter(binlog_sizes(self._connection))))
@@ -206,7 +202,7 @@ class ChangesPlanner:
         return at
 
     def _walk_bytes(self, start: Offset, target: Position, size: int) -> Offset:
-        return replace(self._walk(self._gtid_reader, start, target, size)[0], open_xa=())
+        return self._walk(self._gtid_reader, start, target, size)[0].replace(open_xa=())
 
     def _walk(
         self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None
@@ -231,7 +227,8 @@ class ChangesPlanner:
         if first_altering is not None:
             return self._offset_before(binlog, start, first_altering), first_altering
         file_began = binlog.file_start_times.get(at.file, 0)
-        return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), file_start_time=file_began), None
+        xas = tuple(sorted(open_xa.values()))
+        return Offset(start.server, at.file, at.position, str(gtids), xas, file_start_time=file_began), None
 
     def _offset_before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:
         binlog.close()

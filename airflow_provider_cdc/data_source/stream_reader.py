@@ -24,14 +24,14 @@ def _encode(offset: Offset, range_ends: Sequence[Offset] = (), range_bytes: int 
     :param range_ends: ends of the batch ranges of the batch that ends at this offset.
     :param range_bytes: size with which they were planned.
     """
-    value: dict[str, Any] = {"version": 1, **offset.to_json(), "xa": json.dumps(list(offset.open_xa))}
-    return value | {"parts": json.dumps([part.to_json() for part in range_ends]), "piece_bytes": range_bytes}
+    parts = json.dumps([part.to_json() for part in range_ends])
+    return {"version": 1, "offset": json.dumps(offset.to_json()), "parts": parts, "piece_bytes": range_bytes}
 
 
 def _decode(value: dict[str, Any]) -> Offset:
     if value.get("version") != 1:
         raise NotReadyError("the checkpoint was written by another version of this source", "Use a new checkpoint")
-    return Offset.from_json({**value, "xa": json.loads(value["xa"])})
+    return Offset.from_json(json.loads(value["offset"]))
 
 
 class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

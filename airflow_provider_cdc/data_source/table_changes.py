@@ -6,7 +6,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ class TableChanges:
                 f"column {unknown[0]} of {table.label} cannot be excluded",
                 "It is part of the key, or does not exist",
             )
-        return cls(look_up_connection, replace(table, zero_dates=zero_dates, full_before_images=True), **how)
+        return cls(look_up_connection, table.replace(zero_dates=zero_dates, full_before_images=True), **how)
 
     @property
     def captured(self) -> CapturedTables:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from airflow_provider_cdc.ddl.column_changes import (
     check_column_drop,
@@ -84,8 +84,8 @@ class AlterTableParser:
             )
         comments = tuple((c.name, self.comments[c.name]) for c in self.columns if self.comments.get(c.name))
         left_out = tuple(c.name for c in self.columns if c.name in self.before.excluded)
-        definition = replace(self.before, columns=tuple(self.columns), excluded=left_out)
-        return replace(definition, comments=comments, collation=collation)
+        definition = self.before.replace(columns=tuple(self.columns), excluded=left_out)
+        return definition.replace(comments=comments, collation=collation)
 
     # ---------------------------------------------------------------- clauses
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
 from airflow_provider_cdc.model.row_retention import is_wider
@@ -79,8 +79,7 @@ class SchemaPolicy:
                 raise DdlNotFollowed(f"all of its columns are new, and {self._setting_text} leaves new columns out")
             new = ()
         auto_excluded = ({*before.auto_excluded} & {*after.excluded}) | {column.name for column in new}
-        decided = replace(
-            after,
+        decided = after.replace(
             excluded=tuple(c.name for c in after.columns if c.name in {*after.excluded, *auto_excluded}),
             auto_excluded=tuple(c.name for c in after.columns if c.name in auto_excluded),
         )
@@ -93,7 +92,7 @@ class SchemaPolicy:
         if self.drops_removed_columns:
             retained = [] if overwrites_rows else [*before.retained]
         else:
-            retained = [*before.retained, *(replace(column, nullable=True) for column in missing_columns)]
+            retained = [*before.retained, *(column.replace(nullable=True) for column in missing_columns)]
             if retained and not decided.key:  # its rows are compared by all values
                 if not is_requested:
                     raise DdlNotFollowed(
@@ -105,7 +104,7 @@ class SchemaPolicy:
         retained = [column for column in retained if column.name.lower() not in copied]
         names = {column.name for column in retained}
         comments = (*decided.comments, *(pair for pair in before.comments if pair[0] in names))
-        return replace(decided, retained=tuple(retained), removed=removed, comments=comments)
+        return decided.replace(retained=tuple(retained), removed=removed, comments=comments)
 
     def _check_types(self, before: TableSchema, after: TableSchema) -> None:
         old = {column.name.lower(): column for column in before.sink_columns}

@@ -23,14 +23,14 @@ from airflow_provider_cdc.explain.explanation import (
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Chunk, Key, Plan
-from airflow_provider_cdc.model.plan_history import Suspension, parse_amendment
+from airflow_provider_cdc.model.plan_history import StoredAmendment, Suspension
 from airflow_provider_cdc.model.staged_read import RANGES
 from airflow_provider_cdc.model.start_mode import SNAPSHOT as BEGIN
 from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_read_numbers, load_outcome
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.files.layout import list_amendments
-from airflow_provider_cdc.sinks.storage.storage import read_json
+from airflow_provider_cdc.sinks.files.layout import read_amendments
+from airflow_provider_cdc.sinks.storage.storage import read_json, read_record
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,13 @@ class ReadHistory:
         if self.plan.suspension_of(self.index) is None:
             return self.plan
 
-        def is_end(value: Mapping[str, Any]) -> bool:
-            step = parse_amendment(value)
+        def is_end(step: StoredAmendment) -> bool:
             return isinstance(step, Suspension) and step.table == self.index and step.schema is None
 
-        names = list_amendments(context.storage, layout, self.plan.generation)
-        amended = (read_json(context.storage, name) for name in names)
-        plan = Plan.from_json(read_json(context.storage, layout.plan))
-        plan = plan.with_amendments(value for value in amended if not is_end(value))
+        plan = read_record(context.storage, layout.plan, Plan)
+        assert plan is not None
+        amendments = read_amendments(context.storage, layout, self.plan.generation)
+        plan = plan.with_amendments(step for step in amendments if not is_end(step))
         return plan.with_zero_dates(context.pipeline.source.zero_dates)
 
     def _find_owning_chunk(self, plan: Plan) -> Chunk | None:
@@ -159,13 +158,13 @@ class ReadHistory:
 
     def _load_reading_plan(self, number: int) -> Plan:
         name = self.context.layout.group_plan(self.plan.generation, number)
-        if (stored := read_json(self.context.storage, name)) is None:
+        if (stored := read_record(self.context.storage, name, Plan)) is None:
             label = self.plan.tables[self.index].label
             raise TerminalError(
                 f"the plan {self.context.storage.location(name)} of a re-snapshot is missing",
                 f"Restore it, or re-snapshot the table: airflow-cdc resnapshot --table {label}",
             )
-        return Plan.from_json(stored).with_zero_dates(self.context.pipeline.source.zero_dates)
+        return stored.with_zero_dates(self.context.pipeline.source.zero_dates)
 
     def _published_range_reads(self, last_number: int) -> set[int]:
         """Return the numbers of the published re-snapshots of key ranges of the table.

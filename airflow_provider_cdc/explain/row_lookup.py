@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -85,7 +85,7 @@ class RowLookup:
         elif current.key_columns != self.table.key_columns:
             reason = f"the table has a different key now ({', '.join(current.key) or 'none'})"
             return RowSide(unknown_reason=reason), None, current
-        timeline = replace(position_timeline(binlog_end(self.connection)), server=self.server)
+        timeline = position_timeline(binlog_end(self.connection)).replace(server=self.server)
         reader = TableSource(self.context, current, DefinitionHistory.from_single(current), timeline, LoadLimits())
         with closing(reader.open_window_reader(self.connection, slots.EXPLAIN)) as log:
             take_watermark = make_watermarks(self.connection, self.server)

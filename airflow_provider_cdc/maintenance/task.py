@@ -40,4 +40,4 @@ def files_from_json(text: str) -> list[DataFile]:
     """Return the files from the result of :func:`run_to_json`, and count its object-store requests in this process."""
     result = json.loads(text)
     current_counts().add(result["asked"])
-    return [DataFile(**value) for value in result["files"]]
+    return [DataFile.from_json(value) for value in result["files"]]

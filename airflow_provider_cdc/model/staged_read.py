@@ -7,31 +7,30 @@ the other one had begun. docs/correctness.md has the argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from airflow_provider_cdc.model.errors import ADDED, REMOVED, REQUESTED
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Amendment, Rejoin, Suspension, kind_of_step
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED, REQUESTED
+from airflow_provider_cdc.model.plan_history import Amendment, Rejoin, Suspension
 
 #: What was read: a chunk group of the plan, a whole table, or key ranges of a table.
 GROUP, TABLE, RANGES = "group", "table", "ranges"
-#: The first number of the sequence. Group numbers of the plan, and numbers computed by older versions, are lower.
+#: The first number of the sequence. Group numbers of the plan are lower.
 FIRST_READ_NUMBER = 1_000_000_000_000
 
 #: Identifies an amendment of a table: its kind, its revision and its ``_cdc_seq``.
 AmendmentId = tuple[str, int, int]
 
 
-@dataclass(frozen=True)
-class StagedRead:
+class StagedRead(JsonRecord, frozen=True):
     """Rows that were read completely and wait to be published.
 
-    :param number: number of the read; 0 for a group read by an older version.
+    :param number: number of the read.
     :param scope: what was read: :data:`GROUP`, :data:`TABLE` or :data:`RANGES`.
-    :param table: index of the table in the plan; ``None`` for a group, and for a table read by an older version.
+    :param table: index of the table in the plan; ``None`` for a group.
     :param group: number of the chunk group: one of the plan, or the number of the read.
     :param attempt: number of the attempt at that group.
     :param high_watermark: highest high watermark of its chunks.
@@ -56,45 +55,6 @@ class StagedRead:
     amendments: tuple[AmendmentId, ...] = ()
     request_id: int | None = None
     requested_by: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        return {
-            "number": self.number,
-            "scope": self.scope,
-            "table": self.table,
-            "group": self.group,
-            "attempt": self.attempt,
-            "high": self.high_watermark.to_json(),
-            "since": self.start.to_json(),
-            "lineage": self.timeline.to_json(),
-            "revision": self.revision,
-            "steps": [list(step) for step in self.amendments],
-            **({} if self.request_id is None else {"request": self.request_id, "by": self.requested_by}),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any], default_timeline: Timeline) -> StagedRead:
-        """Inverse of :meth:`to_json`.
-
-        :param default_timeline: the segment for a value that names none.
-        """
-        # Older versions stored neither the table nor the scope.
-        scope = GROUP if value.get("revision") is None else RANGES if value.get("ranges") else TABLE
-        return cls(
-            value.get("number", 0),
-            value.get("scope", scope),
-            value.get("table"),
-            value["group"],
-            value["attempt"],
-            Position.from_json(value["high"]),
-            Offset.from_json(value["since"]),
-            Timeline.from_json(value["lineage"]) if "lineage" in value else default_timeline,
-            value.get("revision") or 0,
-            tuple((kind, revision, seq) for kind, revision, seq in value.get("steps", ())),
-            value.get("request"),
-            value.get("by"),
-        )
 
 
 class PublishedReadNumbers(NamedTuple):
@@ -161,8 +121,6 @@ def publish_refusal(
     :param published: what the copy has.
     :param captured: whether the pipeline copies the table.
     """
-    if staged.scope != GROUP and staged.table is None:
-        return PublishRefusal("it was read by an older version")
     if staged.timeline != timeline.newest_segment:
         return PublishRefusal(f"it was read from server {staged.timeline.server}, before the stream moved to another")
     if not captured:
@@ -187,7 +145,7 @@ def publish_refusal(
 
 
 def _amendment_id(amendment: Amendment) -> AmendmentId:
-    return kind_of_step(amendment), amendment.revision, amendment.seq
+    return type(amendment).__name__, amendment.revision, amendment.seq
 
 
 def _why_not_ranges(later_amendments: Iterable[Amendment], suspended: Suspension | None) -> PublishRefusal | None:

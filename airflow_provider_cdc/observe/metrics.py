@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError
-from airflow_provider_cdc.model.suspension_kinds import REQUESTED
+from airflow_provider_cdc.model.errors import REQUESTED, CdcError, NotReadyError
 from airflow_provider_cdc.observe.metric_definitions import Measurement
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.ddl.schema_policy import describe_change
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.model.errors import ADDED, CdcError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.suspension_kinds import ADDED
 from airflow_provider_cdc.observe.lag import measure_lag
 from airflow_provider_cdc.observe.table_state import PipelineState, table_state
 from airflow_provider_cdc.resnapshot.staged_files import tables_pending_publication

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from airflow_provider_cdc.model.errors import ADDED, REMOVED
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state.values import TableProgress
 

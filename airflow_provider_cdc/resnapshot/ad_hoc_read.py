@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, watermarks_of
@@ -52,8 +51,8 @@ def stage_ad_hoc_read(
     :raises TransientError: if the read is incomplete.
     """
     read_number = allocate_read_number(context, plan, scope, index)
-    grouped = tuple(replace(chunk, number=no, group=read_number) for no, chunk in enumerate(chunks))
-    group = ChunkGroup(context, replace(reading_plan, chunks=grouped), read_number)
+    grouped = tuple(chunk.replace(number=no, group=read_number) for no, chunk in enumerate(chunks))
+    group = ChunkGroup(context, reading_plan.replace(chunks=grouped), read_number)
     write_json(context.storage, context.layout.group_plan(plan.generation, read_number), group.plan.to_json())
     manifests: list[dict[str, Any]] = []
     if chunks:

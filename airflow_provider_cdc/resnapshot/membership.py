@@ -12,11 +12,10 @@ from contextlib import closing, suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.model.errors import ADDED, REMOVED, CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot.suspension import make_suspension
@@ -135,7 +134,7 @@ def add_table(context: RunContext, store: StateDatabase, plan: Plan, table: Tabl
     message = f"table {table.label} was added: it will join the stream once it has been read"
     context.reporter.line(message)
     _record_event(store, plan, "table_added", message, table.label)
-    return plan.with_amendments([addition.to_json()])
+    return plan.with_amendments([addition])
 
 
 def plan_removals(context: RunContext, plan: Plan) -> list[Suspension]:

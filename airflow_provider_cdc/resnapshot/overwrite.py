@@ -55,7 +55,7 @@ from airflow_provider_cdc.resnapshot.staged_reads import (
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Adoptable, SinkTable
-from airflow_provider_cdc.sinks.storage.storage import read_json, write_json_once
+from airflow_provider_cdc.sinks.storage.storage import read_record, write_json_once
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
@@ -91,10 +91,7 @@ def overwrite_if_due(
     if (earlier_outcome := load_outcome(context, plan.generation, staged.group)) is not None:
         record_outcome(context, plan, staged, earlier_outcome)  # a run died after it had recorded the outcome
         return OverwriteResult(*earlier_outcome, plan)
-    if index is None:
-        return _record_refused(
-            context, store, plan, staged, PublishRefusal("it was read by an older version"), "a table"
-        )
+    assert index is not None  # only a chunk group has no table of its own
     label = plan.tables[index].label
     if (message := _published_message(context, plan, applier, staged, index)) is not None:
         return _record_published(context, store, plan, staged, message, maybe_recorded=True)
@@ -137,9 +134,9 @@ def _load_reading_plan(context: RunContext, plan: Plan, staged: StagedRead) -> t
     :raises TerminalError: if it is missing.
     """
     name = context.layout.group_plan(plan.generation, staged.group)
-    if (stored := read_json(context.storage, name)) is None:
+    if (stored := read_record(context.storage, name, Plan)) is None:
         raise TerminalError(f"the plan {context.storage.location(name)} of the re-snapshot is missing")
-    return name, Plan.from_json(stored).with_zero_dates(context.pipeline.source.zero_dates)
+    return name, stored.with_zero_dates(context.pipeline.source.zero_dates)
 
 
 def _why_refused(
@@ -190,7 +187,7 @@ def _overwrite_ranges(
     """Overwrite the rows of key ranges, as of the resume point."""
     with _mark_unusable():
         _, reading_plan = _load_reading_plan(context, plan, staged)
-        group = ChunkGroup(context, replace(plan, chunks=reading_plan.chunks), staged.group)
+        group = ChunkGroup(context, plan.replace(chunks=reading_plan.chunks), staged.group)
         publish_table(group, staged, index, applier, job, {ranges_marker(plan): staged.number})
     return _record_published(context, store, plan, staged, _overwritten_message(plan.tables[index].label, applier))
 
@@ -220,7 +217,7 @@ def _rejoin_table(
     applier.check_fence()  # the file written below is not fenced
     known_xa = [text for text in applier.offset.open_xa if parse_xa_entry(text)[1] is not None]
     # Whether the others have rows of this table is unknown: it is looked up when they end.
-    applier.replace_offset(replace(applier.offset, open_xa=tuple(known_xa)))
+    applier.replace_offset(applier.offset.replace(open_xa=tuple(known_xa)))
     target = context.sink.table(reading_plan.tables[index])
     if not target.exists() or _is_adopted(target, plan):  # it was added, or the copy was removed
         target.create(plan.pipeline)
@@ -308,7 +305,7 @@ def _replay_onto_slices(
     """Return the slices as of the resume point. A slice without newer changes stays as it is."""
     table, target, timeline = group.plan.tables[index], group.context.sink.table(group.plan.tables[index]), job.timeline
     entries = group.read_manifest(staged.attempt)
-    staged_files = [DataFile(**entry["file"]) for entry in entries]
+    staged_files = [DataFile.from_json(entry["file"]) for entry in entries]
     for file in staged_files:
         if not target.is_staged(file):
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")

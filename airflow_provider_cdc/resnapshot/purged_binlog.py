@@ -6,7 +6,6 @@ The new snapshot replaces the old one in the same sink. The argument is in docs/
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -87,7 +86,9 @@ def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> 
     read_seq = max([timeline.seq(offset.at), *(table.markers().get(stream_marker(name)) or 0 for table in existing)])
     if renamed:
         timeline = timeline.with_segment(new_plan.p0.server, new_plan.p0.at.file, read_seq)
-    new_plan = replace(new_plan, timeline=timeline, definitions=tuple(map(DefinitionHistory.from_single, definitions)))
+    new_plan = new_plan.replace(
+        timeline=timeline.newest_segment, definitions=tuple(map(DefinitionHistory.from_single, definitions))
+    )
     if timeline.seq(new_plan.p0.at) < read_seq:
         raise OtherHistoryError(
             f"the binlog of the server ends at {new_plan.p0.at}, and was read up to {timeline.position(read_seq)}"

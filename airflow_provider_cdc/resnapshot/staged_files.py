@@ -14,7 +14,7 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.staged_read import FIRST_READ_NUMBER, GROUP, TABLE, PublishedReadNumbers, StagedRead
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Markers
-from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
+from airflow_provider_cdc.sinks.storage.storage import read_json, read_record, write_json, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 
 
@@ -102,11 +102,11 @@ def list_pending_reads(context: RunContext, plan: Plan, names: Iterable[str] | N
     """
     newest: dict[int, StagedRead] = {}
     for name in _publication_requests(context, plan, list_request_files(context, plan) if names is None else names):
-        value = read_json(context.storage, name)
-        if value is not None:  # ``None``: it has just been published
-            staged = StagedRead.from_json(value, plan.timeline.newest_segment)
-            if staged.group not in newest or newest[staged.group].attempt < staged.attempt:
-                newest[staged.group] = staged
+        staged = read_record(context.storage, name, StagedRead)
+        if staged is None:  # it has just been published
+            continue
+        if staged.group not in newest or newest[staged.group].attempt < staged.attempt:
+            newest[staged.group] = staged
     return [newest[number] for number in sorted(newest)]
 
 

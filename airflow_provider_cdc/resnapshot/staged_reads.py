@@ -177,7 +177,7 @@ def _publish_without_stream(
 ) -> None:
     """Publish a table in one commit, unless a stream has touched it or the attempt is published there already."""
     target, epoch = group.tables[index], epoch_fence(group.plan.pipeline, 0).name
-    files = [DataFile(**m["file"]) for m in manifests if m["table"] == index]
+    files = [DataFile.from_json(m["file"]) for m in manifests if m["table"] == index]
 
     def due(markers: Markers) -> bool:
         return (markers.get(group.marker) or 0) < staged.attempt and markers.get(epoch) is None
@@ -330,14 +330,14 @@ def publish_table(
     """
     plan, target = group.plan, applier.tables[index]
     manifests = [m for m in group.read_manifest(staged.attempt) if m["table"] == index]
-    for file in (DataFile(**m["file"]) for m in manifests):
+    for file in (DataFile.from_json(m["file"]) for m in manifests):
         if not target.is_staged(file):
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
     # A run that was killed before it wrote the resume point may have left the table ahead of it.
     seq = max(applier.timeline.seq(applier.offset.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
-    files = _replay_onto_slices(
-        group, staged, index, manifests, replace(applier.offset, at=applier.timeline.position(seq)), job
-    )
+    at = applier.timeline.position(seq)
+    end = applier.offset.replace(file=at.file, position=at.position)
+    files = _replay_onto_slices(group, staged, index, manifests, end, job)
     with _group_replacement(group, staged, index, files) as change:
 
         def decide(standing: Markers) -> OverwriteRange | None:
@@ -363,7 +363,9 @@ def _replay_onto_slices(
     if not table.key:
         (entry,) = manifests
         with explain_missing_rows(table, job.timeline):
-            return replay_keyless(group, staged, index, DataFile(**entry["file"]), high_seqs[0], changes, emptied)
+            return replay_keyless(
+                group, staged, index, DataFile.from_json(entry["file"]), high_seqs[0], changes, emptied
+            )
     # Reduce to the last change of each key first; then drop what is covered or belongs to another group.
     changes = last_changes(changes, table.key)
     with closing(connect(group.context.connect_args)) as connection:
@@ -374,7 +376,7 @@ def _replay_onto_slices(
         chunk_positions = {numbers[chunk["no"]] for chunk in entry["chunks"]}
         is_newer = [i in chunk_positions and seq > high_seqs[i] for i, seq in zip(owner_numbers, seqs, strict=True)]
         newer_changes = changes.filter(pa.array(is_newer, pa.bool_()))
-        file = DataFile(**entry["file"])
+        file = DataFile.from_json(entry["file"])
         if newer_changes.num_rows or any(high_seqs[i] < emptied for i in chunk_positions):
             target = group.tables[index]
             rows = pa.concat_tables([table.sink_schema.empty_table(), *target.read_staged(file)])
@@ -419,7 +421,7 @@ def read_changes_since(
     name = f"reread-{group.number}-{staged.attempt}"
     staging = job.sink.change_staging()
     manifest = replace(job, reader_replicas=(reader,), only_table=index).stage_range(
-        start, replace(end, open_xa=()), name
+        start, end.replace(open_xa=()), name
     )
     for entry in manifest["tables"]:
         if entry["table"] == index:

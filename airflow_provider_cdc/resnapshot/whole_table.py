@@ -11,13 +11,13 @@ that position on, the stream follows the table with the definition that it was r
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, generation_fence, open_sink_tables, read_coverage
 from airflow_provider_cdc.chunk_groups.task import JobRunner
 from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import (
+    ADDED,
     CdcError,
     DdlError,
     NotReadyError,
@@ -29,7 +29,6 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Rejoin
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.staged_read import TABLE, StagedRead
-from airflow_provider_cdc.model.suspension_kinds import ADDED
 from airflow_provider_cdc.mysql.chunks.planner import plan_resnapshot, plan_table
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot.ad_hoc_read import stage_ad_hoc_read, wait_for_ad_hoc_read
@@ -157,7 +156,7 @@ def _stage_table_once(
     if (loss := loss_error(context, plan, index, schema)) is not None:
         raise loss
     rejoin = Rejoin(index, plan.revision_of(index) + 1, timeline.seq(since.at), schema)
-    reading_plan = replace(plan, amendments=(*plan.amendments, rejoin))
+    reading_plan = plan.replace(amendments=(*plan.amendments, rejoin))
     return stage_ad_hoc_read(context, plan, reading_plan, TABLE, index, chunks, since, timeline, run, by_request)
 
 

@@ -14,12 +14,11 @@ from contextlib import closing, suppress
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.chunk_groups.task import JobRunner, run_in_threads
-from airflow_provider_cdc.model.errors import CdcError, NotFollowedError, NotReadyError, TransientError
+from airflow_provider_cdc.model.errors import ADDED, REMOVED, CdcError, NotFollowedError, NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.staged_read import TABLE
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import estimate_table_sizes
 from airflow_provider_cdc.resnapshot.dropped_tables import is_copy_emptied, should_empty_copy

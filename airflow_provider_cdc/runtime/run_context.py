@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -124,9 +124,7 @@ class RunContext:
     @property
     def sink(self) -> PipelineSink:
         """The sink. Its module is imported on access."""
-        settings = self.pipeline.sink
-        access = {"access": self.access} if self.access is not None else {}
-        return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.sink_arguments, **access)
+        return open_sink(self.pipeline.sink, self.pipeline.name, self.access)
 
     def require_feature(self, feature: Feature, needed_by: str) -> None:
         """Check that the sink supports a feature.
@@ -276,8 +274,8 @@ class RunContext:
             paths.check_distinct(table.id for table in plan.tables)
             for table in plan.tables:
                 pipeline.sink.delete_policy.mode_of(table)  # refuses a mode that the table cannot have
-            plan = replace(plan, table_path=paths.template, lower_case=paths.lower_case)
-            return replace(plan, p0=with_file_start_time(plan.p0, open_at))
+            plan = plan.replace(table_path=paths.template, lower_case=paths.lower_case)
+            return plan.replace(p0=with_file_start_time(plan.p0, open_at))
 
     def ensure_plan(self, state_database: StateDatabase) -> Plan:
         """Return the plan in the sink, made now if there is none, and mirror it into the state database if needed."""

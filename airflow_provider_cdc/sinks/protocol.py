@@ -20,6 +20,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from airflow_provider_cdc.config.sink_section import Sink
+from airflow_provider_cdc.config.store_access import StoreAccess
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.multiset import NetChange
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.row_retention import RetainedRowsLoss
@@ -354,8 +357,7 @@ class Adoptable(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class TableSize:
+class TableSize(JsonRecord, frozen=True):
     """The size of a table, as recorded in its log: no data file is opened.
 
     :param files: number of data files.
@@ -372,10 +374,6 @@ class TableSize:
     dead_rows: int
     files_with_vectors: int
     compactions: int
-
-    def to_json(self) -> dict[str, int | None]:
-        """Return a plain JSON value."""
-        return dict(self.__dict__)
 
 
 @runtime_checkable
@@ -479,6 +477,10 @@ class ResumePoint(Fenceable, Protocol):
 
 class PipelineSink(Protocol):
     """The destination of one pipeline: all of its sink tables and its resume point."""
+
+    @classmethod
+    def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> PipelineSink:
+        """Make the sink of a pipeline; see :func:`~airflow_provider_cdc.sinks.registry.open_sink`."""
 
     @property
     def supports(self) -> frozenset[Feature]:

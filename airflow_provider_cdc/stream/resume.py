@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -95,7 +94,7 @@ def _check_same_files(context: RunContext, applier: Applier, coverage: Sequence[
     for base, file, began in sorted({known for table in coverage for known in table.binlog_files}):
         if base == applier.timeline.first_ordinal and began and at.at.file != file and at.at < Position(file, 0):
             with_file_start_time(
-                Offset(at.server, Position(file, 0), "", file_start_time=began), context.binlog_opener(slots.STREAM)
+                Offset(at.server, file, 0, "", file_start_time=began), context.binlog_opener(slots.STREAM)
             )
 
 
@@ -149,7 +148,7 @@ def _fail_over(
         ) from None
     if (interrupted_end := applier.interrupted_batch_end()) is not None:
         # Tables may contain changes after the resume point. The new server must have them, or they would stay there.
-        fail_over(connection, open_at, replace(interrupted_end, open_xa=()))
+        fail_over(connection, open_at, interrupted_end.replace(open_xa=()))
     if new_suspensions := [step for step in remaining_plan.suspensions if step not in plan.suspensions]:
         applier.check_fence()  # amendments are not fenced themselves
         record_suspensions(context, store, plan, new_suspensions)

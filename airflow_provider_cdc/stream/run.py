@@ -84,7 +84,7 @@ def _begin_epoch(
     recorded_plan = add_new_tables(context, store, context.require_plan())
     tables = open_sink_tables(context, recorded_plan)
     context.storage.delete(context.layout.reload_request(recorded_plan.generation))  # it was for the previous epoch
-    plan = recorded_plan.with_amendments(step.to_json() for step in plan_removals(context, recorded_plan))
+    plan = recorded_plan.with_amendments(plan_removals(context, recorded_plan))
     plan = suspend_in_plan(context, plan, find_unusable_copies(context, plan, tables))
     snapshot_coverage = read_coverage(context, plan, tables)
     if snapshot_coverage is None:

@@ -332,7 +332,7 @@ class TableComparer:
                 source, connection, pa.concat_tables([k for _, k, _ in diff.differing_keys]), at
             )
         numbers = sorted({number for number in owner_numbers if number >= 0})
-        ranges = tuple(replace(chunks[number], number=i, group=0) for i, number in enumerate(numbers))
+        ranges = tuple(chunks[number].replace(number=i, group=0) for i, number in enumerate(numbers))
         differences = tuple(replace(d, last_change=touched_by_key.get(d.key)) for d in listed)
         return replace(verdict, differences=differences, ranges=ranges, searched=searched_from)
 

@@ -9,7 +9,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest, generatio
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import TableSuspendedError, TerminalError, TransientError
-from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Rejoin
 from airflow_provider_cdc.model.schema import TableSchema
@@ -255,10 +254,10 @@ def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkey
 
 def test_the_last_revision_of_a_table() -> None:
     """Its fence would be that of the next snapshot, whose jobs would take the table for begun."""
-    at, schema = Offset("server", Position("binlog.000001", 4), ""), TableSchema("d", "t", (), ())
+    at, schema = Offset("server", "binlog.000001", 4, ""), TableSchema("d", "t", (), ())
     plan = Plan("p", 1, at, Timeline("server", "binlog.000001"), (), (DefinitionHistory.from_single(schema),), ())
-    last = replace(plan, amendments=(Rejoin(0, 999_999, 7, schema),))
-    following = replace(plan, generation=2)
+    last = plan.replace(amendments=(Rejoin(0, 999_999, 7, schema),))
+    following = plan.replace(generation=2)
     assert generation_fence(plan, 0).value < generation_fence(last, 0).value < generation_fence(following, 0).value
     with pytest.raises(TerminalError, match=r"d\.t was re-snapshotted 1,000,000 times.*fresh sink\.path") as stopped:
         generation_fence(last, 0, 1_000_000)

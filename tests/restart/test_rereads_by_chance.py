@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ class World(Commands):
                     self.groups.setdefault(chunk.group, []).append(bounds)
             revisions = [self.draw.choice(_REVISIONS) for _ in plan.definitions]
             begun = zip(plan.definitions, revisions, strict=True)
-            aged = replace(plan, definitions=tuple(replace(found, revision=revision) for found, revision in begun))
+            aged = plan.replace(definitions=tuple(found.replace(revision=revision) for found, revision in begun))
             write_json(context.storage, context.layout.plan, aged.to_json())
             self.notes(f"revisions {revisions}")
         assert self.run("run", "--catch-up") == 0, self.said()

@@ -11,7 +11,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,7 +23,7 @@ import pytest
 from airflow_provider_cdc.config.delete_policy import IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.multiset import MissingRowsError, net_change
-from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import (
@@ -97,7 +96,7 @@ def rows(table: TableSchema, *listed: Row) -> pa.Table:
 def widened(table: TableSchema) -> TableSchema:
     """The definition of a table that has got columns."""
     first, second = table.columns
-    return replace(table, columns=(WIDER[0], first, WIDER[1], second, WIDER[2]))
+    return table.replace(columns=(WIDER[0], first, WIDER[1], second, WIDER[2]))
 
 
 def wide(table: TableSchema, *listed: tuple[int | None, Row]) -> pa.Table:
@@ -195,7 +194,7 @@ class SinkConformance:
         with pytest.raises(TerminalError):
             self.upsert(target, 1, (1, "a", 1, "c"))
         with pytest.raises(TerminalError):
-            point.write(Offset("a", Position("binlog.000001", 100), ""), Timeline("a", "binlog.000001"), FENCE)
+            point.write(Offset("a", "binlog.000001", 100, ""), Timeline("a", "binlog.000001"), FENCE)
         with pytest.raises(TerminalError):
             point.raise_fence(FENCE)
         other = self.open(tmp_path)
@@ -227,7 +226,7 @@ class SinkConformance:
     def test_other_columns_are_refused(self, sink: PipelineSink) -> None:
         self.made(sink)
         with pytest.raises(TerminalError):
-            sink.table(replace(KEYED, columns=(INT,))).create("p")
+            sink.table(KEYED.replace(columns=(INT,))).create("p")
 
     def test_tables_do_not_meet(self, sink: PipelineSink) -> None:
         one, two = self.made(sink), self.made(sink, TWO)
@@ -420,7 +419,7 @@ class SinkConformance:
         file = target.stage("1/0/1/slice", [rows(KEYED, (2, "b", 1, "r"))])
         assert self.held(target) == {} and self.held(self.open(tmp_path).table(KEYED)) == {}
         # It is named in a manifest, and may be used by another process.
-        other, named = self.open(tmp_path).table(KEYED), DataFile(**file.to_json())
+        other, named = self.open(tmp_path).table(KEYED), DataFile.from_json(file.to_json())
         assert other.is_staged(named) and named.rows == 1
         if Feature.RESNAPSHOT in sink.supports:
             assert pa.concat_tables(other.read_staged(named))["id"].to_pylist() == [2]
@@ -430,7 +429,7 @@ class SinkConformance:
     def test_what_is_damaged_is_seen(self, sink: PipelineSink) -> None:
         target = self.made(sink)
         file = target.stage("1/0/1/slice", [rows(KEYED, (2, "b", 1, "r"))])
-        assert not target.is_staged(replace(file, size=file.size + 1))
+        assert not target.is_staged(file.replace(size=file.size + 1))
 
     def test_a_reader_that_dies(self, sink: PipelineSink) -> None:
         """Rows that are staged may end with an error; the next attempt is not in its way."""
@@ -549,7 +548,7 @@ class SinkConformance:
     def test_another_definition(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
         self.made(sink)
-        more = replace(KEYED, columns=(INT, TEXT, Column("n", "decimal", "decimal(5,2)", True, precision=5, scale=2)))
+        more = KEYED.replace(columns=(INT, TEXT, Column("n", "decimal", "decimal(5,2)", True, precision=5, scale=2)))
         target = sink.table(more)
         target.reset("p", Fence("generation", 2), [])
         target.create("p")
@@ -740,7 +739,7 @@ class SinkConformance:
 
     def test_a_definition_whose_columns_do_not_change(self, sink: PipelineSink) -> None:
         self.lived(sink)
-        target = sink.table(replace(KEYED, comments=(("id", "the number"),)))
+        target = sink.table(KEYED.replace(comments=(("id", "the number"),)))
         before = self.held(target)
         assert target.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
         assert not target.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
@@ -765,7 +764,7 @@ class SinkConformance:
         self.needs(sink, Feature.FOLLOW_DDL)
         target = self.lived(sink)
         ids = sorted(self.readable(target).read()[0]["id"].to_pylist())
-        less = replace(KEYED, columns=tuple(c for c in KEYED.columns if c is not TEXT))
+        less = KEYED.replace(columns=tuple(c for c in KEYED.columns if c is not TEXT))
         try:
             new = sink.table(less)
         except NotReadyError:  # it is partitioned by that column
@@ -782,13 +781,13 @@ class SinkConformance:
         more, before = widened(KEYED), KEYED
         match what:
             case "another type":
-                more = replace(more, columns=tuple(nullable("v.w", "int") if c is TEXT else c for c in more.columns))
+                more = more.replace(columns=tuple(nullable("v.w", "int") if c is TEXT else c for c in more.columns))
             case "another key":
-                more = replace(more, key=("id", "v.w"))
+                more = more.replace(key=("id", "v.w"))
             case "not before":
-                before = replace(KEYED, columns=(INT, name))
+                before = KEYED.replace(columns=(INT, name))
             case "too far":
-                before, more = more, replace(more, columns=(*more.columns, name))
+                before, more = more, more.replace(columns=(*more.columns, name))
         held, markers = self.held(target), {name: target.markers().get(name) for name in ("ddl", "epoch", "stream")}
         try:
             new = sink.table(more)
@@ -815,7 +814,7 @@ class SinkConformance:
             assert new.alter(KEYED, {"ddl": 3}, FENCE)
         assert self.wide_rows(new) == {**self.OLD, (None, 9, "other", 5): 1}
         assert [new.markers().get(name) for name in ("ddl", "stream")] == [3, 5]
-        more = replace(widened(KEYED), columns=(*widened(KEYED).columns, nullable("more", "int")))
+        more = widened(KEYED).replace(columns=(*widened(KEYED).columns, nullable("more", "int")))
         with (
             self.meanwhile(monkeypatch, lambda: new.raise_fence(Fence("epoch", 2))),
             pytest.raises(FencedError),
@@ -947,7 +946,7 @@ class SinkConformance:
     def test_a_table_that_has_got_columns_is_begun_anew(self, sink: PipelineSink) -> None:
         self.needs(sink, Feature.RESNAPSHOT)
         self.altered(sink)
-        more = replace(widened(KEYED), columns=(*widened(KEYED).columns, nullable("more", "int")))
+        more = widened(KEYED).replace(columns=(*widened(KEYED).columns, nullable("more", "int")))
         target = sink.table(more)
         target.reset("p", Fence("generation", 2), [])
         target.create("p")
@@ -965,7 +964,7 @@ class SinkConformance:
             listed.append(row)
             one = pa.Table.from_pylist([row], table.sink_schema)
             assert target.commit(lambda _: Upsert(one), {}, FENCE)  # noqa: B023
-            more = replace(table, columns=(column, *table.columns))
+            more = table.replace(columns=(column, *table.columns))
             target = sink.table(more)
             assert target.alter(table, {"ddl": number + 1}, FENCE) and values
             table = more
@@ -975,7 +974,7 @@ class SinkConformance:
     # ------------------------------------------------------------ all rows are exchanged
 
     #: A definition with the columns of the partitions, and with others: one is gone, and others have come.
-    ANEW: ClassVar[TableSchema] = replace(widened(KEYED), columns=(TEXT, WIDER[2], INT))
+    ANEW: ClassVar[TableSchema] = widened(KEYED).replace(columns=(TEXT, WIDER[2], INT))
 
     def exchanging(self, sink: PipelineSink, table: TableSchema = ANEW) -> tuple[SinkTable, SinkTable, list[DataFile]]:
         """A table that has lived under a wider definition, the object of the new one, and slices of that."""
@@ -997,7 +996,7 @@ class SinkConformance:
     @pytest.mark.parametrize("key", [("id",), ("v.w", "id"), (BEHIND,)], ids=["same", "composite", "another"])
     def test_all_rows_are_exchanged(self, sink: PipelineSink, tmp_path: Path, key: tuple[str, ...]) -> None:
         """Whatever columns and key there were; it goes on with the new ones."""
-        table = replace(self.ANEW, key=key)
+        table = self.ANEW.replace(key=key)
         _, new, slices = self.exchanging(sink, table)
         assert new.overwrite(slices, {"anew": 2}, FENCE)
         assert [new.markers().get(name) for name in ("anew", "ddl", "stream", "epoch")] == [2, 3, 2, 1]
@@ -1089,7 +1088,7 @@ class SinkConformance:
     @pytest.mark.parametrize("what", ["columns", "key"])
     def test_an_object_from_before_an_exchange(self, sink: PipelineSink, what: str) -> None:
         """It writes no rows any more: also none that were decided on before."""
-        table = self.ANEW if what == "columns" else replace(widened(KEYED), key=("v.w", "id"))
+        table = self.ANEW if what == "columns" else widened(KEYED).replace(key=("v.w", "id"))
         old, new, slices = self.exchanging(sink, table)
 
         def decide(markers: Markers) -> Change:
@@ -1119,7 +1118,7 @@ class SinkConformance:
         self.publish(old, 0, 1, *((n, "a", 1, "r") for n in range(1, 5)))
         gone = [(n, "a", 2, "d") for n in (2, 3)] if how == SOFT else []  # where they stay, deletes do not come here
         assert old.commit(lambda _: Upsert(rows(KEYED, *gone, (9, "late", 8, "c"))), {"stream": 8}, FENCE)
-        table = replace(KEYED, columns=(INT, WIDER[0], TEXT))
+        table = KEYED.replace(columns=(INT, WIDER[0], TEXT))
         new = sink.table(table)
         listed = [{"id": n, BEFORE: n, "v.w": "new", SEQ_COLUMN: 5, OP_COLUMN: "r", TS_COLUMN: 0} for n in (1, 3, 7)]
         parts = [pa.Table.from_pylist(part, table.sink_schema) for part in (listed[:2], listed[2:], [])]
@@ -1183,19 +1182,19 @@ class SinkConformance:
         _, new, slices = self.kept(tmp_path, how)
         assert new.overwrite_loss(KEYED) is None and new.overwrite_loss(KEYED, slices) is None
         sink = self.keeping(tmp_path, DeletePolicy(**{how: (".*[.].*",)}))
-        rekeyed, retyped = replace(KEYED, key=("v.w", "id")), replace(INT, data_type="smallint", column_type="smallint")
+        rekeyed, retyped = KEYED.replace(key=("v.w", "id")), INT.replace(data_type="smallint", column_type="smallint")
         before, behind = sink.table(rekeyed).overwrite_loss(KEYED), sink.table(rekeyed).overwrite_loss(KEYED, slices)
         assert before is not None and before.rows == (2 if how == SOFT else 5)
         assert behind is not None and (behind.rows, behind.is_exact) == (
             3,
             True,
         )  # 2, 4 and 9, by the key that they have
-        narrower = sink.table(replace(KEYED, columns=(retyped, TEXT))).overwrite_loss(KEYED)
+        narrower = sink.table(KEYED.replace(columns=(retyped, TEXT))).overwrite_loss(KEYED)
         assert narrower is not None and narrower.rows
         # No row is lost where all keys are there.
         again = [self.made(sink).stage("9/0/1/slice", [rows(KEYED, *((n, "a", 5, "r") for n in (1, 2, 3, 4, 9)))])]
-        assert sink.table(replace(KEYED, key=("v.w", "id"))).overwrite_loss(KEYED, again) is None
-        assert self.open(tmp_path / "hard").table(KEYED).overwrite_loss(replace(KEYED, key=("v.w", "id"))) is None
+        assert sink.table(KEYED.replace(key=("v.w", "id"))).overwrite_loss(KEYED, again) is None
+        assert self.open(tmp_path / "hard").table(KEYED).overwrite_loss(KEYED.replace(key=("v.w", "id"))) is None
 
     @pytest.mark.parametrize("how", [SOFT, IGNORE])
     def test_deleted_rows_stay_in_ranges_of_keys(self, tmp_path: Path, how: str) -> None:
@@ -1219,12 +1218,12 @@ class SinkConformance:
         point.create()
         assert point.exists() and point.read_with_timeline() is None
         for number in range(3):
-            offset = Offset("a", Position("binlog.000001", 100 + number), "", file_start_time=5, gtid_mode_on=True)
+            offset = Offset("a", "binlog.000001", 100 + number, "", file_start_time=5, gtid_mode_on=True)
             point.write(offset, lineage, FENCE)
             assert (
                 self.open(tmp_path).resume_point().read_with_timeline() == (offset, lineage) and point.read() == offset
             )
-        moved = Offset("b", Position("other.000007", 4), "", already_applied="x:1-5", open_xa=("t",))
+        moved = Offset("b", "other.000007", 4, "", already_applied="x:1-5", open_xa=("t",))
         lineage = lineage.with_segment("b", "other.000007", lineage.seq(offset.at))
         point.write(moved, lineage, Fence("epoch", 2))
         assert self.open(tmp_path).resume_point().read_with_timeline() == (moved, lineage)
@@ -1232,11 +1231,11 @@ class SinkConformance:
     def test_an_older_epoch_does_not_move_the_resume_point(self, sink: PipelineSink, tmp_path: Path) -> None:
         old, new, lineage = sink.resume_point(), self.open(tmp_path).resume_point(), Timeline("a", "binlog.000001")
         old.create()
-        at = Offset("a", Position("binlog.000001", 100), "")
+        at = Offset("a", "binlog.000001", 100, "")
         old.write(at, lineage, FENCE)
         new.raise_fence(Fence("epoch", 2))
         with pytest.raises(FencedError):
-            old.write(Offset("a", Position("binlog.000001", 200), ""), lineage, FENCE)
+            old.write(Offset("a", "binlog.000001", 200, ""), lineage, FENCE)
         assert new.read() == at and new.markers().get("epoch") == 2
 
     def test_the_resume_point_of_an_older_snapshot(self, sink: PipelineSink) -> None:
@@ -1244,7 +1243,7 @@ class SinkConformance:
         point, lineage = sink.resume_point(), Timeline("a", "binlog.000001")
         point.forget_older_generation(2)
         point.create()
-        at = Offset("a", Position("binlog.000001", 100), "")
+        at = Offset("a", "binlog.000001", 100, "")
         point.write(at, lineage, FENCE)
         point.forget_older_generation(1)
         assert point.read() == at

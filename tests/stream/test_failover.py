@@ -588,7 +588,7 @@ def test_in_the_middle_of_an_epoch(pair: Pair) -> None:
         with pytest.raises(TransientError, match=said):
             found.job.stage_range(
                 found.section_start,
-                replace(found.section_start, at=replace(found.section_start.at, position=1 << 30)),
+                found.section_start.replace(position=1 << 30),
                 "0",
             )
     pair.copy(pair.new)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.model.errors import TableSuspendedError
-from airflow_provider_cdc.model.suspension_kinds import REQUESTED
+from airflow_provider_cdc.model.errors import REQUESTED, TableSuspendedError
 from airflow_provider_cdc.observe.alert_rules import SUSPENDED, AlertLimits
 from airflow_provider_cdc.observe.alerts import find_alert_changes
 from airflow_provider_cdc.observe.status import read_status

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from pymysql.connections import Connection
@@ -13,6 +12,7 @@ from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, TableChangedError, TerminalError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Chunk, Plan, PlanCost, chunks_from_bounds, number_and_group
+from airflow_provider_cdc.model.plan_history import Replan
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.client.catalog import (
     ALTERED_REMEDY,
@@ -91,14 +91,13 @@ def make_replan_amendment(
     index: int,
     keeps: Callable[[str, str, str], bool],
     decide_definition: Callable[[TableSchema], TableSchema],
-) -> dict[str, Any]:
+) -> Replan:
     """Plan an altered table again: a low watermark after the DDL, the definition there, and the bounds.
 
     Its chunks stay the same, except that the outermost bounds move out to the smallest and largest key.
 
     :param keeps: whether a (database, table, column) is copied.
     :param decide_definition: returns the part of the definition that the copy adopts.
-    :returns: an amendment, see :meth:`airflow_provider_cdc.model.plan.Plan.with_amendments`.
     :raises NotReadyError: if the table is gone, or can no longer be copied.
     :raises TerminalError: if the planned chunks no longer fit the table.
     :raises TransientError: if the table is altered during every attempt.
@@ -128,7 +127,7 @@ def make_replan_amendment(
         order = sorted((int(str(rank)), int(str(number))) for number, rank in ranks)
         lower, upper = keys[order[0][1]], keys[order[-1][1]]
     replanned = plan.definitions[index].replanned(since, definition)
-    return {"table": index, "definitions": replanned.to_json(), "lower": lower, "upper": upper}
+    return Replan(index, replanned, lower, upper)
 
 
 def plan_resnapshot(
@@ -219,7 +218,7 @@ def plan_ranges(
             continue
         _, *inner = bounds.lower_bounds(low, high, bounds.estimate_rows(low, high), chunk_rows)
         *first, last = chunks_from_bounds(span.table, [span.lower, *inner], span.upper)
-        chunks += [*first, replace(last, includes_upper=span.includes_upper)]
+        chunks += [*first, last.replace(includes_upper=span.includes_upper)]
     return chunks
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
@@ -121,7 +120,7 @@ def read_schema(
     schema = TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
     if wrong := column_name_problem(schema):
         raise NotReadyError(f"table {label}, {wrong[0]}", wrong[1])
-    return replace(schema, collation=_table_collation(connection, database, table))
+    return schema.replace(collation=_table_collation(connection, database, table))
 
 
 def _table_collation(connection: Connection[Any], database: str, table: str) -> str | None:

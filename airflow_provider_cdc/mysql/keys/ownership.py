@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,7 @@ def _find_owners(
         return _compare_with_bounds(connection, table, chunks, keys)
     size = -(-len(chunks) // _BOUNDS_PER_QUERY)
     runs = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-    spans = [replace(run[0], upper=run[-1].upper, includes_upper=run[-1].includes_upper) for run in runs]
+    spans = [run[0].replace(upper=run[-1].upper, includes_upper=run[-1].includes_upper) for run in runs]
     keys_by_run: dict[int, list[int]] = {}
     for i, run in enumerate(_find_owners(connection, table, spans, keys)):
         keys_by_run.setdefault(run, []).append(i)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -83,7 +82,7 @@ def file_start_time(open_at: OpenStreamAt, file: str) -> float | None:
     :param open_at: opens a stream that ends where the binlog ends.
     :returns: seconds since the epoch; ``None`` if unknown.
     """
-    began = with_file_start_time(Offset("", Position(file, FIRST_EVENT_POSITION), ""), open_at).file_start_time
+    began = with_file_start_time(Offset("", file, FIRST_EVENT_POSITION, ""), open_at).file_start_time
     return float(began) if began else None
 
 
@@ -95,7 +94,7 @@ def with_file_start_time(offset: Offset, open_at: OpenStreamAt) -> Offset:
     with closing(open_at(Position(offset.at.file, FIRST_EVENT_POSITION))) as stream:
         stream.expect_file_starts({offset.at.file: offset.file_start_time} if offset.file_start_time else {})
         next((event for event in stream if event.type == FORMAT_DESCRIPTION), None)
-        return replace(offset, file_start_time=stream.file_start_times.get(offset.at.file, 0))
+        return offset.replace(file_start_time=stream.file_start_times.get(offset.at.file, 0))
 
 
 def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> Offset:
@@ -112,4 +111,4 @@ def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenS
             if end <= Position(event.file, event.position):
                 break
     exact = GtidSet.parse(offset.gtid_set).subtract(GtidSet().with_all(filter(None, later_gtids)))
-    return replace(offset, gtid_set=str(exact))
+    return offset.replace(gtid_set=str(exact))

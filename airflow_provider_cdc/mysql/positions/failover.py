@@ -73,7 +73,8 @@ def _fail_over(connection: Connection[Any], server: str, open_at: OpenStreamAt, 
     # Add those without captured rows, which may have been prepared in a file before the one that was read.
     xa = {parse_xa_entry(text)[0]: text for text in offset.open_xa} | place.open_xa
     xas, numbered = tuple(sorted(xa.values())), not is_mariadb(connection)
-    new_offset = Offset(server, place.position, str(place.gtids), xas, str(already_applied), gtid_mode_on=numbered)
+    end, applied = place.position, str(already_applied)
+    new_offset = Offset(server, end.file, end.position, str(place.gtids), xas, applied, gtid_mode_on=numbered)
     return with_file_start_time(new_offset, open_at)
 
 

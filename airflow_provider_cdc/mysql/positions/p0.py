@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -62,4 +61,4 @@ def with_open_xa(
             f"({', '.join(missing[:3])})",
             "Commit or roll them back (XA RECOVER lists them), then run again",
         )
-    return replace(p0, open_xa=tuple(sorted(text for text in entries.values() if text is not None)))
+    return p0.replace(open_xa=tuple(sorted(text for text in entries.values() if text is not None)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -107,7 +106,7 @@ def _check_domains(connection: Connection[Any], offset: Offset) -> None:
 def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str, open_at: OpenStreamAt) -> Offset:
     """Return the beginning of the oldest file as offset, if the server shows that everything before it was read."""
     head, gap = previous_gtids(connection, oldest), ""
-    first = replace(offset, at=Position(oldest, FIRST_EVENT_POSITION), gtid_set=str(head), file_start_time=0)
+    first = offset.replace(file=oldest, position=FIRST_EVENT_POSITION, gtid_set=str(head), file_start_time=0)
     if isinstance(head, MariadbGtidPosition):
         is_proved = bool(head) and not offset.already_applied and head == MariadbGtidPosition.parse(offset.gtid_set)
     else:
@@ -117,7 +116,7 @@ def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str
         # Nothing can be proved about transactions without a GTID, now or when the position was the end of the binlog.
         is_proved = offset.gtid_mode_on and is_gtid_mode_on(connection) and read.issubset(head) and not more
         first, gap = (
-            replace(first, already_applied=str(already_applied)),
+            first.replace(already_applied=str(already_applied)),
             f"; purged and never read: {more}" if more else "",
         )
     if not is_proved:

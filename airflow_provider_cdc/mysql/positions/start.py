@@ -130,7 +130,8 @@ def start_offset(connection: Connection[Any], start: StreamStart, open_at: OpenS
     else:
         raise ValueError(f"{format_start(start)} is not a start without a snapshot")
     gtids = gtids_at_position(connection, place.position) if finder.mariadb else str(place.gtids)
-    return Offset(server_identity(connection), place.position, gtids, tuple(sorted(place.open_xa.values())))
+    at, xas = place.position, tuple(sorted(place.open_xa.values()))
+    return Offset(server_identity(connection), at.file, at.position, gtids, xas)
 
 
 class PositionFinder:

@@ -361,7 +361,7 @@ def take_low_watermark(
     marks, numbered = make_watermarks(connection, server), is_gtid_mode_on(connection)
     at = marks.low(timeout)
     marks.high()
-    return Offset(server_identity(connection), at, _gtids_at(connection, at), gtid_mode_on=numbered)
+    return Offset(server_identity(connection), at.file, at.position, _gtids_at(connection, at), gtid_mode_on=numbered)
 
 
 def _gtids_at(connection: Connection[Any], at: Position) -> str:

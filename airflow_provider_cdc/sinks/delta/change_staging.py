@@ -204,7 +204,7 @@ def _read_order_files(storage: Storage, table: TableSchema, names: Sequence[str]
             listed = json.loads(order_file.metadata.metadata[_FILES_METADATA_KEY.encode()])
         numbers = pc.add(rows[FILE_COLUMN], pa.scalar(len(files), pa.int64()))
         parts.append(rows.set_column(schema.get_field_index(FILE_COLUMN), FILE_COLUMN, numbers))
-        files += [DataFile(**file) for file in listed]
+        files += [DataFile.from_json(file) for file in listed]
     return pa.concat_tables([empty_table(schema), *parts]), files
 
 

@@ -81,7 +81,8 @@ class DeltaResumePoint:
         if not rows:
             return None
         row = rows[0]
-        return Offset.from_json(json.loads(row["offset"])), Timeline.from_segments(json.loads(row["lineage"]))
+        place = self._storage.location()
+        return Offset.from_json(json.loads(row["offset"]), place), Timeline.from_json(json.loads(row["lineage"]), place)
 
     def write(self, offset: Offset, timeline: Timeline, fence: Fence) -> None:
         """Replace the resume point; see :class:`~airflow_provider_cdc.sinks.protocol.ResumePoint`."""
@@ -90,7 +91,7 @@ class DeltaResumePoint:
             "epoch": fence.value,
             "_cdc_seq": timeline.seq(offset.at),
             "offset": json.dumps(offset.to_json()),
-            "lineage": json.dumps(timeline.segments_to_json()),
+            "lineage": json.dumps(timeline.to_json()),
             "committed_at": datetime.now(UTC),
         }
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from airflow_provider_cdc.config.delete_policy import ALL_HARD, SOFT, DeletePolicy
 from airflow_provider_cdc.config.patterns import matches_any
+from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, NO_PROPERTIES, TableProperties
@@ -53,6 +54,22 @@ class DeltaSink:
     adopt: bool = False
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
+
+    @classmethod
+    def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> DeltaSink:
+        """Make the sink of a pipeline; see :func:`~airflow_provider_cdc.sinks.registry.open_sink`."""
+        return cls(
+            settings.path,
+            pipeline,
+            settings.copy_on_write_tables,
+            settings.index_bytes,
+            access,
+            settings.delete_policy,
+            settings.table_paths,
+            TableProperties.parse(settings.table_properties),
+            settings.adopt,
+            settings.partition_fields,
+        )
 
     def table(self, table: TableSchema) -> DeltaSinkTable:
         """Return the Delta table of a table; see :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`."""

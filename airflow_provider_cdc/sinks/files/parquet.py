@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, META_COLUMNS, SEQ_COLUMN
 from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -30,8 +31,7 @@ PartitionValues = Mapping[str, str | None]
 NO_PARTITION: PartitionValues = {}
 
 
-@dataclass(frozen=True)
-class DataFile:
+class DataFile(JsonRecord, frozen=True):
     """A file of rows in the table's folder; Parquet if this module wrote it.
 
     :param path: path relative to the table's folder.
@@ -52,22 +52,13 @@ class DataFile:
     high: int | None = None
     oldest: int | None = None
     newest: int | None = None
-    partition: PartitionValues = field(default_factory=dict, hash=False)
+    partition: PartitionValues = msgspec.field(default_factory=dict)
     parts: tuple[DataFile, ...] = ()
-
-    def __post_init__(self) -> None:
-        parts = (DataFile(**part) if isinstance(part, Mapping) else part for part in self.parts)
-        object.__setattr__(self, "parts", tuple(parts))
 
     @property
     def files(self) -> tuple[DataFile, ...]:
         """The files that contain its rows."""
         return self.parts or (self,)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value: the keyword arguments of the class."""
-        fields = {**self.__dict__, "parts": [part.to_json() for part in self.parts]}
-        return {name: value for name, value in fields.items() if value or name not in ("partition", "parts")}
 
 
 def write_file(

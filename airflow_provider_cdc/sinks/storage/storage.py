@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from airflow_provider_cdc.model.json_record import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 
 class Storage(Protocol):
@@ -110,6 +114,15 @@ def read_json_if_intact(storage: Storage, name: str) -> Any:
         return read_json(storage, name)
     except ValueError:
         return None
+
+
+def read_record(storage: Storage, name: str, record_type: type[T]) -> T | None:
+    """Return the record in a file, or ``None`` if the file does not exist.
+
+    :raises TerminalError: if the file is damaged, or was written by a newer version.
+    """
+    data = storage.read(name)
+    return None if data is None else parse_json(data, record_type, storage.location(name))
 
 
 def write_json(storage: Storage, name: str, value: Any) -> None:

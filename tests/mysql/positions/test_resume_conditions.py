@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -48,7 +47,7 @@ def test_a_server_that_has_lost_transactions(
 ) -> None:
     monkeypatch.setattr(module, "_COMMIT_SECONDS", 0.3)
     with pytest.raises(OtherHistoryError, match=r"the server no longer has \S+:1-5, which was read up to"):
-        check_resume(connection, replace(here, gtid_set=f"{here.gtid_set},{uuid4()}:1-5"))
+        check_resume(connection, here.replace(gtid_set=f"{here.gtid_set},{uuid4()}:1-5"))
 
 
 def test_a_transaction_on_its_way_into_the_engine(
@@ -63,7 +62,7 @@ def test_a_transaction_on_its_way_into_the_engine(
         cursor.execute("INSERT INTO t VALUES (1)")
         timer = threading.Timer(0.5, cursor.execute, ("COMMIT",))
         timer.start()
-        check_resume(connection, replace(here, gtid_set=f"{here.gtid_set},{gtid}"))
+        check_resume(connection, here.replace(gtid_set=f"{here.gtid_set},{gtid}"))
         timer.join()
         cursor.execute("SET gtid_next = 'AUTOMATIC'")
 
@@ -80,10 +79,10 @@ def test_what_was_purged_beyond_it() -> None:
 def test_a_position_behind_the_end_of_its_file(connection: Connection[Any], here: Offset) -> None:
     behind = Position(here.at.file, here.at.position + 1000)
     with pytest.raises(OtherHistoryError, match=f"of the server ends at .*, and was read up to {behind}"):
-        check_resume(connection, replace(here, at=behind))
+        check_resume(connection, here.replace(file=behind.file, position=behind.position))
 
 
 def test_rows_of_an_open_xa_transaction_that_were_purged(connection: Connection[Any], here: Offset) -> None:
-    check_resume(connection, replace(here, open_xa=("X'61',X'',1", f"X'62',X'',1 {here.at.file}:4")))
+    check_resume(connection, here.replace(open_xa=("X'61',X'',1", f"X'62',X'',1 {here.at.file}:4")))
     with pytest.raises(PurgedError, match=r"X'62',X'',1 was prepared at binlog\.000000:4, which is no longer"):
-        check_resume(connection, replace(here, open_xa=("X'62',X'',1 binlog.000000:4",)))
+        check_resume(connection, here.replace(open_xa=("X'62',X'',1 binlog.000000:4",)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ def more(table: TableSchema, *columns: Column) -> TableSchema:
     """A definition with columns before, between and behind the others."""
     first, second, *rest = table.columns
     one, two, three = columns or (N, AT, TEXT)
-    return replace(table, columns=(one, first, two, second, *rest, three))
+    return table.replace(columns=(one, first, two, second, *rest, three))
 
 
 def sink(folder: Path, merge: str = MERGES[0], soft: bool = False, parts: bool = False, **named: Any) -> DeltaSink:
@@ -125,7 +124,7 @@ def present(target: DeltaSinkTable) -> set[str]:
 
 def test_it_is_a_commit_of_the_log_alone(tmp_path: Path) -> None:
     """It says what `create` says of such a table; no file is written."""
-    where, table = sink(tmp_path / "a"), replace(more(TABLE), comments=(("n", "how many"), ("id", "which")))
+    where, table = sink(tmp_path / "a"), more(TABLE).replace(comments=(("n", "how many"), ("id", "which")))
     old = lived(where)
     before, there = old.load_log(), present(old)
     metadata, protocol, version = before.metadata, before.protocol, before.version
@@ -184,7 +183,7 @@ def test_a_feed_of_an_older_protocol(tmp_path: Path) -> None:
 def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
     """And what this project has told of it is renewed, also where nothing is to be told any more."""
     where = sink(tmp_path)
-    table = replace(TABLE, comments=(("id", "of ours"), ("made", "of ours")))
+    table = TABLE.replace(comments=(("id", "of ours"), ("made", "of ours")))
     log = lived(where, table).load_log()
     schema = json.loads(log.metadata["schemaString"])
     for column in schema["fields"]:
@@ -225,8 +224,8 @@ def test_columns_come_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (replace(TABLE, columns=(ID, nullable("pl.ace", "int"), MADE)), "column pl.ace was string and is now int32"),
-        (replace(TABLE, key=("id", "pl.ace")), r"its key was \(id\) and is now \(id, pl.ace\)"),
+        (TABLE.replace(columns=(ID, nullable("pl.ace", "int"), MADE)), "column pl.ace was string and is now int32"),
+        (TABLE.replace(key=("id", "pl.ace")), r"its key was \(id\) and is now \(id, pl.ace\)"),
     ],
     ids=["type", "key"],
 )
@@ -242,7 +241,7 @@ def test_what_cannot_be_followed(tmp_path: Path, table: TableSchema, said: str) 
 
 def test_the_order_of_columns(tmp_path: Path) -> None:
     """Rows are read by name: that columns have moved is told by the log as well."""
-    where, table = sink(tmp_path), replace(TABLE, columns=(MADE, N, ID, PLACE))
+    where, table = sink(tmp_path), TABLE.replace(columns=(MADE, N, ID, PLACE))
     lived(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
@@ -261,7 +260,7 @@ def test_the_order_of_columns(tmp_path: Path) -> None:
 def test_columns_whose_names_differ_by_case_alone(tmp_path: Path, column: Column, said: str) -> None:
     where = sink(tmp_path, parts=True)
     held = values(lived(where), TABLE)
-    table = replace(TABLE, columns=(*TABLE.columns, column))
+    table = TABLE.replace(columns=(*TABLE.columns, column))
     partitioning = lived_partitioning(where, table)
     with pytest.raises(TerminalError, match=said):
         partitioning.alter(TABLE, {"ddl": 3}, FENCE)
@@ -281,7 +280,7 @@ def test_a_column_that_a_feed_hides(tmp_path: Path) -> None:
     configuration = {**log.configuration, CHANGE_DATA_FEED: "true"}
     protocol = {**log.protocol, "writerFeatures": [*log.protocol["writerFeatures"], "changeDataFeed"]}
     assert log.commit([{"protocol": protocol}, {"metaData": {**log.metadata, "configuration": configuration}}], "SET")
-    table = replace(TABLE, columns=(*TABLE.columns, nullable("_change_type", "int")))
+    table = TABLE.replace(columns=(*TABLE.columns, nullable("_change_type", "int")))
     with pytest.raises(TerminalError, match="hides its columns _change_type"):
         where.table(table).alter(TABLE, {"ddl": 3}, FENCE)
     assert values(where.table(TABLE), TABLE)[1] and where.table(TABLE).markers().get("ddl") is None
@@ -303,7 +302,7 @@ def test_a_table_that_is_nobodys_or_another_one(tmp_path: Path) -> None:
     commit(target, Upsert(rows(more(TABLE), [5], 5)))
     log = target.load_log()
     assert log.commit([{"metaData": {**log.metadata, "id": "another"}}], "REPLACE")
-    further = replace(more(TABLE), columns=(*more(TABLE).columns, nullable("m", "int")))
+    further = more(TABLE).replace(columns=(*more(TABLE).columns, nullable("m", "int")))
     with pytest.raises(TerminalError, match="was replaced by another one"):
         target.alter(more(TABLE), {"ddl": 4}, FENCE)
     configuration = {k: v for k, v in log.configuration.items() if k != "airflow-cdc.pipeline"}
@@ -368,7 +367,7 @@ def test_compaction_writes_the_columns(tmp_path: Path, monkeypatch: pytest.Monke
 def test_columns_that_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str, soft: bool) -> None:
     """Older files still have them, and nobody reads them there; compaction writes them out."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    where, table, less = sink(tmp_path, merge, soft), more(TABLE), replace(TABLE, columns=(ID, N, MADE))
+    where, table, less = sink(tmp_path, merge, soft), more(TABLE), TABLE.replace(columns=(ID, N, MADE))
     lived(where, table)
     before = values(where.table(table), table)
     target = where.table(less)
@@ -447,7 +446,7 @@ def test_the_object_of_the_definition_before_writes_no_file(tmp_path: Path) -> N
 
 
 def test_rows_without_a_key(tmp_path: Path) -> None:
-    where, table = sink(tmp_path), replace(TABLE, key=())
+    where, table = sink(tmp_path), TABLE.replace(key=())
     old = where.table(table)
     old.create("p")
     commit(old, PublishSlices([old.stage("1/0/1/slice", [rows(table, (1, 1, 2), 1, "r")])]))
@@ -483,7 +482,7 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         and not again.load_log().version < 5
     )
     assert not again.alter(TABLE, {"ddl": 3}, FENCE)
-    further = replace(table, columns=(*table.columns, nullable("m", "int")))
+    further = table.replace(columns=(*table.columns, nullable("m", "int")))
     assert where.table(further).alter(table, {"ddl": 4}, FENCE)
     assert values(where.table(further), further)[1] == [5, 1, None, "DE", datetime(2026, 1, 31), None, None]
 

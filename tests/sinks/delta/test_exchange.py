@@ -40,14 +40,14 @@ TABLE = TableSchema("shop", "t", (ID, N, PLACE, MADE), ("id",))
 #: What it becomes.
 DEFINITIONS = {
     "same": TABLE,
-    "dropped": replace(TABLE, columns=(ID, PLACE, MADE)),
-    "renamed": replace(TABLE, columns=(ID, replace(N, name="m"), PLACE, MADE)),
-    "retyped": replace(TABLE, columns=(replace(ID, data_type="int", column_type="int"), TEXT, PLACE, MADE)),
-    "added": replace(TABLE, columns=(AT, ID, M, N, PLACE, MADE)),
-    "all": replace(TABLE, columns=(MADE, AT, replace(TEXT, name="id", nullable=False), M, PLACE)),
-    "composite": replace(TABLE, key=("pl.ace", "id")),
-    "another key": replace(TABLE, key=("n",)),
-    "no key": replace(TABLE, key=()),
+    "dropped": TABLE.replace(columns=(ID, PLACE, MADE)),
+    "renamed": TABLE.replace(columns=(ID, N.replace(name="m"), PLACE, MADE)),
+    "retyped": TABLE.replace(columns=(ID.replace(data_type="int", column_type="int"), TEXT, PLACE, MADE)),
+    "added": TABLE.replace(columns=(AT, ID, M, N, PLACE, MADE)),
+    "all": TABLE.replace(columns=(MADE, AT, TEXT.replace(name="id", nullable=False), M, PLACE)),
+    "composite": TABLE.replace(key=("pl.ace", "id")),
+    "another key": TABLE.replace(key=("n",)),
+    "no key": TABLE.replace(key=()),
 }
 FENCE, FENCE_2 = Fence("epoch", 1), Fence("another", 2)
 MERGES = ["deletion_vectors", "copy_on_write"]
@@ -420,7 +420,7 @@ def test_deleted_rows_that_stay(tmp_path: Path) -> None:
 def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> None:
     """What the table has is kept beside it."""
     where = sink(tmp_path, merge, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"} if feed else {}))
-    plainer = replace(TABLE, columns=(ID, N, PLACE))
+    plainer = TABLE.replace(columns=(ID, N, PLACE))
     before = lived(where, plainer).load_log().protocol
     assert "timestampNtz" not in before.get("readerFeatures", ())
     target = where.table(TABLE)
@@ -435,7 +435,7 @@ def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> N
 @pytest.mark.parametrize("back", [False, True])
 def test_how_a_partition_follows_from_a_date(tmp_path: Path, back: bool) -> None:
     """It is told for a DATE alone: the feature comes with the column, and what was told goes with it."""
-    dated = replace(TABLE, columns=(ID, N, PLACE, nullable("made", "date")))
+    dated = TABLE.replace(columns=(ID, N, PLACE, nullable("made", "date")))
     one, other = (dated, TABLE) if back else (TABLE, dated)
     where, values = sink(tmp_path, parts=True), {"made": date(2026, 1, 1)}
     old = where.table(one)
@@ -454,12 +454,12 @@ def test_how_a_partition_follows_from_a_date(tmp_path: Path, back: bool) -> None
 def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
     """Of those that stay as they are. What this project tells is renewed."""
     where = sink(tmp_path)
-    log = lived(where, replace(TABLE, comments=(("n", "ours"),))).load_log()
+    log = lived(where, TABLE.replace(comments=(("n", "ours"),))).load_log()
     schema = json.loads(log.metadata["schemaString"])
     for column in schema["fields"]:
         column["metadata"] |= {"theirs": "x", "comment": "theirs", "airflow-cdc.old": "y"}
     assert log.commit([{"metaData": {**log.metadata, "schemaString": json.dumps(schema)}}], "CHANGE COLUMN")
-    table = replace(TABLE, columns=(ID, TEXT, M, MADE), comments=(("made", "ours"),))
+    table = TABLE.replace(columns=(ID, TEXT, M, MADE), comments=(("made", "ours"),))
     target = where.table(table)
     assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
     told = {c["name"]: c["metadata"] for c in json.loads(target.load_log().metadata["schemaString"])["fields"]}
@@ -478,7 +478,7 @@ def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
 def test_columns_that_nobody_could_read(tmp_path: Path, column: Column, said: str) -> None:
     where = sink(tmp_path, parts=True, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"}))
     held = plain(lived(where).read()[0], TABLE)
-    table = replace(TABLE, columns=(*TABLE.columns, column))
+    table = TABLE.replace(columns=(*TABLE.columns, column))
     good = where.table(TABLE)  # the sink itself may refuse the other one
     target = DeltaSinkTable(good.storage, table.sink_schema, table.key, table.integer_key_column, good.options)
     with pytest.raises(TerminalError, match=said):

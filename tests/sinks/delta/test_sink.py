@@ -96,7 +96,7 @@ class TestDeltaSinkByPartitions(TestDeltaSink):
     def test_other_columns_are_refused(self, sink: PipelineSink) -> None:
         self.made(sink)
         with pytest.raises(TerminalError):
-            sink.table(replace(KEYED, columns=(INT, TEXT, replace(INT, name="n")))).create("p")
+            sink.table(KEYED.replace(columns=(INT, TEXT, INT.replace(name="n")))).create("p")
 
 
 class TestDeltaSinkByPartitionsByCopies(TestDeltaSinkByPartitions):

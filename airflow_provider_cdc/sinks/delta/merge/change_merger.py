@@ -130,7 +130,7 @@ class ChangeMerger:
             if rows.num_rows:
                 self._write_new_rows(edit, rows, hashes.select(np.flatnonzero(is_current)))
             return
-        files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES_METADATA_KEY])]
+        files = [DataFile.from_json(value) for value in json.loads(changes.schema.metadata[_FILES_METADATA_KEY])]
         number, row = changes[FILE_COLUMN].to_numpy(), changes[ROW_COLUMN].to_numpy()
         newest = int(pc.max(changes[SEQ_COLUMN]).as_py() or 0)
         living = np.flatnonzero(is_current)

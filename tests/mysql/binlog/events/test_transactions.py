@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pymysql
@@ -257,7 +256,7 @@ def test_function_called_by_statement_stops(table: Table) -> None:
 def test_row_images_that_are_not_full_stop(table: Table, image: str, sql: str) -> None:
     table.run("CREATE TABLE w (a INT PRIMARY KEY, b VARCHAR(9), c TEXT)", "INSERT INTO w VALUES (1, 'b', 'c')")
     captured, start = capture(table.server, table.database, "w"), here(table.server)
-    captured = {name: replace(schema, full_before_images=True) for name, schema in captured.items()}
+    captured = {name: schema.replace(full_before_images=True) for name, schema in captured.items()}
     table.run(f"SET SESSION binlog_row_image = {image}", sql)
     with pytest.raises(TerminalError, match=rf"row images of {table.database}\.w are not full.*binlog_row_image=FULL"):
         transactions(table.server, start, captured)
@@ -415,8 +414,8 @@ def test_one_table_map_under_two_definitions(table: Table) -> None:
     table.run("INSERT INTO e VALUES (1, 'x')")
     middle = Position(*here(table.server))
     table.run("INSERT INTO e VALUES (2, 'x')")
-    column = replace(before.columns[1], nullable=False)  # what no table map of these rows contradicts
-    after = replace(before, columns=(before.columns[0], column))
+    column = before.columns[1].replace(nullable=False)  # what no table map of these rows contradicts
+    after = before.replace(columns=(before.columns[0], column))
     over_time = DefinitionHistory.from_single(before).with_change(middle, after)
     found = read_transactions(events_since(table.server, start), {before.id: over_time}, collations())
     rows = [row for t in found if isinstance(t, Transaction) for row in t.rows]
