@@ -104,19 +104,15 @@ class DefinitionHistory:
     def from_json(cls, value: Mapping[str, Any]) -> DefinitionHistory:
         """Inverse of :meth:`to_json`.
 
-        Older plans store a bare definition, without a version and with ``since`` and ``revision`` in it.
-
         :raises ValueError: if the value was written by a newer version of this software.
         """
-        if "version" not in value:
-            value = {**value, "version": 0, "definitions": [{"since": value.get("since"), "schema": value}]}
         if value["version"] > _VERSION:
             raise ValueError(f"definitions of version {value['version']}, and {_VERSION} is the newest that is known")
         steps = tuple(
             (Position.from_json(step["since"]) if step["since"] else None, TableSchema.from_json(step["schema"]))
             for step in value["definitions"]
         )
-        return cls(steps, value.get("revision", 0))
+        return cls(steps, value["revision"])
 
 
 #: The definitions of captured tables by (database, table), in the server's spelling.

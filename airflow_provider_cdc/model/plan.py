@@ -100,7 +100,7 @@ class Plan:
     :param definitions: captured tables as they were planned, each with its definitions, followed by tables added later.
     :param chunks: chunks in key order, table by table. A table without chunks was empty, or its rows no longer come
         from the snapshot.
-    :param costs: what planning each table cost; empty in older plans.
+    :param costs: what planning each table cost; not stored.
     :param start: what P0 is: ``snapshot``, or the binlog position where a stream without a snapshot begins. A plan of
         the latter kind has no chunks, as if all tables were empty at P0.
     :param table_path: ``sink.table_path`` that the plan was made with.
@@ -236,7 +236,7 @@ class Plan:
             self, amendments=all_amendments, definitions=(*self.definitions, *self._added_tables(all_amendments))
         )
         replans = [amendment for amendment, step in parsed if step is None]
-        replanned = [(a["table"], DefinitionHistory.from_json(a.get("definitions") or a["schema"]), a) for a in replans]
+        replanned = [(a["table"], DefinitionHistory.from_json(a["definitions"]), a) for a in replans]
         for index, definitions, amendment in sorted(replanned, key=lambda found: (found[0], found[1].revision)):
             plan = plan._with_replanned_table(index, definitions, amendment["lower"], amendment["upper"])
         return plan._without_superseded_chunks()
@@ -396,12 +396,10 @@ class Plan:
             tuple(tuple(p) for p in value["patterns"]),
             tuple(DefinitionHistory.from_json(t) for t in value["tables"]),
             tuple(Chunk.from_json(c) for c in value["chunks"]),
-            start=value.get("start", SNAPSHOT),
-            table_path=value.get("table_path", cls.table_path),
-            lower_case=value.get("lower_case", cls.lower_case),
-            amendments=sort_amendments(
-                filter(None, map(parse_amendment, value.get("steps", value.get("followed", ()))))
-            ),
+            start=value["start"],
+            table_path=value["table_path"],
+            lower_case=value["lower_case"],
+            amendments=sort_amendments(filter(None, map(parse_amendment, value["steps"]))),
         )
 
 

@@ -96,7 +96,7 @@ class Rejoin:
     :param seq: ``_cdc_seq`` of the last transaction in the slices.
     :param schema: its definition at that position.
     :param slices: JSON values of the slices that replace its rows in the sink.
-    :param group: number of the group in which it was read; ``None`` if that was not recorded.
+    :param group: number of the group in which it was read; 0 until the read has a number.
     :param keeps_deleted_rows: whether rows that ``sink.deletes`` keeps are retained; otherwise all rows are replaced.
     """
 
@@ -105,7 +105,7 @@ class Rejoin:
     seq: int
     schema: TableSchema
     slices: tuple[dict[str, Any], ...] = ()
-    group: int | None = None
+    group: int = 0
     keeps_deleted_rows: bool = True
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Rejoin:
             "seq": self.seq,
             "rejoined": self.schema.to_json(),
             "slices": list(self.slices),
-            **({} if self.group is None else {"group": self.group}),
+            "group": self.group,
             **({} if self.keeps_deleted_rows else {"keeps": False}),
         }
 
@@ -124,7 +124,7 @@ class Rejoin:
     def from_json(cls, value: Mapping[str, Any]) -> Rejoin:
         """Inverse of :meth:`to_json`."""
         schema = TableSchema.from_json(value["rejoined"])
-        slices, group, keeps = tuple(value["slices"]), value.get("group"), value.get("keeps", True)
+        slices, group, keeps = tuple(value["slices"]), value["group"], value.get("keeps", True)
         return cls(value["table"], value["revision"], value["seq"], schema, slices, group, keeps)
 
 

@@ -216,11 +216,9 @@ class TableSchema:
         pipeline, not part of the definition.
     :param full_before_images: whether updates and deletes must have full before images; otherwise the key suffices, if
         there is one. A setting of the reader, not part of the definition.
-    :param key_index: name of the index that is the key; ``None`` if it was not recorded or there is none. Not part of
-        the definition.
+    :param key_index: name of the index that is the key; ``None`` if there is none. Not part of the definition.
     :param comments: comments of columns by name, for columns that have one. Not part of the definition.
-    :param collation: collation of columns that are added without one; ``None`` if it was not recorded. Not part of the
-        definition.
+    :param collation: collation of columns that are added without one; not part of the definition.
     :param auto_excluded: excluded columns that were added later and left out according to ``stream.schema_changes``.
         Not part of the definition.
     :param retained: columns that were removed from the source and are kept in the copy, NULL in each row that is
@@ -339,13 +337,18 @@ class TableSchema:
             tuple(Column(**{**c, "members": tuple(c["members"])}) for c in value.get(name, ()))
             for name in ("columns", "kept")
         )
-        key, excluded = tuple(value["key"]), tuple(value.get("left_out", ()))
-        index = value.get("key_index")
-        comments = tuple((name, text) for name, text in value.get("comments", ()))
-        schema = cls(value["database"], value["name"], columns, key, excluded, key_index=index, comments=comments)
-        auto_excluded, removed = tuple(value.get("ignored", ())), tuple(value.get("dropped", ()))
-        return replace(
-            schema, collation=value.get("collation"), auto_excluded=auto_excluded, retained=retained, removed=removed
+        return cls(
+            value["database"],
+            value["name"],
+            columns,
+            tuple(value["key"]),
+            tuple(value["left_out"]),
+            key_index=value["key_index"],
+            comments=tuple((name, text) for name, text in value["comments"]),
+            collation=value["collation"],
+            auto_excluded=tuple(value.get("ignored", ())),
+            retained=retained,
+            removed=tuple(value.get("dropped", ())),
         )
 
     def fingerprint(self) -> str:

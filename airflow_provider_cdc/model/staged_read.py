@@ -18,7 +18,7 @@ from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED, REQUESTE
 
 #: What was read: a chunk group of the plan, a whole table, or key ranges of a table.
 GROUP, TABLE, RANGES = "group", "table", "ranges"
-#: The first number of the sequence. Group numbers of the plan, and numbers computed by older versions, are lower.
+#: The first number of the sequence. Group numbers of the plan are lower.
 FIRST_READ_NUMBER = 1_000_000_000_000
 
 #: Identifies an amendment of a table: its kind, its revision and its ``_cdc_seq``.
@@ -29,9 +29,9 @@ AmendmentId = tuple[str, int, int]
 class StagedRead:
     """Rows that were read completely and wait to be published.
 
-    :param number: number of the read; 0 for a group read by an older version.
+    :param number: number of the read; 0 if a group has slices of its first read.
     :param scope: what was read: :data:`GROUP`, :data:`TABLE` or :data:`RANGES`.
-    :param table: index of the table in the plan; ``None`` for a group, and for a table read by an older version.
+    :param table: index of the table in the plan; ``None`` for a group.
     :param group: number of the chunk group: one of the plan, or the number of the read.
     :param attempt: number of the attempt at that group.
     :param high_watermark: highest high watermark of its chunks.
@@ -74,24 +74,19 @@ class StagedRead:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], default_timeline: Timeline) -> StagedRead:
-        """Inverse of :meth:`to_json`.
-
-        :param default_timeline: the segment for a value that names none.
-        """
-        # Older versions stored neither the table nor the scope.
-        scope = GROUP if value.get("revision") is None else RANGES if value.get("ranges") else TABLE
+    def from_json(cls, value: Mapping[str, Any]) -> StagedRead:
+        """Inverse of :meth:`to_json`."""
         return cls(
-            value.get("number", 0),
-            value.get("scope", scope),
-            value.get("table"),
+            value["number"],
+            value["scope"],
+            value["table"],
             value["group"],
             value["attempt"],
             Position.from_json(value["high"]),
             Offset.from_json(value["since"]),
-            Timeline.from_json(value["lineage"]) if "lineage" in value else default_timeline,
-            value.get("revision") or 0,
-            tuple((kind, revision, seq) for kind, revision, seq in value.get("steps", ())),
+            Timeline.from_json(value["lineage"]),
+            value["revision"],
+            tuple((kind, revision, seq) for kind, revision, seq in value["steps"]),
             value.get("request"),
             value.get("by"),
         )
@@ -161,14 +156,12 @@ def publish_refusal(
     :param published: what the copy has.
     :param captured: whether the pipeline copies the table.
     """
-    if staged.scope != GROUP and staged.table is None:
-        return PublishRefusal("it was read by an older version")
     if staged.timeline != timeline.newest_segment:
         return PublishRefusal(f"it was read from server {staged.timeline.server}, before the stream moved to another")
     if not captured:
         return PublishRefusal("the pipeline no longer copies it")
     rejoin = plan.rejoin_of(table)
-    if rejoin is not None and (rejoin.group or 0) > staged.number:
+    if rejoin is not None and rejoin.group > staged.number:
         return PublishRefusal("it was re-snapshotted as a whole by a read that began later", superseded=True)
     # Chunk groups have no keys in common.
     if max(published.ranges, 0 if staged.scope == GROUP else published.groups) > staged.number:

@@ -104,7 +104,7 @@ def list_pending_reads(context: RunContext, plan: Plan, names: Iterable[str] | N
     for name in _publication_requests(context, plan, list_request_files(context, plan) if names is None else names):
         value = read_json(context.storage, name)
         if value is not None:  # ``None``: it has just been published
-            staged = StagedRead.from_json(value, plan.timeline.newest_segment)
+            staged = StagedRead.from_json(value)
             if staged.group not in newest or newest[staged.group].attempt < staged.attempt:
                 newest[staged.group] = staged
     return [newest[number] for number in sorted(newest)]

@@ -13,13 +13,11 @@ from airflow_provider_cdc.state.snapshots import ChunkResult
 from airflow_provider_cdc.state.state_database import StateDatabase
 from airflow_provider_cdc.state.values import (
     BatchTotals,
-    EpochTotals,
     GroupProgress,
     HeartbeatReply,
     TableCounts,
     TableProgress,
     TableStatus,
-    TimelineSegment,
 )
 
 __all__ = [
@@ -27,12 +25,10 @@ __all__ = [
     "BatchTotals",
     "HeartbeatReply",
     "ChunkResult",
-    "EpochTotals",
     "GroupProgress",
     "ChunkGroupRow",
     "ControlRequestRow",
     "LagSampleRow",
-    "TimelineSegment",
     "TableStatus",
     "StateDatabase",
     "EpochRow",

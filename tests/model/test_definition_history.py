@@ -54,16 +54,6 @@ def test_they_survive_json() -> None:
         assert value["version"] == 1 and DefinitionHistory.from_json(value) == found
 
 
-def test_as_they_were_written_before() -> None:
-    """A bare definition, with its place and revision in it; the first ones had neither."""
-    assert DefinitionHistory.from_json(
-        {**ONE.to_json(), "since": None, "revision": 0}
-    ) == DefinitionHistory.from_single(ONE)
-    assert DefinitionHistory.from_json(ONE.to_json()) == DefinitionHistory.from_single(ONE)
-    again = {**TWO.to_json(), "since": place(2, 70).to_json(), "revision": 3}
-    assert DefinitionHistory.from_json(again) == DefinitionHistory(((place(2, 70), TWO),), 3)
-
-
 def test_of_a_newer_version() -> None:
     with pytest.raises(ValueError, match="of version 2, and 1 is the newest"):
         DefinitionHistory.from_json({"version": 2, "revision": 0, "definitions": []})

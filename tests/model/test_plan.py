@@ -88,8 +88,6 @@ def test_a_plan_survives_json() -> None:
         patterns=((r"d.*",), ("x",)),
     )
     assert Plan.from_json(plan.to_json()) == plan
-    # As plans were written before: bare definitions.
-    assert Plan.from_json({**plan.to_json(), "tables": [{**table.to_json(), "since": None, "revision": 0}]}) == plan
     assert plan.p0_seq == plan.timeline.seq(offset.at)
     assert plan.groups_of(0) == {0} and plan.groups_of(1) == set()
     assert plan.start_seq(0) == plan.p0_seq
@@ -120,10 +118,7 @@ def test_an_amended_plan() -> None:
     assert [(c.lower, c.upper) for c in one.with_amendments([value]).chunks] == [((1,), (5,)), ((-3,), (20,))]
     none = replace(plan, chunks=chunks_[:2]).with_amendments([{**value, "lower": None, "upper": None}])
     assert none.chunks == chunks_[:2] and none.tables[1] == schema
-    # As they were written before: the place and the revision in the definition. The newest one counts.
-    before = {**value, "schema": {**schema.to_json(), "since": later.to_json(), "revision": 1}}
-    del before["definitions"]
-    assert plan.with_amendments([before]) == found
+    # The newest one counts.
     newer = {**value, "definitions": again.replanned(later, tables[1]).to_json()}
     assert (
         plan.with_amendments([newer, value]).tables == tables and plan.with_amendments([value, newer]).tables == tables
