@@ -290,7 +290,7 @@ def _batch_view(row: Any) -> dict[str, Any]:
 
 
 def chunk_view(chunk: ChunkRow, group: ChunkGroupRow) -> dict[str, Any]:
-    """Return one chunk, without its bounds, which are values of rows."""
+    """Return one chunk, without its bounds, which the state database does not have."""
     return {
         "no": chunk.chunk_no,
         "table": f"{chunk.database}.{chunk.table_name}",

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import URL, event
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.state import EpochRow, utc_now
+from airflow_provider_cdc.state import utc_now
 from airflow_provider_cdc.state.pruning import KEPT_SAMPLES
 from airflow_provider_cdc.state.reader import StateDatabaseReader
 
