@@ -83,7 +83,9 @@ def sum_batches(*runs: Any) -> Select[Any]:
 
     :param runs: conditions that the runs meet.
     """
-    return select(*(func.coalesce(func.sum(c), 0) for c in (EpochRow.batches, EpochRow.changes))).where(*runs)
+    return select(func.coalesce(func.sum(EpochRow.batches), 0), func.coalesce(func.sum(EpochRow.changes), 0)).where(
+        *runs
+    )
 
 
 def _older_rows_condition(session: Session, model: Any, pipeline: str, kept_rows: int, *names: str) -> Any:

@@ -255,8 +255,8 @@ def _group_counts_by_pipeline(session: Session) -> dict[str, ChunkGroupCounts]:
 
 def _recent_batch_sums(session: Session, pipeline: str | None = None) -> dict[str, Any]:
     """Return sums over the newest batches of the newest run of each pipeline."""
-    runs = _select_newest(EpochRow, EpochRow.epoch, EpochRow.pipeline, EpochRow.epoch)
-    runs = (runs if pipeline is None else runs.where(EpochRow.pipeline == pipeline)).subquery()
+    newest = _select_newest(EpochRow, EpochRow.epoch, EpochRow.pipeline, EpochRow.epoch)
+    runs = (newest if pipeline is None else newest.where(EpochRow.pipeline == pipeline)).subquery()
     last_batch = select(func.max(BatchRow.batch_id)).where(
         BatchRow.pipeline == runs.c.pipeline, BatchRow.epoch == runs.c.epoch
     )

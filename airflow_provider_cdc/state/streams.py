@@ -111,7 +111,7 @@ class StreamRecords(Database):
             # Locked, so that no other try comes between read and write.
             row = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
             if row is not None and is_superseded_by(supervisor, row.supervisor):
-                supervisor = row.supervisor
+                supervisor = row.supervisor or supervisor
             values = {"supervisor": supervisor, "supervised_at": utc_now()}
             execute_update(session, _update_epoch(pipeline, epoch).values(values))
             return session.scalars(select_newest_epoch(pipeline).execution_options(populate_existing=True)).first()

@@ -14,7 +14,8 @@ branch_labels = None
 depends_on = None
 
 # The types as of this revision: a migration must not follow later changes of the models.
-_INTEGER, _BIGINT, _DOUBLE = sa.Integer(), sa.BigInteger(), sa.Double()
+_INTEGER, _BIGINT = sa.Integer(), sa.BigInteger()
+_DOUBLE: Any = sa.Double()
 _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _LONG = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 _TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
