@@ -202,7 +202,7 @@ def execute_update(session: Session, statement: Any) -> bool:
 
 
 def retry_conflict(write: Callable[[], T]) -> T:
-    """Run a transaction, and once more if another process was faster to insert the same row."""
+    """Run a transaction; again if another process was faster to insert the same row."""
     try:
         return write()
     except exc.IntegrityError:
