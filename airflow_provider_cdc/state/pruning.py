@@ -78,7 +78,7 @@ def _prune_epochs(session: Session, pipeline: str) -> None:
     _delete_rows(session, EpochRow, pipeline, older)
 
 
-def sum_batches(*runs: Any) -> Select[Any]:
+def sum_batches(*runs: Any) -> Select[int, int]:
     """Select the number of batches and changes of some runs.
 
     :param runs: conditions that the runs meet.
