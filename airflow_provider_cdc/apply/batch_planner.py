@@ -133,10 +133,9 @@ class BatchPlanner:
                 here = Position(step.file, step.position)
                 size += here.position - at.position if here.file == at.file else here.position
                 at = here
-                # The first offset of an older version may include a few GTIDs from just after its position.
                 if step.gtids:
                     new_gtids = kind.parse(",".join(step.gtids))
-                    if start.file_start_time and (repeated := gtids.repeated_in(new_gtids)):
+                    if repeated := gtids.repeated_in(new_gtids):
                         raise OtherHistoryError(
                             f"{repeated} is in the binlog of the server before {at}, but was already read"
                         )
@@ -145,10 +144,7 @@ class BatchPlanner:
                     track_xa(step.transaction, open_xa)
                 if applied_gtids:
                     applied_gtids = applied_gtids.minus_all(step.gtids)
-        # If the start offset does not know when the file began, neither does the end in the same file.
-        file_began = (
-            self._binlog.file_start_times.get(at.file, 0) if start.file_start_time or at.file != start.at.file else 0
-        )
+        file_began = self._binlog.file_start_times.get(at.file, 0)
         numbered = gtids_on and (start.gtid_mode_on or target <= at)
         xas, applied = tuple(sorted(open_xa.values())), str(applied_gtids)
         return Offset(start.server, at.file, at.position, str(gtids), xas, applied, file_began, numbered)

@@ -89,8 +89,6 @@ class ReadHistory:
             if chunk is None:
                 return HistoricalRead(ReadRecord(SNAPSHOT, PUBLISHED), plan)
             return self._find_snapshot_read(plan, chunk)
-        if rejoin.group is None:  # older versions did not record it
-            return HistoricalRead(ReadRecord(TABLE, PUBLISHED), self.plan)
         plan = self._load_reading_plan(rejoin.group)
         chunk = self._find_owning_chunk(plan)
         if chunk is None:
@@ -100,7 +98,7 @@ class ReadHistory:
     def _find_range_reads(self) -> Iterator[HistoricalRead]:
         """Yield later re-snapshots of key ranges, and re-snapshots of the table that the stream has yet to publish."""
         rejoin = self.plan.rejoin_of(self.index)
-        last_number, since_seq = (0, 0) if rejoin is None else (rejoin.group or 0, rejoin.seq)
+        last_number, since_seq = (0, 0) if rejoin is None else (rejoin.group, rejoin.seq)
         staged = {
             one.number: one.scope for one in list_pending_reads(self.context, self.plan) if one.table == self.index
         }
@@ -189,7 +187,7 @@ def _make_historical_read(
     """Return the read of a chunk, from the manifest entry of its file."""
     chunk_entry = next(c for c in entry["chunks"] if c["no"] == chunk.number)
     low, high = watermarks_of(chunk_entry)
-    timeline = entry_timeline(plan, entry)
+    timeline = entry_timeline(entry)
     counts = chunk_entry["rows"], chunk_entry["corrected"], chunk_entry["seconds"]
     read = ReadRecord(how, state, chunk.group, chunk.number, attempt, attempts, low, high, *counts, timeline.server)
-    return HistoricalRead(read, plan, timeline, entry.get("binlogs", {}))
+    return HistoricalRead(read, plan, timeline, entry["binlogs"])

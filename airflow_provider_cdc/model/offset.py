@@ -67,7 +67,7 @@ class Offset(JsonRecord, frozen=True):
     :param already_applied: GTIDs that the sink already has although they come after the position, because this server
         committed in a different order than the previous one.
     :param file_start_time: when the server began the file, in seconds on its own clock: a file of the same name that
-        was begun at another time is another file. 0 if unknown, as in offsets of older versions.
+        was begun at another time is another file. 0 if unknown.
     :param gtid_mode_on: whether MySQL's ``gtid_mode`` was ON at the position, so that later transactions have GTIDs.
         ``False`` also if that is unknown.
     :param before_ddl: whether the stream must follow a DDL before it reads on. Only set for ends of batches, never for

@@ -66,7 +66,7 @@ class Rejoin(JsonRecord, frozen=True, tag_field="amendment", tag="rejoined"):
     :param seq: ``_cdc_seq`` of the last transaction in the slices.
     :param schema: its definition at that position.
     :param slices: JSON values of the slices that replace its rows in the sink.
-    :param group: number of the group in which it was read; ``None`` if that was not recorded.
+    :param group: number of the group in which it was read; 0 until the read has a number.
     :param keeps_deleted_rows: whether rows that ``sink.deletes`` keeps are retained; otherwise all rows are replaced.
     """
 
@@ -75,7 +75,7 @@ class Rejoin(JsonRecord, frozen=True, tag_field="amendment", tag="rejoined"):
     seq: int
     schema: TableSchema
     slices: tuple[dict[str, Any], ...] = ()
-    group: int | None = None
+    group: int = 0
     keeps_deleted_rows: bool = True
 
 

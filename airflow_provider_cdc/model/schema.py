@@ -193,12 +193,10 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
         pipeline, not part of the definition.
     :param full_before_images: whether updates and deletes must have full before images; otherwise the key suffices, if
         there is one. A setting of the reader, not part of the definition.
-    :param key_index: name of the index that is the key; ``None`` if it was not recorded or there is none. Not part of
-        the definition.
+    :param key_index: name of the index that is the key; ``None`` if there is none. Not part of the definition.
     :param comments: comments of columns by name, for columns that have one. Not part of the definition, and not
         compared; neither are the fields that follow.
-    :param collation: collation of columns that are added without one; ``None`` if it was not recorded. Not part of the
-        definition.
+    :param collation: collation of columns that are added without one; not part of the definition.
     :param auto_excluded: excluded columns that were added later and left out according to ``stream.schema_changes``.
         Not part of the definition.
     :param retained: columns that were removed from the source and are kept in the copy, NULL in each row that is

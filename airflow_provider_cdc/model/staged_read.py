@@ -126,7 +126,7 @@ def publish_refusal(
     if not captured:
         return PublishRefusal("the pipeline no longer copies it")
     rejoin = plan.rejoin_of(table)
-    if rejoin is not None and (rejoin.group or 0) > staged.number:
+    if rejoin is not None and rejoin.group > staged.number:
         return PublishRefusal("it was re-snapshotted as a whole by a read that began later", superseded=True)
     # Chunk groups have no keys in common.
     if max(published.ranges, 0 if staged.scope == GROUP else published.groups) > staged.number:

@@ -51,8 +51,6 @@ class DriverView:
     :param timeline: its timeline.
     :param state: state of the pipeline.
     :param epoch: epoch of the stream; ``None`` for a snapshot.
-    :param batches: batches that the epoch has applied.
-    :param changes: changes that the epoch has applied.
     """
 
     plan: Plan
@@ -60,8 +58,6 @@ class DriverView:
     timeline: Timeline
     state: PipelineState
     epoch: int | None = None
-    batches: int = 0
-    changes: int = 0
 
 
 class Observer:
@@ -150,8 +146,6 @@ class Observer:
             lag_seconds=lag.seconds,
             lag_bytes=lag.bytes,
             purge_hours=None if lag.seconds_to_purge is None else lag.seconds_to_purge / 3600,
-            changes=view.changes,
-            batches=view.batches,
             unknown=lag.unknown,
         )
 

@@ -88,6 +88,7 @@ def overwrite_if_due(
     if not is_due(staged, applier):
         return None
     index = staged.table
+    assert index is not None  # the scope is not a group
     if (earlier_outcome := load_outcome(context, plan.generation, staged.group)) is not None:
         record_outcome(context, plan, staged, earlier_outcome)  # a run died after it had recorded the outcome
         return OverwriteResult(*earlier_outcome, plan)
@@ -291,8 +292,7 @@ def _record_refused(
         return OverwriteResult(True, message, plan)
     detail = f"{label} was re-snapshotted{part}, but the rows cannot be published: {rejection.reason}"
     with suppress(CdcError, SQLAlchemyError):  # the reporter line below says the same
-        table = None if staged.table is None else label
-        store.add_event(plan.pipeline, "reread_dropped", detail, table=table, remedy=remedy, by=staged.requested_by)
+        store.add_event(plan.pipeline, "reread_dropped", detail, table=label, remedy=remedy, by=staged.requested_by)
     message = f"{detail}. {remedy}"
     context.reporter.line(message)
     record_outcome(context, plan, staged, ReadOutcome(False, message))

@@ -73,9 +73,9 @@ def stage_group(group: ChunkGroup, attempt: int, manifests: Sequence[dict[str, A
     manifests = group.write_manifest(attempt, manifests)
     high = max(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])
     # Files of an earlier try lack more changes than those of this one.
-    since = min((entry_resume_point(plan, entry) for entry in manifests), key=lambda offset: offset.at)
-    number = min(entry.get("reading", 0) for entry in manifests)
-    staged = StagedRead(number, GROUP, None, group.number, attempt, high, since, entry_timeline(plan, manifests[0]))
+    since = min((entry_resume_point(entry) for entry in manifests), key=lambda offset: offset.at)
+    number = min(entry["reading"] for entry in manifests)
+    staged = StagedRead(number, GROUP, None, group.number, attempt, high, since, entry_timeline(manifests[0]))
     request_publication(context, plan, staged)
     remove_request(context, plan, group.number, attempt - 1)
     return staged
@@ -270,9 +270,7 @@ def find_tables_overwritten_by_older(plan: Plan, staged: StagedRead, read_tables
     )
     rejoins = {index: plan.rejoin_of(index) for index in tables}
     return [
-        plan.tables[i].label
-        for i, rejoin in rejoins.items()
-        if rejoin is not None and (rejoin.group or 0) < staged.number
+        plan.tables[i].label for i, rejoin in rejoins.items() if rejoin is not None and rejoin.group < staged.number
     ]
 
 

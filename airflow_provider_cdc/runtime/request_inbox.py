@@ -15,7 +15,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.state import ControlRequestRow, HeartbeatReply, StateDatabase
 from airflow_provider_cdc.state.control_requests import RESNAPSHOT
-from airflow_provider_cdc.state.streams import paused_columns
 from airflow_provider_cdc.system.failpoints import failpoint
 
 
@@ -51,9 +50,8 @@ class RequestInbox:
         """
         epoch_row = reply.epoch_row
         self.paused_by = (epoch_row.paused_by or "") if epoch_row.desired_state == "pause" else None
-        for name in paused_columns(""):
-            self._epoch_details.pop(name, None)
-        self._epoch_details.update({} if self.paused_by is None else paused_columns(self.paused_by))
+        desired_state = "run" if self.paused_by is None else "pause"
+        self._epoch_details.update(desired_state=desired_state, paused_by=self.paused_by)
         self._write_outcomes()
         for request in reply.requests:
             if request.id in self._known_ids or (self.paused and request.kind == RESNAPSHOT):  # it reads

@@ -318,22 +318,15 @@ def mirror_plan(state_database: StateDatabase, plan: Plan, chunk_rows: int) -> b
     :returns: whether the plan was not there before.
     """
     state_database.register_pipeline(plan.pipeline, plan.p0.server)
-    if state_database.plan(plan.pipeline, plan.generation) is not None:
+    if state_database.snapshot(plan.pipeline, plan.generation) is not None:
         return False
     names = [list(t.id) for t in plan.tables]
     per_table = Counter(c.table for c in plan.chunks)
     state_database.write_plan(
         plan.pipeline,
         plan.generation,
-        {"p0": plan.p0.to_json(), "lineage": plan.timeline.to_json()},
         [
-            {
-                "database": t.database,
-                "name": t.name,
-                "schema": t.to_json(),
-                "fingerprint": t.fingerprint(),
-                "rows_estimate": per_table[i] * chunk_rows,
-            }
+            {"database": t.database, "name": t.name, "rows_estimate": per_table[i] * chunk_rows}
             for i, t in enumerate(plan.tables)
         ],
         [
@@ -346,17 +339,8 @@ def mirror_plan(state_database: StateDatabase, plan: Plan, chunk_rows: int) -> b
                 "group_no": c.group,
                 "database": names[c.table][0],
                 "table_name": names[c.table][1],
-                "lower": list(c.lower),
-                "upper": list(c.upper),
             }
             for c in plan.chunks
         ),
-    )
-    timeline = plan.timeline
-    from airflow_provider_cdc.state import TimelineSegment
-
-    state_database.set_timeline(
-        plan.pipeline,
-        [TimelineSegment(timeline.server, timeline.start_file, plan.p0.at.position, timeline.first_ordinal)],
     )
     return True

@@ -396,12 +396,12 @@ def _keep_replayable(
     finished = {
         no: slice_read
         for no, slice_read in finished.items()
-        if entry_timeline(plan, slice_read[1]) == timeline.newest_segment
+        if entry_timeline(slice_read[1]) == timeline.newest_segment
     }
     if not finished:
         return {}
     with closing(connect(context.connect_args)) as connection:
-        since = {slice_read[0]: entry_resume_point(plan, slice_read[1]) for slice_read in finished.values()}
+        since = {slice_read[0]: entry_resume_point(slice_read[1]) for slice_read in finished.values()}
         lost_attempts = {attempt for attempt, at in since.items() if why_purged(connection, at, open_at)}
         binlog_sizes = {str(row[0]): int(row[1] or 0) for row in query_rows(connection, "SHOW BINARY LOGS")}
 
@@ -453,7 +453,6 @@ def _finish_group(
     group.record_finished(requested_by)
     store.record_published_chunks(plan.pipeline, plan.generation, to_chunk_results(totals.chunks))
     failpoint("books.after_chunks")
-    low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
-    store.finish_group(plan.pipeline, plan.generation, group.number, attempt, totals.rows, low, high)
+    store.finish_group(plan.pipeline, plan.generation, group.number, attempt, totals.rows)
     failpoint("books.after_group")
     return totals

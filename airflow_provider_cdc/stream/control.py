@@ -59,7 +59,6 @@ def request_and_wait(context: RunContext, store: StateDatabase, kind: str, table
             warn_at = float("inf")
             context.reporter.line(
                 f"request {request_id}: epoch {run.epoch} of the stream has not picked it up yet. It is busy with a "
-                "batch, or runs an older version that does not handle requests. The next epoch will handle it, so you "
-                "can stop waiting (Ctrl-C)"
+                "batch. If it ends before that, the next epoch will handle it, so you can stop waiting (Ctrl-C)"
             )
         time.sleep(_POLL_SECONDS)

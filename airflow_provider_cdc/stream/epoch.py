@@ -97,7 +97,6 @@ class Epoch:
     is_idle: Callable[[], bool] = lambda: False
     release_source: Callable[[], None] = lambda: None
     lease_seconds: float | None = None
-    changes: int = 0
     is_running: bool = True
     pending_tables: set[int] = field(default_factory=set)
     ended_cleanly: bool = False
@@ -116,7 +115,7 @@ class Epoch:
         """Return the current state, for the observer."""
         offset = self.applier.offset
         state = PipelineState({}, True, self.is_running, str(offset.at), None, self.pending_tables, ())
-        return DriverView(self.plan, offset, self.applier.timeline, state, self.number, self.batches, self.changes)
+        return DriverView(self.plan, offset, self.applier.timeline, state, self.number)
 
     def apply_batch(self, manifest: dict[str, Any]) -> AppliedBatch:
         """Apply a batch and record it in the state database."""
@@ -145,7 +144,6 @@ class Epoch:
                 else None,
             )
         self.batches += 1
-        self.changes += applied.changes
         self.observer.add_applied(applied.operations)
         self.before_ddl = end.before_ddl
         if applied.changes:

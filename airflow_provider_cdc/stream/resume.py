@@ -37,7 +37,7 @@ from airflow_provider_cdc.mysql.positions.failover import fail_over, is_other_se
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from airflow_provider_cdc.resnapshot.suspension import record_suspensions, suspend_in_plan
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.state import StateDatabase, TimelineSegment
+from airflow_provider_cdc.state import StateDatabase
 
 _OTHER_SERVER_REMEDY = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
@@ -92,7 +92,7 @@ def _check_same_files(context: RunContext, applier: Applier, coverage: Sequence[
     """
     at = applier.offset
     for base, file, began in sorted({known for table in coverage for known in table.binlog_files}):
-        if base == applier.timeline.first_ordinal and began and at.at.file != file and at.at < Position(file, 0):
+        if base == applier.timeline.first_ordinal and at.at.file != file and at.at < Position(file, 0):
             with_file_start_time(
                 Offset(at.server, file, 0, "", file_start_time=began), context.binlog_opener(slots.STREAM)
             )
@@ -153,18 +153,11 @@ def _fail_over(
         applier.check_fence()  # amendments are not fenced themselves
         record_suspensions(context, store, plan, new_suspensions)
     applier.move_to_server(new_offset)
-    segments = applier.timeline.segments
-    with suppress(CdcError, SQLAlchemyError):  # the sink has it; the state database only shows it
-        known_segments = store.timeline(pipeline.name)[: len(segments) - 1]
-        newest_segment = segments[-1]
-        new_segment = TimelineSegment(
-            newest_segment.server, newest_segment.start_file, applier.offset.at.position, newest_segment.first_ordinal
-        )
-        store.set_timeline(pipeline.name, [*known_segments, new_segment])
+    with suppress(CdcError, SQLAlchemyError):  # informational only
         store.add_event(
             pipeline.name,
             "failover",
-            f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.offset.at}",
+            f"{old_offset.server} at {old_offset.at} to {applier.offset.server} at {applier.offset.at}",
         )
     context.reporter.line(
         f"continuing on server {applier.offset.server}, {applier.offset.at} (before: {old_offset.server}, "

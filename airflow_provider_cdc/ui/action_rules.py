@@ -132,7 +132,7 @@ def _preview_retry(target: ActionTarget) -> ActionPreview:
     if target.group is None:
         raise ActionImpossible("No chunk group is given")
     snapshot = target.shown.overview.snapshot
-    groups = target.reader.groups(target.name, snapshot[0]) if snapshot else []
+    groups = target.reader.groups(target.name, snapshot.generation) if snapshot else []
     group_row = next((group for group in groups if group.group_no == target.group), None)
     if group_row is None:
         raise ActionImpossible(f"There is no chunk group {target.group}")

@@ -101,7 +101,7 @@ def get_pipeline(user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDe
     """Return one pipeline, and what the user may do with it."""
     reader, may_act = shown.database.open_reader(), may_edit(user, shown.dags)
     view = views.pipeline_view(reader, shown, rights.dags)
-    snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot[1] != "done"
+    snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot.state != "done"
     retriable = set(action_routes.list_retriable_groups(shown)) if may_act and snapshot_incomplete else set()
     for group in view["groups_list"]:
         group["retry"] = may_act and (

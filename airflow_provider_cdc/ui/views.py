@@ -8,7 +8,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from airflow_provider_cdc.state.models import ChunkGroupRow, ChunkRow, EpochRow, EventRow, TableStateRow
+from airflow_provider_cdc.state.models import ChunkGroupRow, ChunkRow, EpochRow, EventRow, SnapshotRow, TableStateRow
 from airflow_provider_cdc.state.reader import CHUNK_STATES, PipelineOverview, StateDatabaseReader, Throughput
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
 
@@ -76,7 +76,7 @@ def pipeline_phase(overview: PipelineOverview, is_alive: bool | None) -> str:
         return "lost" if is_alive is False else "streaming"
     if overview.snapshot is None:
         return "planning"
-    return "handover" if overview.snapshot[1] == "done" else "snapshot"
+    return "handover" if overview.snapshot.state == "done" else "snapshot"
 
 
 def _stream_lag(overview: PipelineOverview) -> float | None:
@@ -120,20 +120,18 @@ def _to_seconds(milliseconds: float | None) -> float | None:
 def pipeline_view(reader: StateDatabaseReader, shown: ShownPipeline, readable: Collection[str]) -> dict[str, Any]:
     """Return everything about a pipeline except its map of chunks and its charts."""
     name = shown.overview.name
-    times = reader.snapshot_times(name)
-    generation = 0 if times is None else times[0]
+    snapshot = reader.snapshot(name)
+    generation = 0 if snapshot is None else snapshot.generation
     groups = reader.groups(name, generation)
     runs = reader.newest_epochs(name, _RUNS)
     pace = reader.throughput(runs[0]) if runs else None
-    lineage = reader.newest_timeline_segment(name)
     line, lost = pipeline_summary(shown, readable), shown.database.lost_groups(shown.overview)
     return {
         **line,
         "tasks": [{"dag": one.dag_id, "task": one.task_id} for one in shown.tasks if one.dag_id in readable],
         "server": shown.overview.server,
-        "lineage": lineage and {"server": lineage.server, "file": lineage.start_file, "at": lineage.start_position},
         "generation": generation,
-        "snapshot": None if times is None else _snapshot_view(times, groups),
+        "snapshot": None if snapshot is None else _snapshot_view(snapshot, groups),
         "groups_list": [_group_view(group, lost) for group in groups],
         "tables_list": _tables_view(reader, shown, generation, line["phase"]),
         "stream": _stream_view(runs[0], pace) if runs else None,
@@ -150,18 +148,18 @@ def event_view(event: EventRow) -> dict[str, Any]:
     return {**values, "at": iso_time(event.at), "acknowledged_at": iso_time(event.acknowledged_at)}
 
 
-def _snapshot_view(times: tuple[Any, ...], groups: Sequence[ChunkGroupRow]) -> dict[str, Any]:
-    _, state, planned, finished, begun = times
+def _snapshot_view(snapshot: SnapshotRow, groups: Sequence[ChunkGroupRow]) -> dict[str, Any]:
+    begun = min((group.started_at for group in groups if group.started_at is not None), default=None)
     # Times at which readers were active, by their clocks. The last one ends the known duration.
     signs = [at for group in groups for at in (group.heartbeat_at, group.finished_at) if at is not None]
-    until = finished or max(signs, default=None)
+    until = snapshot.finished_at or max(signs, default=None)
     seconds = (until - begun).total_seconds() if until is not None and begun is not None else None
     rows = sum(group.rows or 0 for group in groups)
     return {
-        "state": state,
-        "planned_at": iso_time(planned),
+        "state": snapshot.state,
+        "planned_at": iso_time(snapshot.created_at),
         "begun_at": iso_time(begun),
-        "finished_at": iso_time(finished),
+        "finished_at": iso_time(snapshot.finished_at),
         "seconds": seconds,
         "rows": rows,
         "rows_per_second": round(rows / seconds) if seconds and seconds > 0 and rows else None,
@@ -292,7 +290,7 @@ def _batch_view(row: Any) -> dict[str, Any]:
 
 
 def chunk_view(chunk: ChunkRow, group: ChunkGroupRow) -> dict[str, Any]:
-    """Return one chunk, without its bounds, which are values of rows."""
+    """Return one chunk, without its bounds, which the state database does not have."""
     return {
         "no": chunk.chunk_no,
         "table": f"{chunk.database}.{chunk.table_name}",

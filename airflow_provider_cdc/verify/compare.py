@@ -358,5 +358,5 @@ def _highest_watermark(context: RunContext, plan: Plan, index: int, markers: Mar
     for group in plan.groups_of(index):
         for entry in ChunkGroup(context, plan, group).read_manifest(markers.get(group_marker(plan, group)) or 0):
             if entry["table"] == index:
-                marks += [entry_timeline(plan, entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
+                marks += [entry_timeline(entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
     return max(marks)

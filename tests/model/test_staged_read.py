@@ -68,7 +68,7 @@ def why(
     return ("", False) if found is None else (found.reason, found.superseded)
 
 
-def rejoined(revision: int, group: int | None, at: int = 250) -> Rejoin:
+def rejoined(revision: int, group: int, at: int = 250) -> Rejoin:
     return Rejoin(0, revision, seq(at), SCHEMA, (), group)
 
 
@@ -98,7 +98,7 @@ def test_a_later_reading_keeps_an_older_one_out(scope: str) -> None:
 @pytest.mark.parametrize("before", [(), (suspended("NotFollowedError", 50),)])
 def test_an_older_reading_that_has_rejoined_keeps_a_whole_one_in(before: tuple[Amendment, ...]) -> None:
     whole, part = staged(7, steps=before), staged(7, RANGES, steps=before)
-    assert why(whole, *before, rejoined(1, 6)) == why(whole, *before, rejoined(1, None)) == ("", False)
+    assert why(whole, *before, rejoined(1, 6)) == why(whole, *before, rejoined(1, 0)) == ("", False)
     assert why(part, *before, rejoined(1, 6)) == ("it has been re-snapshotted as a whole since", False)
     # What comes behind that counts as ever.
     assert "suspended on request" in why(whole, *before, rejoined(1, 6), suspended(REQUESTED, 60, 1))[0]

@@ -164,7 +164,6 @@ def test_there_and_back(pair: Pair) -> None:
     with pair.cli.opened() as (context, store):
         stand = context.sink.resume_point().read_with_timeline()
         assert stand is not None and len(stand[1].segments) == 4
-        assert [s.base_ordinal for s in store.timeline(d)] == [s.first_ordinal for s in stand[1].segments]
         assert len([e for e in store.last_events(d, 50) if e.kind == "failover"]) == 3
         # Every number leads back to its segment.
         for segment in stand[1].segments:

@@ -137,9 +137,9 @@ class CdcStopOperator(PipelineOperator):
                 f"epoch {epoch} of {name} has ended, but epoch {run.epoch if run else '?'} has begun since",
                 "Mark the task that supervises the stream as success, or clear this one to ask again",
             )
-        end = store.epoch_totals(name, epoch).end
+        ended = store.epoch_row(name, epoch)
         self.log.info("epoch %s has ended (%s)", epoch, verdict)
-        return {"epoch": epoch, "state": str(verdict), "end": end}
+        return {"epoch": epoch, "state": str(verdict), "end": ended and ended.end_offset}
 
 
 class CdcStatusOperator(PipelineOperator):

@@ -68,7 +68,7 @@ def judge_epoch_end(pipeline: str, store: StateDatabase, event: Mapping[str, Any
     else:
         error = None
     if isinstance(error, TransientError):
-        made_progress = store.epoch_totals(run.pipeline, epoch).batches > 0
+        made_progress = run.batches > 0
         raise RestartNeeded(error, ran_seconds, made_progress)
     if error is not None:
         raise error
@@ -101,5 +101,12 @@ def emit_catch_up_events(
 
 def _summary(store: StateDatabase, run: EpochRow) -> dict[str, Any]:
     tables = [f"{row.database}.{row.name}" for row in store.table_states(run.pipeline) if row.state == "suspended"]
-    totals = store.epoch_totals(run.pipeline, run.epoch)._asdict()
-    return {"epoch": run.epoch, "state": run.state, **totals, "suspended": tables}
+    return {
+        "epoch": run.epoch,
+        "state": run.state,
+        "batches": run.batches,
+        "changes": run.changes,
+        "start": run.start_offset,
+        "end": run.end_offset,
+        "suspended": tables,
+    }

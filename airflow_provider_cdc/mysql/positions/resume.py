@@ -52,8 +52,7 @@ def check_resume_offset(connection: Connection[Any], offset: Offset, open_at: Op
     if at.file in sizes:
         if sizes[at.file] < at.position:
             raise OtherHistoryError(f"{at.file} of the server ends at {sizes[at.file]}, and was read up to {at}")
-        if offset.file_start_time:
-            with_file_start_time(offset, open_at)
+        with_file_start_time(offset, open_at)
         (_check_domains if is_mariadb(connection) else _check_gtid_sets)(connection, offset)
     elif at < Position(oldest, 0):
         offset = _offset_after_purge(connection, offset, oldest, open_at)
@@ -94,9 +93,8 @@ def _check_domains(connection: Connection[Any], offset: Offset) -> None:
     """Check, for MariaDB, that the GTIDs in its binlog up to the position are those that were read."""
     text = gtids_at_position(connection, offset.at)
     on_server, read = (MariadbGtidPosition.parse(gtids).newest for gtids in (text, offset.gtid_set))
-    # If the file is the same, a missing domain was removed by FLUSH ... DELETE_DOMAIN_ID.
-    if offset.file_start_time:
-        read = {domain: newest for domain, newest in read.items() if domain in on_server}
+    # The file is the same: a missing domain was removed by FLUSH ... DELETE_DOMAIN_ID.
+    read = {domain: newest for domain, newest in read.items() if domain in on_server}
     if on_server != read:
         raise OtherHistoryError(
             f"binlog position {offset.at} on the server corresponds to {text!r}, but was read as {offset.gtid_set!r}"

@@ -179,7 +179,7 @@ class LocalFiles:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def create_folder(self) -> None:
-        """Create the folder, accessible only to the owner and their group: the state database holds key bounds."""
+        """Create the folder, accessible only to the owner and their group: conditions of control requests name keys."""
         permissions.make_private_folder(self.folder)
 
 

@@ -103,8 +103,6 @@ def test_comments_are_no_part_of_the_definition() -> None:
     plain = TableSchema("shop", "t", (ID, DOT), ("id",))
     assert plain == TABLE and plain.fingerprint() == TABLE.fingerprint()
     assert TableSchema.from_json(TABLE.to_json()).comments == TABLE.comments
-    older = {k: v for k, v in TABLE.to_json().items() if k != "comments"}
-    assert TableSchema.from_json(older).comments == ()
 
 
 def test_a_property_with_two_values() -> None:
