@@ -6,7 +6,6 @@ A batch ends with the transaction that exhausts a budget of bytes or rows, or be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import OtherHistoryError, TransientError
 from airflow_provider_cdc.model.gtid import gtid_class_of
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry, parse_xa_entry
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
@@ -47,7 +46,7 @@ class BatchPlanner:
     def __init__(
         self,
         connection: Connection[Any],
-        open_at: Callable[[Position], BinlogStream],
+        open_at: OpenStreamAt,
         captured: CapturedTables,
         timeline: Timeline,
         *,

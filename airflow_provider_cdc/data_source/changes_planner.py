@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_cdc.apply.batch_planner import track_xa
-from airflow_provider_cdc.data_source.table_changes import FIRST_EVENT_POSITION, TableChanges
+from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet, gtid_class_of
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline, split_file
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
@@ -21,7 +23,7 @@ from airflow_provider_cdc.mysql.client import binlog_headers
 from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, binlog_sizes
+from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 
 _POSITION_TEXT = re.compile(r"([^:]+\.\d+):(\d+)")
@@ -55,7 +57,7 @@ class ChangesPlanner:
 
     def _opener(self, slot: int) -> OpenStreamAt:
         args = self._table_changes.look_up_connection()
-        return lambda at: self._table_changes.open_binlog(args, at, self._server, slot)
+        return self._table_changes.binlog_source(args, self._server, slot).open
 
     def close(self) -> None:
         """Close the connections."""

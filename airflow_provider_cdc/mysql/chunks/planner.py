@@ -14,6 +14,7 @@ from airflow_provider_cdc.model.errors import CdcError, TableChangedError, Termi
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Chunk, Plan, PlanCost, chunks_from_bounds, number_and_group
 from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.catalog import (
     ALTERED_REMEDY,
     find_key_index,
@@ -24,7 +25,7 @@ from airflow_provider_cdc.mysql.client.catalog import (
 from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, count_passed_bounds, text_literal
 from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows
 from airflow_provider_cdc.mysql.keys.chunk_bounds import ChunkBounds
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, with_exact_gtids, with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import with_exact_gtids, with_file_start_time
 from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 
 #: Target for the maximum size of a chunk in bytes, however few rows that is.

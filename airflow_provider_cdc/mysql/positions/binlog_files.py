@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -12,15 +12,12 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Offset, Position, split_file
 from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.event_types import FORMAT_DESCRIPTION, TRANSACTION_STARTS
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import parse_gtid_event
 from airflow_provider_cdc.mysql.client.identity import binlog_end, is_mariadb
 from airflow_provider_cdc.mysql.client.key_sql import text_literal
 from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows, query_value
-
-#: Opens a binlog stream at a position.
-OpenStreamAt = Callable[[Position], BinlogStream]
 
 
 def list_binlog_files(connection: Connection[Any]) -> list[str]:
@@ -63,18 +60,6 @@ def estimate_table_sizes(connection: Connection[Any], tables: Iterable[tuple[str
 def server_time(connection: Connection[Any]) -> float:
     """Return the server's clock in seconds since the epoch. The age of its files must be measured by it."""
     return float(query_value(connection, "SELECT UNIX_TIMESTAMP(NOW(6))") or 0)
-
-
-def open_stream_to_end(args: Mapping[str, Any], server_id: int, replica_uuid: str, at: Position) -> BinlogStream:
-    """Open a binlog stream at a position. The stream ends where the binlog ends.
-
-    :param args: pymysql.connect keyword arguments.
-    :param server_id: replication server id of the reader.
-    :param replica_uuid: UUID of the reader.
-    """
-    return BinlogStream(
-        args, server_id=server_id, replica_uuid=replica_uuid, file=at.file, position=at.position, blocking=False
-    )
 
 
 def file_start_time(open_at: OpenStreamAt, file: str) -> float | None:

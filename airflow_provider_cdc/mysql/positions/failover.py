@@ -15,11 +15,12 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.model.errors import CdcError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition, gtid_class_of
 from airflow_provider_cdc.model.offset import Offset
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.identity import check_same_server, is_mariadb, server_identity
 from airflow_provider_cdc.mysql.client.session import query_rows
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, are_files_renamed, with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed, with_file_start_time
 from airflow_provider_cdc.mysql.positions.start import BinlogPoint, PositionFinder
 
 #: Seconds to wait for a server that still lacks transactions.

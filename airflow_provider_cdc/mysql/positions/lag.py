@@ -8,15 +8,15 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.event_types import TRANSACTION_STARTS
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import parse_gtid_event
-from airflow_provider_cdc.mysql.client.session import query_rows
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt
+from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 
 
 def unread_bytes(connection: Connection[Any], at: Position) -> int | None:
     """Return the bytes of binlog after a position; ``None`` if its file is not on the server."""
-    sizes = {str(row[0]): int(row[1] or 0) for row in query_rows(connection, "SHOW BINARY LOGS")}
+    sizes = binlog_sizes(connection)
     if at.file not in sizes:
         return None
     later = list(sizes)[list(sizes).index(at.file) :]

@@ -16,12 +16,12 @@ from airflow_provider_cdc.model.errors import OtherHistoryError, PurgedError
 from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, previous_gtids
 from airflow_provider_cdc.mysql.client.identity import check_same_server, is_gtid_mode_on, is_mariadb, server_identity
 from airflow_provider_cdc.mysql.client.session import query_value
 from airflow_provider_cdc.mysql.positions.binlog_files import (
-    OpenStreamAt,
     are_files_renamed,
     binlog_sizes,
     with_file_start_time,

@@ -29,6 +29,7 @@ from airflow_provider_cdc.model.start_mode import (
     format_start,
     start_timestamp,
 )
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, next_file_after_torn_end, previous_gtids
@@ -36,7 +37,6 @@ from airflow_provider_cdc.mysql.client.catalog import read_captured_schemas
 from airflow_provider_cdc.mysql.client.identity import is_mariadb, server_identity
 from airflow_provider_cdc.mysql.client.session import query_rows
 from airflow_provider_cdc.mysql.positions.binlog_files import (
-    OpenStreamAt,
     file_start_time,
     list_binlog_files,
     server_time,
