@@ -36,8 +36,6 @@ OF_ONE_TABLE = {
     "fail_table_at_event",
     "binlog_value_error",
     "_fail_mismatch",
-    "_damaged_rows in row_decoder.py",
-    "_value_error",
     "of_one",
 }
 #: Functions whose errors are worth a retry of the whole stream, or are of the connection.

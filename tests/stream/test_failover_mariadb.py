@@ -137,7 +137,7 @@ def test_domains_in_another_order(pair: Domains, seed: int) -> None:
 
 
 def test_a_server_that_is_behind(pair: Domains, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     pair.cli.snapshot()
     late = pair.run("INSERT INTO d.keyed VALUES (9, 9)", on=[pair.old])
     pair.copy(pair.old)

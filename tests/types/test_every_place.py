@@ -27,13 +27,13 @@ from airflow_provider_cdc.model.schema import (
 from airflow_provider_cdc.mysql.binlog.events import table_map, wire_types
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import _value_readers
 from airflow_provider_cdc.mysql.binlog.walk.change_buffer import ChangeBuffer
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
 from airflow_provider_cdc.mysql.client.key_sql import canonical_expression, key_literal, parse_canonical
 from airflow_provider_cdc.mysql.keys.ranges import parse_key_value
 from airflow_provider_cdc.mysql.resultset.columns import column_kind
 from tests import ROOT
+from tests.support.binlog.row_decoder import _value_readers
 
 #: Type codes of result sets; MariaDB sends its own types as text, and a vector as bytes.
 CODES = {
@@ -124,7 +124,7 @@ PLACES: dict[str, Callable[[str], Any]] = {
     "model/schema.py, arrow_type": lambda kind: column(kind).arrow_type,
     "model/schema.py, refusal": lambda kind: column(kind).unsupported_reason() is None,
     "mysql/binlog/events/table_map.py, _expected": lambda kind: table_map._expected_layout(column(kind), False).type,
-    "mysql/binlog/plain/row_decoder.py, _reader": lambda kind: (
+    "tests/support/binlog/row_decoder.py, _reader": lambda kind: (
         len(_value_readers(in_binlog(kind), UNICODE_DECODERS)) == 1
     ),
     "mysql/binlog/walk/column_plan.py, plan_column": lambda kind: ChangeBuffer(in_binlog(kind), UNICODE_DECODERS),

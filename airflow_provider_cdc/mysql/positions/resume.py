@@ -5,7 +5,6 @@ The check is whether the server's binlog is still the one that was read (docs/co
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -19,8 +18,8 @@ from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, previous_gtids
+from airflow_provider_cdc.mysql.client.gtids import executed_gtids, purged_gtids, wait_for_gtids
 from airflow_provider_cdc.mysql.client.identity import check_same_server, is_gtid_mode_on, is_mariadb, server_identity
-from airflow_provider_cdc.mysql.client.session import query_value
 from airflow_provider_cdc.mysql.positions.binlog_files import (
     are_files_renamed,
     binlog_sizes,
@@ -28,8 +27,6 @@ from airflow_provider_cdc.mysql.positions.binlog_files import (
 )
 
 _FRESH_SINK_REMEDY = "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds"
-#: Seconds to wait until transactions that the stream has read are committed in the engine.
-_COMMIT_SECONDS = 10.0
 
 
 def check_resume_offset(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> Offset:
@@ -81,7 +78,7 @@ def _check_gtid_sets(connection: Connection[Any], offset: Offset) -> None:
     """Check, for MySQL, that everything before the file or purged was read, and that the server has all of it."""
     read = GtidSet.parse(offset.gtid_set)
     _wait_until_executed(connection, offset, read)
-    if gap := GtidSet.parse(query_value(connection, "SELECT @@global.gtid_purged") or "").subtract(read):
+    if gap := purged_gtids(connection).subtract(read):
         raise PurgedError(f"the server has purged {gap}, which was not read up to {offset.at}", _FRESH_SINK_REMEDY)
     head = previous_gtids(connection, offset.at.file)
     assert isinstance(head, GtidSet)
@@ -126,11 +123,9 @@ def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str
 
 
 def _wait_until_executed(connection: Connection[Any], offset: Offset, read: GtidSet) -> None:
-    end = time.monotonic() + _COMMIT_SECONDS
-    while missing := read.subtract(GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or "")):
-        if time.monotonic() > end:
-            raise OtherHistoryError(f"the server no longer has {missing}, which was read up to {offset.at}")
-        time.sleep(0.2)  # transactions in the binlog may not be committed in the engine yet
+    # Transactions in the binlog may not be committed in the engine yet.
+    if missing := read.subtract(wait_for_gtids(executed_gtids, connection, read)):
+        raise OtherHistoryError(f"the server no longer has {missing}, which was read up to {offset.at}")
 
 
 def _check_open_xa(offset: Offset, files: Collection[str]) -> None:

@@ -20,9 +20,9 @@ from airflow_provider_cdc.mysql.binlog.events import wire_types as wire
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import OLD_TEMPORAL_TYPES, TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_TEMPORAL_SIZES, decimal_size
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
+from tests.support.binlog.row_decoder import decode_rows
 from tests.support.mangled_results import Guarded
 
 Make = Callable[[random.Random], bytes]

@@ -17,12 +17,12 @@ from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import RowImage, decode_rows
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.buffer import CountedChanges, counted
+from tests.support.binlog.row_decoder import RowImage, decode_rows
 from tests.support.servers import MySQLServer
 
 Captured = Mapping[tuple[str, str], TableSchema]

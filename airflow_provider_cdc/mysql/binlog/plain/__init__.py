@@ -1,1 +1,1 @@
-"""Decoders in plain Python: the reference for the compiled kernels, and the fallback for what they do not handle."""
+"""Values of row images in plain Python: what the compiled kernels leave to Python."""

@@ -15,13 +15,13 @@ import pytest
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.collations import Collations
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog import reading
 from tests.support.binlog.reading import capture, events_since
+from tests.support.binlog.row_decoder import decode_rows
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 

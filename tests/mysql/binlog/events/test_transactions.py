@@ -21,7 +21,6 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import QUERY, TABLE_MA
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from tests.support.binlog.reading import (
     Captured,
     capture,
@@ -34,6 +33,7 @@ from tests.support.binlog.reading import (
     read,
     transactions,
 )
+from tests.support.binlog.row_decoder import decode_rows
 from tests.support.servers import MySQLServer
 
 OTHER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

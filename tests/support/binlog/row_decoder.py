@@ -1,4 +1,4 @@
-"""Decode row images in plain Python, written for clarity rather than speed.
+"""Decode row images in plain Python, written for clarity rather than speed: what the machine code is held against.
 
 Values are those that the server shows, ready for ``pyarrow.array(values, type=column.arrow_type)``. A stored value that
 has no such representation (a zero date, bytes that are not valid text) raises an error and never silently becomes NULL.
@@ -38,8 +38,6 @@ from airflow_provider_cdc.mysql.binlog.plain.values import (
     decimal_text,
     unpack_datetime,
     unpack_old_datetime,
-    unpack_old_time,
-    unpack_old_timestamp,
     unpack_time,
 )
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders, NoRoundTripError, TextDecoder
@@ -53,6 +51,8 @@ _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _DATES = ("date", "datetime", "timestamp")
 _DAY = 86_400
 _SECOND = 1_000_000
+#: Seconds added to a TIME with a fraction in that format, so that it is never negative: one more than its maximum.
+_OLD_TIME_SHIFT = 838 * 3600 + 59 * 60 + 60
 
 
 class _InvalidDate(Exception):
@@ -340,3 +340,24 @@ def _unpack_time(raw: bytes, fraction: int) -> int:
     micros = _fraction_micros(size & ((1 << 8 * fraction) - 1), fraction)
     total = (hours * 3600 + minutes * 60 + seconds) * _SECOND + micros
     return -total if packed < 0 else total
+
+
+def unpack_old_timestamp(raw: bytes, digits: int) -> tuple[int, int]:
+    """Return seconds since the epoch and microseconds of a TIMESTAMP in the format of MariaDB 5.3."""
+    if not digits:
+        return int.from_bytes(raw, "little"), 0
+    return int.from_bytes(raw[:4], "big"), int.from_bytes(raw[4:], "big") * 10 ** (6 - digits)
+
+
+def unpack_old_time(raw: bytes, digits: int) -> int:
+    """Return the microseconds of a TIME in the format of MariaDB 5.3.
+
+    Without a fraction it is the signed number hhmmss; otherwise seconds and fraction form one number, offset so that it
+    is never negative.
+    """
+    if not digits:
+        number = int.from_bytes(raw, "little", signed=True)
+        size = abs(number)
+        seconds = size // 10_000 * 3600 + size // 100 % 100 * 60 + size % 100
+        return (-seconds if number < 0 else seconds) * 1_000_000
+    return (int.from_bytes(raw, "big") - _OLD_TIME_SHIFT * int(10**digits)) * int(10 ** (6 - digits))
