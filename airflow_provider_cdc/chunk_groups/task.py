@@ -24,7 +24,7 @@ from airflow_provider_cdc.mysql.client.catalog import check_same_definition
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.client.throttle import Throttle
-from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import file_start_time
 from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
 from airflow_provider_cdc.sinks.files.attempt_signals import AttemptSignals
 from airflow_provider_cdc.sinks.files.layout import Layout
@@ -235,8 +235,7 @@ class _SliceReader:
         """Return when the server began a binlog file."""
         if file not in self._file_begin_times:
             self._close_window_reader()
-            offset = Offset(self._job.timeline.server, Position(file, 0), "")
-            self._file_begin_times[file] = with_file_start_time(offset, self._binlog_source.open).file_start_time
+            self._file_begin_times[file] = file_start_time(self._binlog_source.open, file)
         return self._file_begin_times[file]
 
 

@@ -21,7 +21,7 @@ from airflow_provider_cdc.model.errors import DamageError, OtherHistoryError, Pu
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.chunks import chunk
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
@@ -512,7 +512,7 @@ def test_an_encrypted_binlog() -> None:
         event = stream._parse_event(packet(164, end))
         assert (event.position, [*read_transactions([event], {})]) == (
             position,
-            [ReachedPosition("binlog.000001", position)],
+            [Position("binlog.000001", position)],
         )
     with pytest.raises(DamageError, match="1080 expected"):
         stream._parse_event(packet(164, 1041))

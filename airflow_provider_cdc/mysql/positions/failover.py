@@ -13,9 +13,9 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import CdcError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition, gtid_class_of
-from airflow_provider_cdc.model.offset import Offset
+from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.gtids import executed_gtids, logged_gtids, purged_gtids, wait_for_gtids
 from airflow_provider_cdc.mysql.client.identity import check_same_server, is_gtid_mode_on, is_mariadb, server_identity
@@ -162,7 +162,7 @@ def _find_by_domains(
                     f"Point the connection to a server that did, or {_FRESH_SINK_REMEDY}",
                 )
 
-    def is_over(place: BinlogPoint, item: Transaction | ReachedPosition) -> bool:
+    def is_over(place: BinlogPoint, item: Transaction | Position) -> bool:
         nonlocal first_missing
         meet(place)
         if isinstance(item, Transaction):

@@ -29,7 +29,7 @@ from airflow_provider_cdc.model.start_mode import (
     start_timestamp,
 )
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, next_file_after_torn_end, previous_gtids
 from airflow_provider_cdc.mysql.client.catalog import read_captured_schemas
@@ -46,7 +46,7 @@ from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 
 _SETTING = "stream.start"
 #: Whether the place has been found. Called with the place and the next item; if true, that item is not included.
-StopCondition = Callable[["BinlogPoint", Transaction | ReachedPosition], bool]
+StopCondition = Callable[["BinlogPoint", Transaction | Position], bool]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class BinlogPoint:
     gtids: GtidSet | MariadbGtidPosition
     open_xa: dict[str, str] = field(default_factory=dict)
 
-    def advance(self, item: Transaction | ReachedPosition) -> None:
+    def advance(self, item: Transaction | Position) -> None:
         """Move to the position after an item."""
         self.position = Position(item.file, item.position)
         if isinstance(item, Transaction):
@@ -210,7 +210,7 @@ class PositionFinder:
                 f"The first remaining binlog, {self.files[0]}, begins after {first.gtids}{gap}",
             )
 
-        def complete(place: BinlogPoint, item: Transaction | ReachedPosition) -> bool:
+        def complete(place: BinlogPoint, item: Transaction | Position) -> bool:
             if _is_subset(wanted, place.gtids):
                 return True
             # A transaction that is not in the set must not come before one that is: it would never be read.
@@ -261,7 +261,7 @@ class PositionFinder:
 
     def _file_start_time(self, file: str) -> float:
         began = file_start_time(self.open_at, file)
-        if began is None:
+        if not began:
             raise NotReadyError(
                 f"{_SETTING}: binlog file {file} does not show when it was begun", "Use file and position"
             )

@@ -26,7 +26,6 @@ from airflow_provider_cdc.mysql.binlog.events.statement_guard import IndirectWri
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, parse_table_map_head
 from airflow_provider_cdc.mysql.binlog.events.transactions import (
     OpenTransaction,
-    ReachedPosition,
     Transaction,
     TransactionAssembler,
 )
@@ -292,7 +291,7 @@ class BinlogWalker:
         )
         transaction = None
         for result in assembler.feed(event):
-            if isinstance(result, ReachedPosition):
+            if isinstance(result, Position):
                 state[walk_state.LAST_END], self._safe_file = result.position, result.file
             else:
                 transaction = result
