@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pymysql.connections import Connection
@@ -107,16 +108,12 @@ def make_replan_amendment(
     old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
 
     def read() -> TableSchema:
-        tables = find_tables(connection, lambda database, table: (database, table) == old.id)
-        return decide_definition(
-            read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
-        )
+        return decide_definition(_read_definition(connection, old, keeps))
 
     since, definition = _with_stable_definitions(lambda: take_p0(connection, plan.p0.server)[0].at, read)
     if definition.key_columns != old.key_columns:
         raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED_REMEDY)
-    bounds = _chunk_bounds(connection, definition) if definition.key else None
-    low, high = (bounds.edge_key(), bounds.edge_key(" DESC")) if bounds else (None, None)
+    low, high = _chunk_bounds(connection, definition).edge_keys() if definition.key else (None, None)
     lower, upper = (chunks[0].lower, chunks[-1].upper) if chunks else (None, None)
     if low is not None and high is not None:
         if lower is None or upper is None:
@@ -154,11 +151,7 @@ def plan_resnapshot(
     :raises NotReadyError: if the table is gone, or can no longer be copied.
     :raises TransientError: if the table is altered during every attempt, or was while its keys were looked up.
     """
-
-    def read() -> TableSchema:
-        tables = find_tables(connection, lambda database, table: (database, table) == old.id)
-        return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
-
+    read = partial(_read_definition, connection, old, keeps)
     (since, open_xa), definition = _with_stable_definitions(lambda: take_p0(connection, server), read)
     since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), open_xa, [definition], open_at)
     try:
@@ -168,6 +161,14 @@ def plan_resnapshot(
             raise
         raise TableChangedError(f"table {definition.label} was altered while it was planned", "Run again") from None
     return with_file_start_time(since, open_at), definition, chunks
+
+
+def _read_definition(
+    connection: Connection[Any], old: TableSchema, keeps: Callable[[str, str, str], bool]
+) -> TableSchema:
+    """Return the definition that a table has now."""
+    tables = find_tables(connection, lambda database, table: (database, table) == old.id)
+    return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
 
 
 def _with_stable_definitions(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
@@ -193,7 +194,7 @@ def plan_table(connection: Connection[Any], index: int, table: TableSchema, chun
     if not table.key:
         return [Chunk(0, index, 0, (), (), includes_upper=True)]
     bounds = _chunk_bounds(connection, table)
-    low, high = bounds.edge_key(), bounds.edge_key(" DESC")
+    low, high = bounds.edge_keys()
     if low is None or high is None:
         return []
     estimate, width = estimate_table(connection, table)
@@ -214,7 +215,7 @@ def plan_ranges(
         if span.lower == span.upper and len(span.lower) == len(table.key):  # a single key
             chunks.append(span)
             continue
-        low, high = (bounds.edge_key(direction, chunk_condition(table, span)) for direction in ("", " DESC"))
+        low, high = bounds.edge_keys(chunk_condition(table, span))
         if low is None or high is None:
             chunks.append(span)
             continue

@@ -88,12 +88,12 @@ class ChunkBounds:
         self._canonical = ", ".join(canonical_expression(c) for c in table.key_columns)
         self._midpoints = Midpoints(connection, table)
 
-    def edge_key(self, direction: str = "", condition: str = "TRUE") -> Key | None:
-        """Return the smallest key, or with the direction `` DESC`` the largest; ``None`` if there is none.
+    def edge_keys(self, condition: str = "TRUE") -> tuple[Key | None, Key | None]:
+        """Return the smallest and the largest key; ``None`` if there is none.
 
         :param condition: SQL condition on the key columns.
         """
-        return self._look_up_key(condition, direction, "1")
+        return self._look_up_key(condition, "", "1"), self._look_up_key(condition, " DESC", "1")
 
     def estimate_rows(self, low: Key, high: Key) -> int:
         """Return the server's estimate of the rows from one key to another."""

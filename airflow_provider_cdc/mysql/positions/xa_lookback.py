@@ -63,15 +63,17 @@ class XaLookback:
                 "it changed is no longer in the binlog (or it was prepared with sql_log_bin=0)",
                 self._remedy,
             )
-        return read_prepared_rows([format_xa_entry(xid, place)], self._open_at, self._captured)[xid]
+        return self._read_rows(xid, place)
 
     def offset_entry(self, xid: str) -> str | None:
         """Return the entry of an XA transaction in an offset at the position; ``None`` if it is not open there."""
         place = self.prepare_position(xid)
         if place is None:
             return None
-        has_rows = read_prepared_rows([format_xa_entry(xid, place)], self._open_at, self._captured)[xid]
-        return format_xa_entry(xid, place if has_rows else None)
+        return format_xa_entry(xid, place if self._read_rows(xid, place) else None)
+
+    def _read_rows(self, xid: str, place: Position) -> tuple[RowsEvent, ...]:
+        return read_prepared_rows([format_xa_entry(xid, place)], self._open_at, self._captured)[xid]
 
     def prepare_position(self, xid: str) -> Position | None:
         """Return where an XA transaction that is prepared at the position begins; ``None`` if there is none."""

@@ -21,12 +21,9 @@ from typing import Any, Self
 import pymysql
 from pymysqlreplication import BinLogStreamReader
 
-from airflow_provider_cdc.model.errors import (
-    CdcError,
-    OtherHistoryError,
-    TerminalError,
-)
+from airflow_provider_cdc.model.errors import CdcError, OtherHistoryError, TerminalError
 from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
 from airflow_provider_cdc.mysql.binlog.events.dump_session import open_dump_session
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
@@ -49,7 +46,6 @@ _IN_USE_FLAG = 0x01
 _POSITION_MASK = 0xFFFF_FFFF
 #: The request for a stream also has 32 bits for a position.
 _FARTHEST_START = _POSITION_MASK
-_FIRST_EVENT = 4
 
 
 class BinlogStream:
@@ -86,7 +82,7 @@ class BinlogStream:
         blocking: bool = True,
         server: str | None = None,
     ) -> None:
-        self.file, self.position = file, position if position <= _FARTHEST_START else _FIRST_EVENT
+        self.file, self.position = file, position if position <= _FARTHEST_START else FIRST_EVENT_POSITION
         self.file_start_times: dict[str, int] = {}
         self._args = connect_args
         self._has_checksums = True  # the reader asks for CRC32; a format event may change it
