@@ -13,13 +13,7 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.ddl.column_names import column_name_problem
 from airflow_provider_cdc.model.errors import NotReadyError, TableAlteredError
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.model.schema import (
-    HIDDEN_SUFFIX,
-    KEY_TYPES,
-    MEMBER_TYPES,
-    Column,
-    TableSchema,
-)
+from airflow_provider_cdc.model.schema import HIDDEN_SUFFIX, KEY_TYPES, MEMBER_TYPES, Column, TableSchema
 from airflow_provider_cdc.mysql.client.identity import is_mariadb
 from airflow_provider_cdc.mysql.client.key_sql import text_literal
 from airflow_provider_cdc.mysql.client.session import query_rows, query_value

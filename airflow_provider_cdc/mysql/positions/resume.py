@@ -20,11 +20,7 @@ from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, previous_gtids
 from airflow_provider_cdc.mysql.client.gtids import executed_gtids, purged_gtids, wait_for_gtids
 from airflow_provider_cdc.mysql.client.identity import check_same_server, is_gtid_mode_on, is_mariadb, server_identity
-from airflow_provider_cdc.mysql.positions.binlog_files import (
-    are_files_renamed,
-    binlog_sizes,
-    with_file_start_time,
-)
+from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed, binlog_sizes, with_file_start_time
 
 _FRESH_SINK_REMEDY = "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds"
 

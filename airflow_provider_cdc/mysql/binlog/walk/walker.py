@@ -24,11 +24,7 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRAN
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.statement_guard import IndirectWritesLookup
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, parse_table_map_head
-from airflow_provider_cdc.mysql.binlog.events.transactions import (
-    OpenTransaction,
-    Transaction,
-    TransactionAssembler,
-)
+from airflow_provider_cdc.mysql.binlog.events.transactions import OpenTransaction, Transaction, TransactionAssembler
 from airflow_provider_cdc.mysql.binlog.kernels import row_kernel, walk_kernel, walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc_tables
 from airflow_provider_cdc.mysql.binlog.walk.blocks import BlockBuffer
