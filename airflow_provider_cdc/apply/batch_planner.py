@@ -87,9 +87,8 @@ class BatchPlanner:
         :raises TransientError: if the server's binlog files were renamed.
         """
         check_same_server(server_identity(self._connection), start.server)
-        gtids_on = is_gtid_mode_on(
-            self._connection
-        )  # checked before the end is read: everything after that end then has GTIDs
+        # Checked before the end is read: everything after that end then has GTIDs.
+        gtids_on = is_gtid_mode_on(self._connection)
         target = binlog_end(self._connection)
         if target.file != start.at.file and are_files_renamed(self._connection, start.at):
             raise TransientError(
@@ -139,10 +138,8 @@ class BatchPlanner:
         """
         ends, target, at = list[Offset](), binlog_end(self._connection), start
         available_bytes = target.position - start.at.position if target.file == start.at.file else max_bytes
-        size, rows = (
-            min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count))),
-            -(-max_rows // reader_count),
-        )
+        size = min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count)))
+        rows = -(-max_rows // reader_count)
         while (
             len(ends) < reader_count
             and len(ends) * size < max_bytes

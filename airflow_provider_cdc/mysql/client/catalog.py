@@ -89,10 +89,8 @@ def read_schema(
         reason = column.unsupported_reason()
         if reason:
             raise NotReadyError(f"table {label}, column {column.name}: {reason}", "Exclude the table in source.exclude")
-    indexes, zoned = (
-        _unique_indexes(connection, database, table),
-        _time_zone_dependent(connection, database, table, columns),
-    )
+    indexes = _unique_indexes(connection, database, table)
+    zoned = _time_zone_dependent(connection, database, table, columns)
     index, key, _ = _choose_key(indexes, columns, zoned)
     columns += _hidden_columns(indexes, columns)
     left_out = tuple(

@@ -81,10 +81,8 @@ class ChunkBounds:
         self._connection, self._table = connection, table
         self._from_sql = f"FROM {table_name(table)}"
         # FORCE INDEX for lookups, or the server may scan another index. With it, the server makes no estimates.
-        self._force_index_sql, self._use_index_sql = (
-            f"FORCE INDEX ({quote_name(index)})",
-            f"USE INDEX ({quote_name(index)})",
-        )
+        self._force_index_sql = f"FORCE INDEX ({quote_name(index)})"
+        self._use_index_sql = f"USE INDEX ({quote_name(index)})"
         self._canonical = ", ".join(canonical_expression(c) for c in table.key_columns)
         self._midpoints = Midpoints(connection, table)
 

@@ -126,9 +126,8 @@ def _find_by_domains(
     connection: Connection[Any], server: str, open_at: OpenStreamAt, offset: Offset
 ) -> tuple[BinlogPoint, MariadbGtidPosition]:
     """Find the position by the newest GTID of each domain, which requires the same order within each domain."""
-    wanted = MariadbGtidPosition.parse(
-        f"{offset.gtid_set},{offset.already_applied}"
-    )  # the later ones are newer and override the others
+    # The later ones are newer and override the others.
+    wanted = MariadbGtidPosition.parse(f"{offset.gtid_set},{offset.already_applied}")
     if query_value(connection, "SELECT @@global.gtid_strict_mode") != "1":
         raise TerminalError(
             f"the connection reaches server {server} now, where gtid_strict_mode is OFF: nothing proves that it ran "

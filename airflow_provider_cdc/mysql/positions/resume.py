@@ -109,10 +109,8 @@ def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str
         more, already_applied = head.subtract(read.union(already_applied)), already_applied.subtract(head)
         # Nothing can be proved about transactions without a GTID, now or when the position was the end of the binlog.
         is_proved = offset.gtid_mode_on and is_gtid_mode_on(connection) and read.issubset(head) and not more
-        first, gap = (
-            replace(first, already_applied=str(already_applied)),
-            f"; purged and never read: {more}" if more else "",
-        )
+        first = replace(first, already_applied=str(already_applied))
+        gap = f"; purged and never read: {more}" if more else ""
     if not is_proved:
         raise PurgedError(f"the binlog position {offset.at} is no longer on the server{gap}", _FRESH_SINK_REMEDY)
     return with_file_start_time(first, open_at)
