@@ -59,7 +59,7 @@ def test_positions_count_on_above_four_gib(mysql_server: MySQLServer, database: 
             packets.append(packet)
     offset = (1 << 32) - 50 - start[1]
     stream._closed = False
-    stream._has_checksums = False
+    stream.has_checksums = False
     stream.position = start[1] + offset
     ends: list[int] = []
     for packet in packets[2:]:
@@ -129,11 +129,11 @@ def test_a_flipped_bit_is_found(mysql_server: MySQLServer, database: str) -> Non
                 damaged = bytearray(packet)
                 damaged[bit // 8] ^= 1 << bit % 8
                 if damaged[17] == packet[17]:  # the flag "in use" is not part of the checksum
-                    place = stream.file, stream.position, stream._has_checksums
+                    place = stream.file, stream.position, stream.has_checksums
                     with pytest.raises(DamageError, match=f"{stream.file}:{stream.position}") as found:
                         stream._parse_event(bytes(damaged))
                     assert found.value.place == f"{place[0]}:{place[1]}"
-                    stream.file, stream.position, stream._has_checksums = place
+                    stream.file, stream.position, stream.has_checksums = place
             stream._parse_event(packet)
 
 
