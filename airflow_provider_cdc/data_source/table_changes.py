@@ -115,14 +115,14 @@ class TableChanges:
         timeline = Timeline(start.server, start.at.file)
         formatter = _BatchFormatter(self, timeline)
 
-        source, beside = (self.binlog_source(args, start.server, number) for number in (slot, slot + 1))
+        source = self.binlog_source(args, start.server, slot)
         text_decoders = load_decoders(lambda: closing(connect(args)), [self.table])
         prepared = prepared_xa_rows(
             source,
             captured,
             start.at,
             open_xa_to_read(start, end),
-            lookback_source=beside,
+            lookback_source=self.binlog_source(args, start.server, slot + 1),
             remedy="Start after it",
         )
         # The planner has walked this range before, and has checked for indirect writes to the table.

@@ -502,7 +502,7 @@ def test_an_encrypted_binlog() -> None:
     """MariaDB sends it decrypted. What says that it is encrypted comes at its place, or without one."""
     stream = object.__new__(BinlogStream)
     stream.file, stream.position, stream.file_start_times = "binlog.000001", 1000, {}
-    stream.has_checksums, stream.isis_mariadb = True, True
+    stream.has_checksums, stream.is_mariadb = True, True
 
     def packet(kind: int, end: int) -> bytes:
         data = struct.pack("<IBIIIH", 7, kind, 1, 40, end, 0) + bytes(17)

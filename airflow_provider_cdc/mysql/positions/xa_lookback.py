@@ -121,7 +121,8 @@ def prepared_xa_rows(
     :param captured: captured tables.
     :param at: the position, between two transactions.
     :param open_xa: entries of XA transactions whose rows are read now. Others are looked up when they are committed.
-    :param lookback_source: opens the binlog beside the stream that is being read; by default with random ids.
+    :param lookback_source: opens the binlog for a lookup, while the other stream is being read. By default its ids are
+        random.
     :param remedy: see :class:`XaLookback`.
     """
 
@@ -129,8 +130,8 @@ def prepared_xa_rows(
         with closing(connect(source.connect_args)) as connection:
             return binlog_sizes(connection)
 
-    beside = lookback_source or replace(source, replica=None)
-    lookback = XaLookback(at, files, beside.open, captured, remedy)
+    lookback_source = lookback_source or replace(source, replica=None)
+    lookback = XaLookback(at, files, lookback_source.open, captured, remedy)
     return PreparedXaRows(read_prepared_rows(open_xa, source.open, captured), lookback.prepared_rows, captured)
 
 
