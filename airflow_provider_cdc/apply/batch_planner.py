@@ -124,7 +124,7 @@ class BatchPlanner:
         is_known = start.file_start_time or walk.at.file != start.at.file
         file_began = self._binlog.file_start_times.get(walk.at.file, 0) if is_known else 0
         numbered = gtids_on and (start.gtid_mode_on or target <= walk.at)
-        return walk.offset(file_start_time=file_began, gtid_mode_on=numbered)
+        return walk.make_offset(file_start_time=file_began, gtid_mode_on=numbered)
 
     def find_range_ends(
         self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int

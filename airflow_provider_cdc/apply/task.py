@@ -162,14 +162,14 @@ class StreamJob:
         # Compiled kernels: drivers do not need them.
         from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
         from airflow_provider_cdc.mysql.binlog.walk.changes import RowChanges, Truncation, read_changes
-        from airflow_provider_cdc.mysql.positions.xa_lookback import open_xa_to_read, prepared_xa_rows
+        from airflow_provider_cdc.mysql.positions.xa_lookback import select_open_xa, track_prepared_xa
 
         failpoint("batch.before_read")
         plan = self.load_plan()
         tables, source = self._captured_tables(plan), self._binlog_source(self.reader_replicas[reader_index])
         newest_definitions = [definitions.newest for definitions in tables.values() if not definitions.is_suspended]
         text_decoders = load_decoders(lambda: closing(connect(self.connect_args)), newest_definitions)
-        prepared = prepared_xa_rows(source, tables, start.at, open_xa_to_read(start, end))
+        prepared = track_prepared_xa(source, tables, start.at, select_open_xa(start, end))
         # Transactions that the sink already has, because the previous server had committed them earlier.
         applied_gtids = gtid_class_of(start.server).parse(start.already_applied)
         # Where the planner has walked, it has already queried the indirect writes to captured tables.

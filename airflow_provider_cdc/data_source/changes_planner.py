@@ -222,7 +222,7 @@ class ChangesPlanner:
                     return self._offset_before(binlog, start, first_altering), item
         if first_altering is not None:
             return self._offset_before(binlog, start, first_altering), first_altering
-        return walk.offset(file_start_time=binlog.file_start_times.get(walk.at.file, 0)), None
+        return walk.make_offset(file_start_time=binlog.file_start_times.get(walk.at.file, 0)), None
 
     def _offset_before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:
         binlog.close()

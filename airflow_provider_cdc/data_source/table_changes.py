@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.binlog.walk.changes import RowChanges, Truncatio
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.xa_lookback import open_xa_to_read, prepared_xa_rows
+from airflow_provider_cdc.mysql.positions.xa_lookback import select_open_xa, track_prepared_xa
 
 #: Columns after the table's own.
 GTID, FILE, POS, ROW = "_cdc_gtid", "_cdc_file", "_cdc_pos", "_cdc_row"
@@ -117,11 +117,11 @@ class TableChanges:
 
         source = self.binlog_source(args, start.server, slot)
         text_decoders = load_decoders(lambda: closing(connect(args)), [self.table])
-        prepared = prepared_xa_rows(
+        prepared = track_prepared_xa(
             source,
             captured,
             start.at,
-            open_xa_to_read(start, end),
+            select_open_xa(start, end),
             lookback_source=self.binlog_source(args, start.server, slot + 1),
             remedy="Start after it",
         )

@@ -17,7 +17,7 @@ from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
 from airflow_provider_cdc.mysql.binlog.walk.changes import RowChanges, Truncation, read_changes
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
-from airflow_provider_cdc.mysql.positions.xa_lookback import prepared_xa_rows
+from airflow_provider_cdc.mysql.positions.xa_lookback import track_prepared_xa
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class RowChangeReader:
             indirect_writes=IndirectWrites,
         )
         binlog.file_start_times.update(binlog_begun or {})
-        prepared = prepared_xa_rows(self.source, captured, low)
+        prepared = track_prepared_xa(self.source, captured, low)
         with closing(binlog):
             for change in read_changes(binlog, low, high, prepared, key_filter=self.key_filter):
                 if isinstance(change, RowChanges):

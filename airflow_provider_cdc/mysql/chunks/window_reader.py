@@ -18,7 +18,7 @@ from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
 from airflow_provider_cdc.mysql.binlog.walk.changes import DefinitionChange, Truncation, read_changes
 from airflow_provider_cdc.mysql.client.catalog import table_altered_error
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
-from airflow_provider_cdc.mysql.positions.xa_lookback import prepared_xa_rows
+from airflow_provider_cdc.mysql.positions.xa_lookback import track_prepared_xa
 
 #: To skip more than this many bytes, reconnect at the wanted position instead.
 _SKIP_BYTES = 32 << 20
@@ -113,7 +113,7 @@ class WindowReader:
                     self._prepared.track(step.transaction)
             binlog.take_changes()
         if binlog.current_position != low:
-            self._prepared = prepared_xa_rows(self._source, self._captured, low, open_xa)
+            self._prepared = track_prepared_xa(self._source, self._captured, low, open_xa)
         for change in read_changes(binlog, low, high, self._prepared, key_filter=key_filter):
             if isinstance(change, DefinitionChange):
                 raise table_altered_error(table, f"at {change.at}", change.at)

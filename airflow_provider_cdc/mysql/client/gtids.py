@@ -16,17 +16,17 @@ WAIT_SECONDS = 10.0
 G = TypeVar("G", GtidSet, MariadbGtidPosition)
 
 
-def executed_gtids(connection: Connection[Any]) -> GtidSet:
+def query_executed_gtids(connection: Connection[Any]) -> GtidSet:
     """Return the GTIDs of committed transactions (MySQL)."""
     return GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or "")
 
 
-def purged_gtids(connection: Connection[Any]) -> GtidSet:
+def query_purged_gtids(connection: Connection[Any]) -> GtidSet:
     """Return the GTIDs of transactions that are no longer in the binlog (MySQL)."""
     return GtidSet.parse(query_value(connection, "SELECT @@global.gtid_purged") or "")
 
 
-def logged_gtids(connection: Connection[Any]) -> MariadbGtidPosition:
+def query_logged_gtids(connection: Connection[Any]) -> MariadbGtidPosition:
     """Return the GTID position of the end of the binlog (MariaDB)."""
     return MariadbGtidPosition.parse(query_value(connection, "SELECT @@global.gtid_binlog_pos") or "")
 

@@ -17,7 +17,12 @@ from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
-from airflow_provider_cdc.mysql.client.gtids import executed_gtids, logged_gtids, purged_gtids, wait_for_gtids
+from airflow_provider_cdc.mysql.client.gtids import (
+    query_executed_gtids,
+    query_logged_gtids,
+    query_purged_gtids,
+    wait_for_gtids,
+)
 from airflow_provider_cdc.mysql.client.identity import check_same_server, is_gtid_mode_on, is_mariadb, server_identity
 from airflow_provider_cdc.mysql.client.session import query_value
 from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed, with_file_start_time
@@ -107,12 +112,12 @@ def _find_by_gtid_set(
 
 
 def _wait_for_gtids(connection: Connection[Any], server: str, wanted: GtidSet, offset: Offset) -> None:
-    if missing := wanted.subtract(wait_for_gtids(executed_gtids, connection, wanted)):
+    if missing := wanted.subtract(wait_for_gtids(query_executed_gtids, connection, wanted)):
         raise _missing_gtids_error(server, offset)(
             f"the connection reaches server {server} now, which has not executed {missing}, which the copy holds",
             f"Run again when it has caught up. If it never will, {_FRESH_SINK_REMEDY}",
         )
-    if gap := purged_gtids(connection).subtract(wanted):
+    if gap := query_purged_gtids(connection).subtract(wanted):
         raise TerminalError(
             f"the connection reaches server {server} now, which has purged {gap}, which was never read",
             f"Point the connection to a server that still has them in its binlog, or {_FRESH_SINK_REMEDY}",
@@ -195,7 +200,7 @@ def _missing_gtids_error(server: str, offset: Offset) -> type[CdcError]:
 
 
 def _wait_for_domains(connection: Connection[Any], server: str, wanted: MariadbGtidPosition, offset: Offset) -> None:
-    logged = wait_for_gtids(logged_gtids, connection, wanted)
+    logged = wait_for_gtids(query_logged_gtids, connection, wanted)
     if not wanted.issubset(logged):
         raise _missing_gtids_error(server, offset)(
             f"the connection reaches server {server} now, whose binlog ends at {logged}, but the copy at {wanted}",

@@ -48,7 +48,7 @@ class OffsetWalk:
                 size += step.position - (self.at.position if step.file == self.at.file else 0)
                 self._advance(step)
 
-    def offset(self, *, file_start_time: int, gtid_mode_on: bool = False) -> Offset:
+    def make_offset(self, *, file_start_time: int, gtid_mode_on: bool = False) -> Offset:
         """Return the offset of what has been reached.
 
         :param file_start_time: when its file was begun, 0 if unknown.

@@ -18,7 +18,7 @@ from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, previous_gtids
-from airflow_provider_cdc.mysql.client.gtids import executed_gtids, purged_gtids, wait_for_gtids
+from airflow_provider_cdc.mysql.client.gtids import query_executed_gtids, query_purged_gtids, wait_for_gtids
 from airflow_provider_cdc.mysql.client.identity import check_same_server, is_gtid_mode_on, is_mariadb, server_identity
 from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed, binlog_sizes, with_file_start_time
 
@@ -74,7 +74,7 @@ def _check_gtid_sets(connection: Connection[Any], offset: Offset) -> None:
     """Check, for MySQL, that everything before the file or purged was read, and that the server has all of it."""
     read = GtidSet.parse(offset.gtid_set)
     _wait_until_executed(connection, offset, read)
-    if gap := purged_gtids(connection).subtract(read):
+    if gap := query_purged_gtids(connection).subtract(read):
         raise PurgedError(f"the server has purged {gap}, which was not read up to {offset.at}", _FRESH_SINK_REMEDY)
     head = previous_gtids(connection, offset.at.file)
     assert isinstance(head, GtidSet)
@@ -118,7 +118,7 @@ def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str
 
 def _wait_until_executed(connection: Connection[Any], offset: Offset, read: GtidSet) -> None:
     # Transactions in the binlog may not be committed in the engine yet.
-    if missing := read.subtract(wait_for_gtids(executed_gtids, connection, read)):
+    if missing := read.subtract(wait_for_gtids(query_executed_gtids, connection, read)):
         raise OtherHistoryError(f"the server no longer has {missing}, which was read up to {offset.at}")
 
 

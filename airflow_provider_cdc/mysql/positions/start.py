@@ -33,7 +33,7 @@ from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, r
 from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, next_file_after_torn_end, previous_gtids
 from airflow_provider_cdc.mysql.client.catalog import read_captured_schemas
-from airflow_provider_cdc.mysql.client.gtids import executed_gtids, wait_for_gtids
+from airflow_provider_cdc.mysql.client.gtids import query_executed_gtids, wait_for_gtids
 from airflow_provider_cdc.mysql.client.identity import is_mariadb, server_identity
 from airflow_provider_cdc.mysql.client.session import query_value
 from airflow_provider_cdc.mysql.positions.binlog_files import (
@@ -237,7 +237,7 @@ class PositionFinder:
         if mode != "ON":
             raise NotReadyError(f"{_SETTING}: gtid_mode is {mode}", "Use file and position, or a timestamp")
         # Transactions in the binlog may not be committed in the engine yet.
-        if missing := wanted.subtract(wait_for_gtids(executed_gtids, self.connection, wanted)):
+        if missing := wanted.subtract(wait_for_gtids(query_executed_gtids, self.connection, wanted)):
             raise NotReadyError(
                 f"{_SETTING}: the server has not executed {missing}",
                 "Give a set of this server, such as an earlier @@global.gtid_executed",

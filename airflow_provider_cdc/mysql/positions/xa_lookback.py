@@ -106,7 +106,7 @@ class XaLookback:
         return ended | prepared
 
 
-def prepared_xa_rows(
+def track_prepared_xa(
     source: BinlogSource,
     captured: CapturedTables,
     at: Position,
@@ -115,7 +115,7 @@ def prepared_xa_rows(
     lookback_source: BinlogSource | None = None,
     remedy: str = _FRESH,
 ) -> PreparedXaRows:
-    """Return the rows of the XA transactions that are prepared at a position.
+    """Track the XA transactions that are prepared at a position.
 
     :param source: opens the binlog.
     :param captured: captured tables.
@@ -135,7 +135,7 @@ def prepared_xa_rows(
     return PreparedXaRows(read_prepared_rows(open_xa, source.open, captured), lookback.prepared_rows, captured)
 
 
-def open_xa_to_read(start: Offset, end: Offset) -> list[str]:
+def select_open_xa(start: Offset, end: Offset) -> list[str]:
     """Return the entries of the XA transactions that are open at the start of a range and may end in it."""
     # One without rows may end in the range and be prepared again under its name: both offsets list it alike. It costs
     # nothing to read.
