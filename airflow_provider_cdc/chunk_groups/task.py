@@ -192,9 +192,7 @@ class _SliceReader:
 
     def _read_chunk(self, table: TableSchema, chunk: Chunk, chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
         count, started = 0, time.monotonic()
-        parts = self._read_chunk_parts(
-            self._connection, self._window_reader_for(chunk.table), table, chunk, self._job.timeline, self._watermarks
-        )
+        parts = self._read_chunk_parts(self._window_reader_for(chunk.table), table, chunk, self._watermarks)
         with closing(parts):
             for part in parts:
                 self._throttle.record_chunk(started, part.rows.num_rows, part.rows.nbytes)

@@ -116,7 +116,7 @@ class _SharedScan:
                 while (number := self._next_chunk()) is not None:
                     throttle.wait_for_turn(self._check_stopped)
                     began = time.monotonic()
-                    parts = read_parts(connection, log, source.table, self.chunks[number], source.timeline, marks)
+                    parts = read_parts(log, source.table, self.chunks[number], marks)
                     with closing(parts):
                         for part in parts:
                             throttle.record_chunk(began, part.rows.num_rows, part.rows.nbytes)

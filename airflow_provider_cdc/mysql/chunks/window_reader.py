@@ -59,7 +59,8 @@ class WindowReader:
         *,
         with_before_images: bool = False,
     ) -> None:
-        self.table, self._source, self._captured = definitions.newest, source, histories_by_table([definitions])
+        self.table, self.timeline = definitions.newest, timeline
+        self._source, self._captured = source, histories_by_table([definitions])
         self._prepared: PreparedXaRows
         self._binlog = BinlogReader(
             source.open, self._captured, timeline, decoders, yield_ddl=True, with_before_images=with_before_images

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, TerminalError
@@ -75,7 +74,7 @@ class Reading:
             f"chunk.{name}": what if callable(what) else partial(self.write, *what) for name, what in meanwhile.items()
         }
         with contextlib.closing(self.reader(table)) as reader:
-            found = read_chunk(self.connection, reader, table, chunk, self.lineage, self.marks)
+            found = read_chunk(reader, table, chunk, self.marks)
         self.meanwhile = {}
         return found
 
@@ -331,14 +330,7 @@ def test_a_chunk_is_stable_until_the_next_change(reading: Reading) -> None:
     assert first.rows.drop([TS_COLUMN]).sort_by("k").equals(second.rows.drop([TS_COLUMN]).sort_by("k"))
 
 
-def test_errors_are_the_projects_own(reading: Reading, connection_gone: Connection[Any]) -> None:
-    table = reading.make("id INT PRIMARY KEY", "(1)")
-    with contextlib.closing(reading.reader(table)) as reader, pytest.raises(CdcError):
-        read_chunk(connection_gone, reader, table, Chunk(0, 0, 0, (1,), (1,), True), reading.lineage, reading.marks)
-
-
-@pytest.fixture
-def connection_gone(mysql_server: MySQLServer) -> Connection[Any]:
-    connection = connect(mysql_server.connect_args())
-    mysql_server.execute(f"KILL {query_value(connection, 'SELECT CONNECTION_ID()')}")
-    return connection
+def test_errors_are_the_projects_own(reading: Reading) -> None:
+    table, number = reading.make("id INT PRIMARY KEY", "(1)"), query_value(reading.connection, "SELECT CONNECTION_ID()")
+    with pytest.raises(CdcError):
+        reading.read(table, Chunk(0, 0, 0, (1,), (1,), True), after_lw=[f"KILL {number}"])
