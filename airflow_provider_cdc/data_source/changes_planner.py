@@ -8,19 +8,21 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from airflow_provider_cdc.apply.batch_planner import track_xa
-from airflow_provider_cdc.data_source.table_changes import FIRST_EVENT_POSITION, TableChanges
+from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet, gtid_class_of
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline, split_file
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
 from airflow_provider_cdc.mysql.client import binlog_headers
 from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, binlog_sizes
+from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
+from airflow_provider_cdc.mysql.positions.offset_walk import OffsetWalk
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 
 _POSITION_TEXT = re.compile(r"([^:]+\.\d+):(\d+)")
@@ -54,7 +56,7 @@ class ChangesPlanner:
 
     def _opener(self, slot: int) -> OpenStreamAt:
         args = self._table_changes.look_up_connection()
-        return lambda at: self._table_changes.open_binlog(args, at, self._server, slot)
+        return self._table_changes.binlog_source(args, self._server, slot).open
 
     def close(self) -> None:
         """Close the connections."""
@@ -207,28 +209,16 @@ class ChangesPlanner:
     def _walk(
         self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None
     ) -> tuple[Offset, Transaction | None]:
-        gtids, at, walked = self._gtid_kind.parse(start.gtid_set), start.at, 0
-        open_xa = {parse_xa_entry(text)[0]: text for text in start.open_xa}
+        walk = OffsetWalk(binlog, start)
         first_altering: Transaction | None = None  # rows of another layout: the DDL that explains them comes after them
-        binlog.expect_offset(start)
-        while at < target and (size is None or walked < size):
-            # The budget within the current file. At its end the loop computes it again.
-            end = target if size is None else min(target, Position(at.file, at.position + size - walked))
-            for step in binlog.steps(at, end):
-                if step.transaction is not None and step.transaction.altered_tables:
-                    first_altering = first_altering or step.transaction
-                    if step.transaction.ddl is not None:
-                        return self._offset_before(binlog, start, first_altering), step.transaction
-                here = Position(step.file, step.position)
-                walked += here.position - at.position if here.file == at.file else here.position
-                at, gtids = here, gtids.with_all(step.gtids)
-                if step.transaction is not None:
-                    track_xa(step.transaction, open_xa)
+        for item in walk.walk_to(target, NEVER if size is None else size):
+            if item is not None and item.altered_tables:
+                first_altering = first_altering or item
+                if item.ddl is not None:
+                    return self._offset_before(binlog, start, first_altering), item
         if first_altering is not None:
             return self._offset_before(binlog, start, first_altering), first_altering
-        file_began = binlog.file_start_times.get(at.file, 0)
-        xas = tuple(sorted(open_xa.values()))
-        return Offset(start.server, at.file, at.position, str(gtids), xas, file_start_time=file_began), None
+        return walk.make_offset(file_start_time=binlog.file_start_times.get(walk.at.file, 0)), None
 
     def _offset_before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:
         binlog.close()

@@ -90,7 +90,7 @@ class RowLookup:
         with closing(reader.open_window_reader(self.connection, slots.EXPLAIN)) as log:
             take_watermark = make_watermarks(self.connection, self.server)
             try:
-                chunk_read = read_chunk(self.connection, log, current, self.key_chunk, timeline, take_watermark)
+                chunk_read = read_chunk(log, current, self.key_chunk, take_watermark)
             except CdcError as error:  # no watermark, or an unsupported value: the rest can still be explained
                 return RowSide(unknown_reason=f"{error.message}. {error.remedy}"), None, current
         return RowSide(chunk_read.high, rows_without_meta_columns(chunk_read.rows, current)), chunk_read.rows, current

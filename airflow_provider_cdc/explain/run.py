@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,6 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.apply.applier import stream_marker
 from airflow_provider_cdc.config.delete_policy import IGNORE
-from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate
 from airflow_provider_cdc.explain.explanation import (
     OPERATION_NAMES,
@@ -37,7 +35,7 @@ from airflow_provider_cdc.explain.row_lookup import RowLookup, rows_without_meta
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.changes import apply_changes, select_upserts
 from airflow_provider_cdc.model.comparison import DIFFERENT
-from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
@@ -50,14 +48,12 @@ from airflow_provider_cdc.mysql.keys.ownership import mask_owned_rows
 from airflow_provider_cdc.mysql.keys.ranges import parse_key
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
-from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 from airflow_provider_cdc.resnapshot.whole_table import find_table_index
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Readable
 from airflow_provider_cdc.sinks.scan_tasks import plan_table_scan
 from airflow_provider_cdc.verify.last_changes import MAX_SEARCHED_BYTES, binlog_ranges_newest_first
 from airflow_provider_cdc.verify.row_diff import diff_by_key
-from airflow_provider_cdc.verify.source_scan import TableSource
 
 #: How many of the row's latest changes are shown for a part of the binlog.
 MAX_SHOWN_CHANGES = 10
@@ -178,18 +174,15 @@ class _RowExplainer:
     # ------------------------------------------------------------ the binlog
 
     def _change_reader(self, definitions: DefinitionHistory) -> RowChangeReader:
-        table, args = definitions.newest, self.context.connect_args
-        source = TableSource(self.context, table, definitions, Timeline(self.row.server, ""), LoadLimits())
-        key_filter = None
+        table, key_filter = definitions.newest, None
         if (name := table.integer_key_column) is not None:
             key_filter = (
                 name,
                 lambda keys: mask_owned_rows(self.connection, table, [self.row.key_chunk], pa.table({name: keys})),
             )
         return RowChangeReader(
-            partial(source.open_at, slots.EXPLAIN),
+            self.context.binlog_source(slots.EXPLAIN, self.row.server),
             definitions,
-            partial(make_xa_lookback, args, self.row.server, histories_by_table([definitions])),
             self.row.is_this_row,
             key_filter,
             load_decoders(lambda: nullcontext(self.connection), [table]),

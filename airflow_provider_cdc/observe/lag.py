@@ -16,8 +16,7 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.identity import check_same_server, server_identity
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import server_time
-from airflow_provider_cdc.mysql.positions.lag import oldest_unread_commit, unread_bytes
+from airflow_provider_cdc.mysql.positions.binlog_files import oldest_unread_commit, server_time, unread_bytes
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.retention_guard import PurgeWatch
 from airflow_provider_cdc.state.models import BatchRow

@@ -37,10 +37,10 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.model.staged_read import GROUP, RANGES, StagedRead, publish_refusal
 from airflow_provider_cdc.model.supervision import EpochWatch
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.key_sql import keys_of
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks, mask_owned_rows
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt
 from airflow_provider_cdc.mysql.positions.resume import why_purged
 from airflow_provider_cdc.resnapshot.staged_files import (
     ReadOutcome,

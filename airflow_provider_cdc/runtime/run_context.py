@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.config import Pipeline
@@ -25,9 +24,10 @@ from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress
 from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource, OpenStreamAt
 from airflow_provider_cdc.mysql.chunks.planner import make_plan
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, open_stream_to_end, with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
 from airflow_provider_cdc.mysql.positions.start import plan_without_snapshot
 from airflow_provider_cdc.runtime.liveness import LivenessMonitor
 from airflow_provider_cdc.sinks.files.layout import Layout, LocalFiles, amendment_file, list_amendments, read_plan
@@ -246,12 +246,20 @@ class RunContext:
             )
         return plan
 
+    def binlog_source(self, slot: int, server: str | None = None) -> BinlogSource:
+        """Return the source's binlog for one reader.
+
+        :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+        :param server: expected identity of the server; ``None`` accepts any.
+        """
+        return BinlogSource(self.connect_args, server, self.pipeline.replica_ids(slot))
+
     def binlog_opener(self, slot: int) -> OpenStreamAt:
         """Return a function that opens streams of the source's binlog, which end at the binlog's end.
 
-        :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+        :param slot: as for :meth:`binlog_source`.
         """
-        return partial(open_stream_to_end, self.connect_args, *self.pipeline.replica_ids(slot))
+        return self.binlog_source(slot).open_to_end
 
     def new_plan(self, generation: int) -> Plan:
         """Make a plan from the source as it is now. Nothing is written."""

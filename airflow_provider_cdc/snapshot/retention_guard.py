@@ -97,7 +97,7 @@ class PurgeWatch:
 
     def _file_began(self, context: RunContext, file: str) -> float | None:
         with suppress(CdcError):  # then the file counts as in use: when in doubt, the snapshot continues
-            return file_start_time(context.binlog_opener(self._slot), file)
+            return file_start_time(context.binlog_opener(self._slot), file) or None
         return None
 
     def retention_text(self) -> str:

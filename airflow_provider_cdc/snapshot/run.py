@@ -34,8 +34,8 @@ from airflow_provider_cdc.model.errors import (
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.staged_read import GROUP, StagedRead
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.session import connect, query_rows
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt
 from airflow_provider_cdc.mysql.positions.resume import why_purged
 from airflow_provider_cdc.resnapshot.staged_files import allocate_read_number, list_pending_reads, remove_request
 from airflow_provider_cdc.resnapshot.staged_reads import publish_or_wait, stage_group, why_group_not_publishable

@@ -23,7 +23,7 @@ from airflow_provider_cdc.model.errors import (
     PurgedError,
     TerminalError,
 )
-from airflow_provider_cdc.model.offset import Offset, Position
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
@@ -32,7 +32,7 @@ from airflow_provider_cdc.mysql.client.identity import binlog_end, binlog_status
 from airflow_provider_cdc.mysql.client.replication_filters import excluding_filter, read_filters
 from airflow_provider_cdc.mysql.client.server_traits import read_server_traits
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import file_start_time
 from airflow_provider_cdc.mysql.positions.failover import fail_over, is_other_server
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from airflow_provider_cdc.resnapshot.suspension import record_suspensions, suspend_in_plan
@@ -93,9 +93,7 @@ def _check_same_files(context: RunContext, applier: Applier, coverage: Sequence[
     at = applier.offset
     for base, file, began in sorted({known for table in coverage for known in table.binlog_files}):
         if base == applier.timeline.first_ordinal and at.at.file != file and at.at < Position(file, 0):
-            with_file_start_time(
-                Offset(at.server, file, 0, "", file_start_time=began), context.binlog_opener(slots.STREAM)
-            )
+            file_start_time(context.binlog_opener(slots.STREAM), file, known=began)
 
 
 @contextmanager

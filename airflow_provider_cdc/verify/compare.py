@@ -28,13 +28,11 @@ from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
 from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes, select_upserts
 from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, RowDifference, TableComparison
-from airflow_provider_cdc.model.definition_history import histories_by_table
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.model.multiset import change_weights
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk, Plan
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
-from airflow_provider_cdc.mysql.binlog.events.xa import read_prepared_rows
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
 from airflow_provider_cdc.mysql.chunks.window_reader import ChangeWindow
 from airflow_provider_cdc.mysql.client.catalog import current_fingerprint
@@ -247,11 +245,9 @@ class TableComparer:
             low = min(p0, timeline.position(applied_seq))
 
             def read_missing_changes(before_images: bool) -> Iterator[ChangeWindow]:
-                open_at = partial(source.open_at, slots.VERIFY)
-                captured = histories_by_table([source.definitions(before_images=before_images)])
-                prepared = read_prepared_rows(progress.open_xa, open_at, captured) if low == progress.at else {}
+                open_xa = progress.open_xa if low == progress.at else ()
                 with closing(source.open_window_reader(connection, slots.VERIFY, before_images=before_images)) as log:
-                    yield from log.read_parts(low, common_position, prepared)
+                    yield from log.read_parts(low, common_position, open_xa)
 
             marks = [timeline.seq(at) for at in high]
             yield _BothSides(

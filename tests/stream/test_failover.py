@@ -344,7 +344,7 @@ def test_an_open_xa_transaction(pair: Pair) -> None:
 
 
 def test_a_server_that_is_behind(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     d = pair.database
     pair.cli.snapshot()
     late = pair.run(f"INSERT INTO {d}.keyed VALUES (9, 9)", on=[pair.old])
@@ -367,7 +367,7 @@ def test_a_server_that_has_purged_what_comes_next(pair: Pair) -> None:
 
 
 def test_another_server_altogether(pair: Pair, mysql_server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     pair.cli.snapshot()
     pair.run(f"INSERT INTO {pair.database}.keyed VALUES (9, 9)")
     pair.copy(pair.old)

@@ -114,7 +114,7 @@ def test_domains_in_another_order(pair: Domains, seed: int, monkeypatch: pytest.
     """Three domains, which each server has mixed in its own way, when the stream comes over at any moment."""
     draw = random.Random(seed)
     if seed % 2:  # changes are staged in small parts, some of which are due in the middle of a transaction
-        monkeypatch.setattr("airflow_provider_cdc.apply.task._FLUSH_BYTES", 100)
+        monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.walk.changes.MAX_HELD_BYTES", 100)
         defaults = BinlogWalker.__init__.__kwdefaults__
         assert defaults is not None
         monkeypatch.setitem(defaults, "byte_budget", 100)
@@ -144,7 +144,7 @@ def test_domains_in_another_order(pair: Domains, seed: int, monkeypatch: pytest.
 
 
 def test_a_server_that_is_behind(pair: Domains, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     pair.cli.snapshot()
     late = pair.run("INSERT INTO d.keyed VALUES (9, 9)", on=[pair.old])
     pair.copy(pair.old)

@@ -180,7 +180,7 @@ def test_a_table_that_holds_what_the_new_server_never_got(
     pair: Pair, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resume point says nothing of it: the run died between the two commits, and the server with it."""
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     lost = pair.run(statement, on=[pair.old])
     die_in_a_batch(pair, pair.old)
     pair.refused(TransientError, "has not executed|whose binlog ends at")
@@ -194,7 +194,7 @@ def test_what_was_read_at_another_server_says_nothing_of_the_tables_now(
     """A run wrote down the end of its batch, far ahead, and died before any table had it. The numbers of the next
     server must not be taken for those: what a table holds of it may be what no other server ever got.
     """
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     for _ in range(3):
         pair.old.execute("FLUSH BINARY LOGS")
     pair.run("INSERT INTO d.keyed VALUES (9, 9)")

@@ -40,7 +40,7 @@ _MODULES = (apply, dropping, membership, exchanging, schema_changes, suspension)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is waited for. A process that died is no more: neither is the thread that reads for it."""
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.2)
     monkeypatch.setattr(rereading, "_MISSING_SECONDS", 0.1)
     go = rereading.ResnapshotWorker._loop

@@ -21,7 +21,7 @@ from airflow_provider_cdc.model.errors import DamageError, OtherHistoryError, Pu
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.chunks import chunk
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
@@ -501,7 +501,7 @@ def test_an_encrypted_binlog() -> None:
     """MariaDB sends it decrypted. What says that it is encrypted comes at its place, or without one."""
     stream = object.__new__(BinlogStream)
     stream.file, stream.position, stream.file_start_times = "binlog.000001", 1000, {}
-    stream._has_checksums, stream._mariadb = True, True
+    stream.has_checksums, stream.is_mariadb = True, True
 
     def packet(kind: int, end: int) -> bytes:
         data = struct.pack("<IBIIIH", 7, kind, 1, 40, end, 0) + bytes(17)
@@ -511,7 +511,7 @@ def test_an_encrypted_binlog() -> None:
         event = stream._parse_event(packet(164, end))
         assert (event.position, [*read_transactions([event], {})]) == (
             position,
-            [ReachedPosition("binlog.000001", position)],
+            [Position("binlog.000001", position)],
         )
     with pytest.raises(DamageError, match="instead of 1080"):
         stream._parse_event(packet(164, 1041))

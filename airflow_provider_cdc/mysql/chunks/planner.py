@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from pymysql.connections import Connection
@@ -14,6 +15,7 @@ from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Chunk, Plan, PlanCost, chunks_from_bounds, number_and_group
 from airflow_provider_cdc.model.plan_history import Replan
 from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.catalog import (
     ALTERED_REMEDY,
     find_key_index,
@@ -24,7 +26,7 @@ from airflow_provider_cdc.mysql.client.catalog import (
 from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, count_passed_bounds, text_literal
 from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows
 from airflow_provider_cdc.mysql.keys.chunk_bounds import ChunkBounds
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, with_exact_gtids, with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import with_exact_gtids, with_file_start_time
 from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 
 #: Target for the maximum size of a chunk in bytes, however few rows that is.
@@ -105,16 +107,12 @@ def make_replan_amendment(
     old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
 
     def read() -> TableSchema:
-        tables = find_tables(connection, lambda database, table: (database, table) == old.id)
-        return decide_definition(
-            read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
-        )
+        return decide_definition(_read_definition(connection, old, keeps))
 
     since, definition = _with_stable_definitions(lambda: take_p0(connection, plan.p0.server)[0].at, read)
     if definition.key_columns != old.key_columns:
         raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED_REMEDY)
-    bounds = _chunk_bounds(connection, definition) if definition.key else None
-    low, high = (bounds.edge_key(), bounds.edge_key(" DESC")) if bounds else (None, None)
+    low, high = _chunk_bounds(connection, definition).edge_keys() if definition.key else (None, None)
     lower, upper = (chunks[0].lower, chunks[-1].upper) if chunks else (None, None)
     if low is not None and high is not None:
         if lower is None or upper is None:
@@ -152,11 +150,7 @@ def plan_resnapshot(
     :raises NotReadyError: if the table is gone, or can no longer be copied.
     :raises TransientError: if the table is altered during every attempt, or was while its keys were looked up.
     """
-
-    def read() -> TableSchema:
-        tables = find_tables(connection, lambda database, table: (database, table) == old.id)
-        return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
-
+    read = partial(_read_definition, connection, old, keeps)
     (since, open_xa), definition = _with_stable_definitions(lambda: take_p0(connection, server), read)
     since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), open_xa, [definition], open_at)
     try:
@@ -166,6 +160,14 @@ def plan_resnapshot(
             raise
         raise TableChangedError(f"table {definition.label} was altered while it was planned", "Run again") from None
     return with_file_start_time(since, open_at), definition, chunks
+
+
+def _read_definition(
+    connection: Connection[Any], old: TableSchema, keeps: Callable[[str, str, str], bool]
+) -> TableSchema:
+    """Return the definition that a table has now."""
+    tables = find_tables(connection, lambda database, table: (database, table) == old.id)
+    return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
 
 
 def _with_stable_definitions(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
@@ -191,7 +193,7 @@ def plan_table(connection: Connection[Any], index: int, table: TableSchema, chun
     if not table.key:
         return [Chunk(0, index, 0, (), (), includes_upper=True)]
     bounds = _chunk_bounds(connection, table)
-    low, high = bounds.edge_key(), bounds.edge_key(" DESC")
+    low, high = bounds.edge_keys()
     if low is None or high is None:
         return []
     estimate, width = estimate_table(connection, table)
@@ -212,7 +214,7 @@ def plan_ranges(
         if span.lower == span.upper and len(span.lower) == len(table.key):  # a single key
             chunks.append(span)
             continue
-        low, high = (bounds.edge_key(direction, chunk_condition(table, span)) for direction in ("", " DESC"))
+        low, high = bounds.edge_keys(chunk_condition(table, span))
         if low is None or high is None:
             chunks.append(span)
             continue

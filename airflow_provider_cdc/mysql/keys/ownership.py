@@ -49,18 +49,13 @@ def mask_owned_rows(
     :param chunks: as in :func:`find_owning_chunks`.
     :param rows: rows with the key columns.
     """
-    if (
-        table.integer_key_column is None
-        or not pa.types.is_integer(rows.schema.field(table.integer_key_column).type)
-        or not chunks
-    ):
-        return pa.array(
-            [i >= 0 for i in find_owning_chunks(connection, table, chunks, keys_of(table, rows))], pa.bool_()
-        )
-    keys = rows[table.integer_key_column].to_numpy().astype(np.int64, copy=False)
-    lowers, uppers = (
-        np.array([int(end[0]) for end in ends]) for ends in ([c.lower for c in chunks], [c.upper for c in chunks])
-    )
+    name = table.integer_key_column
+    if name is None or not pa.types.is_integer(rows.schema.field(name).type) or not chunks:
+        owners = find_owning_chunks(connection, table, chunks, keys_of(table, rows))
+        return pa.array([i >= 0 for i in owners], pa.bool_())
+    keys = rows[name].to_numpy().astype(np.int64, copy=False)
+    lowers = np.array([int(chunk.lower[0]) for chunk in chunks])
+    uppers = np.array([int(chunk.upper[0]) for chunk in chunks])
     at = np.searchsorted(lowers, keys, "right") - 1
     closed = np.array([chunk.includes_upper for chunk in chunks])
     return pa.array((at >= 0) & ((keys < uppers[at]) | (closed[at] & (keys == uppers[at]))))
@@ -101,9 +96,8 @@ def _compare_with_bounds(
     for i, chunk in enumerate(chunks):
         bounds.append((chunk.lower, False))
         owner.append(i)
-        if (
-            chunk.includes_upper or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper
-        ):  # no chunk owns the keys after it
+        # If no chunk owns the keys after it:
+        if chunk.includes_upper or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper:
             bounds.append((chunk.upper, chunk.includes_upper))
             owner.append(-1)
     owner_indexes = [-1] * len(keys)

@@ -13,8 +13,9 @@ from airflow_provider_cdc.model.definition_history import DefinitionHistory, his
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.identity import open_xa_transactions
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, binlog_sizes
+from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.positions.watermarks import take_low_watermark, wait_until_gone
 from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
 

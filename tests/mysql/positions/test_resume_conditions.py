@@ -14,8 +14,8 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.model.errors import OtherHistoryError, PurgedError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.client import gtids
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions import resume as module
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from airflow_provider_cdc.mysql.positions.watermarks import take_low_watermark
 from tests.support.servers import MySQLServer
@@ -45,7 +45,7 @@ def here(connection: Connection[Any]) -> Offset:
 def test_a_server_that_has_lost_transactions(
     connection: Connection[Any], here: Offset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_COMMIT_SECONDS", 0.3)
+    monkeypatch.setattr(gtids, "WAIT_SECONDS", 0.3)
     with pytest.raises(OtherHistoryError, match=r"the server no longer has \S+:1-5, which was read up to"):
         check_resume(connection, here.replace(gtid_set=f"{here.gtid_set},{uuid4()}:1-5"))
 

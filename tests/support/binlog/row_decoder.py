@@ -1,4 +1,4 @@
-"""Decode row images in plain Python, written for clarity rather than speed.
+"""Decode row images in plain Python, written for clarity rather than speed: what the machine code is held against.
 
 Values are those that the server shows, ready for ``pyarrow.array(values, type=column.arrow_type)``. A stored value that
 has no such representation (a zero date, bytes that are not valid text) raises an error and never silently becomes NULL.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import CdcError, DamageError, TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.statement_guard import IndirectWritesLookup
@@ -44,7 +45,7 @@ class BinlogReader:
 
     def __init__(
         self,
-        open_at: Callable[[Position], BinlogStream],
+        open_at: OpenStreamAt,
         captured: CapturedTables,
         timeline: Timeline,
         decoders: CharsetDecoders = UNICODE_DECODERS,
@@ -55,7 +56,7 @@ class BinlogReader:
         yield_ddl: bool = False,
         indirect_writes: IndirectWritesLookup | None = None,
     ) -> None:
-        self._open_at, self._captured, self._lineage, self._texts = open_at, captured, timeline, decoders
+        self._open_at, self._captured, self.timeline, self._texts = open_at, captured, timeline, decoders
         self._walker_options: dict[str, Any] = {
             "count_only": count_only,
             "with_before_images": with_before_images,
@@ -198,7 +199,7 @@ class BinlogReader:
         self._walker = BinlogWalker(
             self._stream,
             self._captured,
-            lambda file: self._lineage.seq(Position(file, 0)),
+            lambda file: self.timeline.seq(Position(file, 0)),
             self._texts,
             **self._walker_options,
         )

@@ -18,7 +18,7 @@ from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import QUERY, TABLE_MAP, TRANSACTION_PAYLOAD, WRITE_ROWS, XID
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
 from tests.support.binlog.reading import (
     Captured,
@@ -153,7 +153,7 @@ def test_places_between_transactions(table: Table) -> None:
     empty = here(table.server)
     table.run("INSERT INTO t (a) VALUES (2)")
     items = everything(table.events(), table.captured)
-    reached = [(item.file, item.position) for item in items if isinstance(item, ReachedPosition)]
+    reached = [(item.file, item.position) for item in items if isinstance(item, Position)]
     assert reached[0] == table.start
     assert empty in reached
     assert [after[0] for _, after in changes(t for t in items if isinstance(t, Transaction)) if after] == [1, 2]
