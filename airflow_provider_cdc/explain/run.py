@@ -51,7 +51,7 @@ from airflow_provider_cdc.mysql.keys.ranges import parse_key
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
-from airflow_provider_cdc.resnapshot.whole_table import find_table_index
+from airflow_provider_cdc.resnapshot.read import find_table_index
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Readable
 from airflow_provider_cdc.sinks.scan_tasks import plan_table_scan

@@ -57,6 +57,24 @@ class StagedRead:
     request_id: int | None = None
     requested_by: str | None = None
 
+    def describe(self, plan: Plan) -> str:
+        """Return a human-readable description of what was read."""
+        if self.scope == GROUP:
+            return f"group {self.group} was re-snapshotted (attempt {self.attempt})"
+        label = "a table" if self.table is None else plan.tables[self.table].label
+        return f"{label} was re-snapshotted{' in part' if self.scope == RANGES else ''}"
+
+    def is_due(self, at: Position, timeline: Timeline) -> bool:
+        """Return whether a stream is far enough to publish or to drop the rows.
+
+        It is once it has reached the highest high watermark, or reads another server, where that watermark means
+        nothing.
+
+        :param at: resume point of the stream.
+        :param timeline: its timeline.
+        """
+        return self.timeline != timeline.newest_segment or self.high_watermark <= at
+
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON value, the inverse of :meth:`from_json`."""
         return {
@@ -113,10 +131,12 @@ class PublishRefusal(NamedTuple):
 
     :param reason: human-readable reason.
     :param superseded: whether the copy already has all of the rows, from a later read.
+    :param remedy: what a user must do before the next read; ``None`` if another read may be published.
     """
 
     reason: str
     superseded: bool = False
+    remedy: str | None = None
 
 
 def amendment_ids(plan: Plan, table: int) -> tuple[AmendmentId, ...]:
@@ -161,8 +181,6 @@ def publish_refusal(
     :param published: what the copy has.
     :param captured: whether the pipeline copies the table.
     """
-    if staged.scope != GROUP and staged.table is None:
-        return PublishRefusal("it was read by an older version")
     if staged.timeline != timeline.newest_segment:
         return PublishRefusal(f"it was read from server {staged.timeline.server}, before the stream moved to another")
     if not captured:

@@ -23,12 +23,11 @@ from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import estimate_table_sizes
 from airflow_provider_cdc.resnapshot.dropped_tables import is_copy_emptied, should_empty_copy
-from airflow_provider_cdc.resnapshot.key_ranges import stage_where
 from airflow_provider_cdc.resnapshot.membership import find_new_tables
-from airflow_provider_cdc.resnapshot.overwrite import OverwriteResult
+from airflow_provider_cdc.resnapshot.publish import PublishResult
+from airflow_provider_cdc.resnapshot.read import stage_requested, stage_table
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.resnapshot.suspension import list_suspensions, tables_missing_in_source
-from airflow_provider_cdc.resnapshot.whole_table import stage_table
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
@@ -136,7 +135,7 @@ class ResnapshotWorker:
             self._failures.pop(index, None)
             self._given_up.discard(index)
 
-    def on_request_outcome(self, index: int, request: int, result: OverwriteResult) -> None:
+    def on_request_outcome(self, index: int, request: int, result: PublishResult) -> None:
         """Note the outcome of a request: if the staged rows have become unusable, read them again."""
         is_known = index in self._requests and self._requests[index].id == request
         if is_known and not result.published and result.can_retry and self._request_tries[request] < _MAX_TRIES:
@@ -277,10 +276,7 @@ class ResnapshotWorker:
         try:
             plan = context.require_plan()
             run = self._choose_runner(self._table_bytes(plan, index))
-            if request.condition is None:
-                stage_table(context, index, run, requested_by_user=True, by_request=request)
-            else:
-                stage_where(context, index, request.condition, run, request)
+            stage_requested(context, index, request.condition, run, request)
             return
         except Exception as error:  # as in _read_suspended: if this run is ending, the next one takes up the request
             if self._stopping.is_set():

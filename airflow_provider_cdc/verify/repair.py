@@ -1,7 +1,7 @@
 """Repair the differences that a comparison found: re-snapshot the keys that differ, then compare again.
 
-The re-snapshot is that of :mod:`~airflow_provider_cdc.resnapshot.key_ranges`, for exactly these keys. The stream
-continues, and overwrites their rows.
+The re-snapshot is that of :mod:`~airflow_provider_cdc.resnapshot.read`, for exactly these keys. The stream continues,
+and overwrites their rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.keys.ranges import keys_as_ranges
-from airflow_provider_cdc.resnapshot.key_ranges import resnapshot_ranges
+from airflow_provider_cdc.resnapshot.read import resnapshot_ranges
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
 

@@ -305,7 +305,7 @@ def test_a_stream_that_begins_in_the_meantime(copied: World) -> None:
     heard = Heard()
     found = copied.run(1, ME, run, heard)
     assert (found.outcome, found.attempt) == ("staged", 2)
-    assert any("no stream runs: the next one publishes it" in line for line in heard.lines)
+    assert any("no stream is running: the next one will publish it" in line for line in heard.lines)
     assert copied.group(1).published_by_table() == {0: 1, 1: 1}
     copied.cli.catch_up()
     assert copied.group(1).published_by_table() == {0: 2, 1: 2}

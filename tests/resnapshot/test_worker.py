@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError, TransientError
-from airflow_provider_cdc.resnapshot import whole_table as resnapshot
+from airflow_provider_cdc.resnapshot import read as resnapshot
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.runtime.run_context import SilentReporter
 from airflow_provider_cdc.state.models import EventRow

@@ -361,7 +361,7 @@ class World(Commands):
         if code == _NOT_READY:
             assert any(text in said for text in _REFUSED), f"{reading}: {said}"
         copy = reading.copy
-        if code == 0 and "no stream runs" not in said:
+        if code == 0 and "no stream is running" not in said:
             copy.is_read(reading.version, reading.keys)
             if reading.keys is None and reading.suspensions == copy.suspensions and copy.captured is not False:
                 copy.suspended = False
