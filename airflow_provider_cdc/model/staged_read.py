@@ -64,6 +64,17 @@ class StagedRead:
         label = "a table" if self.table is None else plan.tables[self.table].label
         return f"{label} was re-snapshotted{' in part' if self.scope == RANGES else ''}"
 
+    def why_without_table(self, plan: Plan) -> str | None:
+        """Return why there is no table to publish the rows to; ``None`` if there is one.
+
+        :param plan: the current plan.
+        """
+        if self.table is not None or self.group in plan.groups():
+            return None
+        if self.scope == GROUP:
+            return "its tables were re-snapshotted as a whole or are suspended"
+        return "it was read by an older version"
+
     def is_due(self, at: Position, timeline: Timeline) -> bool:
         """Return whether a stream is far enough to publish or to drop the rows.
 
@@ -115,17 +126,6 @@ class StagedRead:
         )
 
 
-class PublishedReadNumbers(NamedTuple):
-    """Highest numbers of the reads that are published in a copy, according to its markers; 0 for none.
-
-    :param ranges: highest number of a read of key ranges.
-    :param groups: highest number of a re-snapshotted chunk group.
-    """
-
-    ranges: int
-    groups: int
-
-
 class PublishRefusal(NamedTuple):
     """Why rows may not be published any more.
 
@@ -137,6 +137,16 @@ class PublishRefusal(NamedTuple):
     reason: str
     superseded: bool = False
     remedy: str | None = None
+
+
+def ranges_marker(plan: Plan) -> str:
+    """Return the name of the table marker that holds the number of the last published read of key ranges."""
+    return f"cdc/{plan.pipeline}/{plan.generation}/ranges"
+
+
+def group_read_marker(plan: Plan, group: int) -> str:
+    """Return the name of the table marker that holds the number of the read last published for a chunk group."""
+    return f"cdc/{plan.pipeline}/{plan.generation}/reading/{group}"
 
 
 def amendment_ids(plan: Plan, table: int) -> tuple[AmendmentId, ...]:
@@ -171,14 +181,14 @@ def order_for_publishing(
 
 
 def publish_refusal(
-    staged: StagedRead, table: int, plan: Plan, timeline: Timeline, published: PublishedReadNumbers, *, captured: bool
+    staged: StagedRead, table: int, plan: Plan, timeline: Timeline, markers: Mapping[str, int | None], *, captured: bool
 ) -> PublishRefusal | None:
     """Return why rows may not be published in a table any more; ``None`` if they may. Does not access any server.
 
     :param table: index of the table in the plan.
     :param plan: the current plan.
     :param timeline: timeline of the resume point.
-    :param published: what the copy has.
+    :param markers: markers of the copy.
     :param captured: whether the pipeline copies the table.
     """
     if staged.timeline != timeline.newest_segment:
@@ -188,8 +198,10 @@ def publish_refusal(
     rejoin = plan.rejoin_of(table)
     if rejoin is not None and (rejoin.group or 0) > staged.number:
         return PublishRefusal("it was re-snapshotted as a whole by a read that began later", superseded=True)
-    # Chunk groups have no keys in common.
-    if max(published.ranges, 0 if staged.scope == GROUP else published.groups) > staged.number:
+    parts = [ranges_marker(plan)]
+    if staged.scope != GROUP:  # chunk groups have no keys in common
+        parts += [group_read_marker(plan, group) for group in plan.groups_of(table)]
+    if any((markers.get(name) or 0) > staged.number for name in parts):
         return PublishRefusal("a part of it was re-snapshotted by a read that began later")
     if staged.scope == GROUP:  # it belongs to the plan, not to a revision of the table
         return None

@@ -9,8 +9,8 @@ follows it with the definition that it was read with. The argument is in docs/co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -28,7 +28,16 @@ from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalErr
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Rejoin
-from airflow_provider_cdc.model.staged_read import GROUP, RANGES, TABLE, PublishRefusal, StagedRead, publish_refusal
+from airflow_provider_cdc.model.staged_read import (
+    GROUP,
+    RANGES,
+    TABLE,
+    PublishRefusal,
+    StagedRead,
+    group_read_marker,
+    publish_refusal,
+    ranges_marker,
+)
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.keys.ownership import mask_owned_rows
@@ -38,18 +47,16 @@ from airflow_provider_cdc.resnapshot.deleted_rows import keeps_deleted_rows, los
 from airflow_provider_cdc.resnapshot.replay import BinlogReplay
 from airflow_provider_cdc.resnapshot.staged_files import (
     ReadOutcome,
-    group_read_marker,
     load_outcome,
-    published_read_numbers,
-    ranges_marker,
+    load_reading_plan,
     record_outcome,
     remove_request,
 )
 from airflow_provider_cdc.runtime.event_report import report_event
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.protocol import Adoptable, Markers, OverwriteRange, SinkTable
-from airflow_provider_cdc.sinks.storage.storage import read_json, write_json_once
+from airflow_provider_cdc.sinks.protocol import Adoptable, Fence, Markers, OverwriteRange, SinkTable
+from airflow_provider_cdc.sinks.storage.storage import write_json_once
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
@@ -79,14 +86,13 @@ def find_refusal(
     :param open_at: opens a stream of the server's binlog.
     """
     context, plan, is_group = group.context, group.plan, staged.scope == GROUP
-    if staged.table is None and staged.group not in plan.groups():
-        is_gone = "its tables were re-snapshotted as a whole or are suspended"
-        return PublishRefusal(is_gone if is_group else "it was read by an older version")
+    if (reason := staged.why_without_table(plan)) is not None:
+        return PublishRefusal(reason)
     targets = group.tables if staged.table is None else {staged.table: context.sink.table(plan.tables[staged.table])}
     for index, target in targets.items():
         table = plan.tables[index]
-        numbers, captured = published_read_numbers(plan, index, target.markers()), context.pipeline.captures(*table.id)
-        refusal = publish_refusal(staged, index, plan, timeline, numbers, captured=captured)
+        captured = context.pipeline.captures(*table.id)
+        refusal = publish_refusal(staged, index, plan, timeline, target.markers(), captured=captured)
         if refusal is not None:
             return PublishRefusal(f"{refusal.reason} (table {table.label})") if is_group else refusal
         before = plan.definitions_for(timeline)[index].at(staged.start.at) if is_group else None
@@ -106,17 +112,10 @@ def publish_without_stream(group: ChunkGroup, staged: StagedRead) -> None:
         return (markers.get(group.marker) or 0) < staged.attempt and markers.get(epoch) is None
 
     for index, target in group.tables.items():
-        if not is_due(target.markers()):
-            continue
-        files = [DataFile(**entry["file"]) for entry in entries if entry["table"] == index]
-        with _replace_rows(group, staged, index, files) as change:
-            failpoint("reread.before_commit")
-            target.commit(
-                lambda markers, change=change: change if is_due(markers) else None,  # type: ignore[misc]
-                _publication_markers(group.plan, staged),
-                generation_fence(group.plan, index),
-            )
-            failpoint("reread.after_commit")
+        if is_due(target.markers()):
+            files = [DataFile(**entry["file"]) for entry in entries if entry["table"] == index]
+            markers, fence = _publication_markers(group.plan, staged), generation_fence(group.plan, index)
+            _commit_rows(group, staged, index, target, files, is_due, markers, fence)
 
 
 def _publication_markers(plan: Plan, staged: StagedRead) -> dict[str, int]:
@@ -126,11 +125,20 @@ def _publication_markers(plan: Plan, staged: StagedRead) -> dict[str, int]:
     return {group_marker(plan, staged.group): staged.attempt, group_read_marker(plan, staged.group): staged.number}
 
 
-@contextmanager
-def _replace_rows(
-    group: ChunkGroup, staged: StagedRead, index: int, files: Sequence[DataFile]
-) -> Iterator[OverwriteRange]:
-    """Yield the change that replaces a table's rows in a group by files. The server decides which keys are in it."""
+def _commit_rows(
+    group: ChunkGroup,
+    staged: StagedRead,
+    index: int,
+    target: SinkTable,
+    files: Sequence[DataFile],
+    is_due: Callable[[Markers], bool],
+    markers: Mapping[str, int],
+    fence: Fence,
+) -> None:
+    """Replace a table's rows in a group by files, in one commit. The server decides which keys are in the group.
+
+    :param is_due: whether the rows are to be published, decided inside the commit.
+    """
     table = group.plan.tables[index]
     chunks = [chunk for chunk in group.chunks if chunk.table == index]
     span = None
@@ -144,7 +152,10 @@ def _replace_rows(
             return mask_owned_rows(connection, table, chunks, keys)
 
         file_group = None if staged.scope == RANGES else (group.plan.generation, group.number)
-        yield OverwriteRange(files, file_group, is_owned, span)
+        change = OverwriteRange(files, file_group, is_owned, span)
+        failpoint("reread.before_commit")
+        target.commit(lambda current: change if is_due(current) else None, markers, fence)
+        failpoint("reread.after_commit")
 
 
 def explain_overwritten(plan: Plan, staged: StagedRead, read_tables: Collection[int]) -> tuple[str, str] | None:
@@ -190,7 +201,7 @@ class ReadPublisher:
         :returns: how the read ended; ``None`` if it is too early.
         """
         staged, plan, applier = self.staged, self.plan, self.applier
-        has_tables = staged.table is not None or staged.group in plan.groups()
+        has_tables = staged.why_without_table(plan) is None
         if not has_tables and (overwritten := self._report_overwritten()) is not None:
             self._end(ReadOutcome(False, overwritten))
             return PublishResult(False, overwritten, plan)
@@ -234,16 +245,6 @@ class ReadPublisher:
     def _group(self) -> ChunkGroup:
         return ChunkGroup(self.context, self.plan, self.staged.group)
 
-    def _load_reading_plan(self) -> tuple[str, Plan]:
-        """Return the name and the content of the plan that the rows were read with.
-
-        :raises TerminalError: if it is missing.
-        """
-        name = self.context.layout.group_plan(self.plan.generation, self.staged.group)
-        if (stored := read_json(self.context.storage, name)) is None:
-            raise TerminalError(f"the plan {self.context.storage.location(name)} of the re-snapshot is missing")
-        return name, Plan.from_json(stored).with_zero_dates(self.context.pipeline.source.zero_dates)
-
     def _find_published(self) -> str | None:
         """Return the message for rows that are in the copy already: a run died before it recorded the outcome."""
         staged = self.staged
@@ -277,8 +278,8 @@ class ReadPublisher:
         """Overwrite the rows of a chunk group or of key ranges as of the resume point, in one commit per table."""
         group = self._group
         if self.staged.scope == RANGES:
-            _, reading_plan = self._load_reading_plan()
-            group = replace(group, plan=replace(self.plan, chunks=reading_plan.chunks))
+            chunks = load_reading_plan(self.context, self.plan, self._index, self.staged.group).chunks
+            group = replace(group, plan=replace(self.plan, chunks=chunks))
         for index in self._tables_behind():
             self._overwrite_rows_of(group, index)
 
@@ -289,24 +290,21 @@ class ReadPublisher:
         seq = max(applier.timeline.seq(applier.offset.at), target.markers().get(stream) or 0)
         end = replace(applier.offset, at=applier.timeline.position(seq))
         files = BinlogReplay(group, self.staged, index, target, self.job).replay_up_to(end)
-        with _replace_rows(group, self.staged, index, files) as change:
 
-            def decide(markers: Markers) -> OverwriteRange | None:
-                return None if all((markers.get(name) or 0) >= value for name, value in expected.items()) else change
+        def is_due(markers: Markers) -> bool:
+            return any((markers.get(name) or 0) < value for name, value in expected.items())
 
-            failpoint("reread.before_commit")
-            target.commit(decide, {**expected, stream: seq}, applier.fence)
-            failpoint("reread.after_commit")
+        _commit_rows(group, self.staged, index, target, files, is_due, {**expected, stream: seq}, applier.fence)
 
     def _prepare_rejoin(self) -> Rejoin | PublishRefusal:
         """Return the amendment with which the table rejoins at the resume point, with its rows as of there."""
         context, plan, index, offset = self.context, self.plan, self._index, self.applier.offset
         revision = plan.revision_of(index) + 1
         generation_fence(plan, index, revision)  # there is such a revision
-        plan_file, reading_plan = self._load_reading_plan()
+        reading_plan = load_reading_plan(context, plan, index, self.staged.group)
         schema = reading_plan.tables[index]
         group, target = ChunkGroup(context, reading_plan, self.staged.group), context.sink.table(schema)
-        job = replace(self.job, plan_file=plan_file)
+        job = replace(self.job, plan_file=context.layout.group_plan(plan.generation, self.staged.group))
         files = BinlogReplay(group, self.staged, index, target, job).replay_up_to(offset)
         loss = loss_error(context, plan, index, schema, files)
         if loss is not None:

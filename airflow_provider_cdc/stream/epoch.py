@@ -25,11 +25,15 @@ from airflow_provider_cdc.model.staged_read import TABLE, StagedRead, order_for_
 from airflow_provider_cdc.observe.observer import DriverView, Observer
 from airflow_provider_cdc.observe.table_state import PipelineState
 from airflow_provider_cdc.resnapshot.dropped_tables import empty_copy
-from airflow_provider_cdc.resnapshot.membership import add_table, list_addable_tables, plan_removals
+from airflow_provider_cdc.resnapshot.membership import (
+    add_table,
+    apply_reload_request,
+    list_addable_tables,
+    plan_removals,
+)
 from airflow_provider_cdc.resnapshot.publish import ReadPublisher
 from airflow_provider_cdc.resnapshot.read import find_table_index
-from airflow_provider_cdc.resnapshot.reload_tables import apply_reload_request
-from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_request_files
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_request_files, whole_tables
 from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_amendments, remove_superseded_reads
 from airflow_provider_cdc.resnapshot.suspension import (
     list_requested_suspensions,
@@ -298,11 +302,7 @@ class Epoch:
             if self.context.layout.reload_request(self.plan.generation) in names and not self.before_ddl:
                 self._reload_tables()
             pending = list_pending_reads(self.context, self.plan, names)
-            self.pending_tables = {
-                staged_read.table
-                for staged_read in pending
-                if staged_read.scope == TABLE and staged_read.table is not None
-            }
+            self.pending_tables = whole_tables(pending)
             self.has_pending_tables = bool(self.pending_tables)
             at, timeline = self.applier.offset.at, self.applier.timeline
             for staged in order_for_publishing(pending, lambda staged_read: staged_read.is_due(at, timeline)):
