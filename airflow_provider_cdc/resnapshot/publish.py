@@ -219,8 +219,10 @@ class ReadPublisher:
                 prepared = find_refusal(self._group, staged, applier.timeline, open_at)
                 if prepared is None and staged.scope == RANGES and not applier.has_passed_snapshot(self._index):
                     return None
-                if prepared is None:
-                    prepared = self._prepare_rejoin() if staged.scope == TABLE else self._overwrite_rows()
+                if prepared is None and staged.scope == TABLE:
+                    prepared = self._prepare_rejoin()
+                elif prepared is None:
+                    self._overwrite_rows()
         except FencedError:
             raise
         except _UNUSABLE_ERRORS as error:
