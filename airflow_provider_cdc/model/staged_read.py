@@ -75,16 +75,18 @@ class StagedRead:
             return "its tables were re-snapshotted as a whole or are suspended"
         return "it was read by an older version"
 
-    def is_due(self, at: Position, timeline: Timeline) -> bool:
+    def is_due(self, plan: Plan, at: Position, timeline: Timeline) -> bool:
         """Return whether a stream is far enough to publish or to drop the rows.
 
         It is once it has reached the highest high watermark, or reads another server, where that watermark means
-        nothing.
+        nothing; and at any time if there is no table to publish the rows to.
 
+        :param plan: the current plan.
         :param at: resume point of the stream.
         :param timeline: its timeline.
         """
-        return self.timeline != timeline.newest_segment or self.high_watermark <= at
+        is_reached = self.timeline != timeline.newest_segment or self.high_watermark <= at
+        return is_reached or self.why_without_table(plan) is not None
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON value, the inverse of :meth:`from_json`."""

@@ -201,17 +201,10 @@ class ReadPublisher:
         :returns: how the read ended; ``None`` if it is too early.
         """
         staged, plan, applier = self.staged, self.plan, self.applier
-        has_tables = staged.why_without_table(plan) is None
-        if not has_tables and (overwritten := self._report_overwritten()) is not None:
-            self._end(ReadOutcome(False, overwritten))
-            return PublishResult(False, overwritten, plan)
-        if has_tables and not staged.is_due(applier.offset.at, applier.timeline):
+        if not staged.is_due(plan, applier.offset.at, applier.timeline):
             return None
-        if staged.scope != GROUP and (earlier := load_outcome(self.context, plan.generation, staged.group)) is not None:
-            self._end(earlier)  # a run died after it had recorded the outcome
-            return PublishResult(*earlier, plan)
-        if has_tables and (message := self._find_published()) is not None:
-            return self._record_published(message, maybe_recorded=True)
+        if (earlier := self._find_earlier_result()) is not None:
+            return earlier
         prepared: PublishRefusal | Rejoin | None
         try:
             with retry_in_next_epoch():
@@ -227,11 +220,25 @@ class ReadPublisher:
             raise
         except _UNUSABLE_ERRORS as error:
             prepared = PublishRefusal(error.message if isinstance(error, TerminalError) else str(error))
-        if staged.scope == GROUP and has_tables:
+        if staged.group in plan.groups():
             applier.set_coverage(read_coverage(self.context, plan, applier.tables) or [])
         if isinstance(prepared, PublishRefusal):
             return self._drop(prepared)
         return self._record_published(self._published_message()) if prepared is None else self._rejoin(prepared)
+
+    def _find_earlier_result(self) -> PublishResult | None:
+        """Return how the read ended, and record that, if a run that died or an older re-snapshot has settled it."""
+        staged, plan = self.staged, self.plan
+        if staged.scope != GROUP and (outcome := load_outcome(self.context, plan.generation, staged.group)) is not None:
+            self._end(outcome)
+            return PublishResult(*outcome, plan)
+        if staged.why_without_table(plan) is None:
+            message = self._find_published()
+            return None if message is None else self._record_published(message, maybe_recorded=True)
+        if (overwritten := self._report_overwritten()) is None:
+            return None
+        self._end(ReadOutcome(False, overwritten))
+        return PublishResult(False, overwritten, plan)
 
     @property
     def _index(self) -> int:

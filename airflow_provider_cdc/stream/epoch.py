@@ -305,7 +305,7 @@ class Epoch:
             self.pending_tables = whole_tables(pending)
             self.has_pending_tables = bool(self.pending_tables)
             at, timeline = self.applier.offset.at, self.applier.timeline
-            for staged in order_for_publishing(pending, lambda staged_read: staged_read.is_due(at, timeline)):
+            for staged in order_for_publishing(pending, lambda read: read.is_due(self.plan, at, timeline)):
                 self._publish(staged)
 
     def _reload_tables(self) -> None:
