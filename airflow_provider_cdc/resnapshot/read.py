@@ -86,20 +86,6 @@ def run_resnapshot(context: RunContext, store: StateDatabase, label: str, where_
     return ("rejoined" if where_key is None else "replaced") if published else "staged"
 
 
-def resnapshot_ranges(
-    context: RunContext, store: StateDatabase, index: int, ranges: RangeFinder, run: JobRunner
-) -> str:
-    """Re-snapshot ranges of a table's keys, and wait for the stream to publish their rows.
-
-    See :func:`run_resnapshot` for the return value and the errors.
-
-    :param index: index of the table in the plan.
-    :param ranges: finds the ranges.
-    :param run: runs the slices.
-    """
-    return "replaced" if publish_or_wait(*_stage_ranges(context, index, ranges, run), store) else "staged"
-
-
 def find_table_index(context: RunContext, plan: Plan, label: str) -> int:
     """Return the index of a table that the pipeline copies.
 
@@ -144,7 +130,7 @@ def stage_requested(
     """
     if where_key is None:
         return stage_table(context, index, run, requested_by_user=True, by_request=by_request)
-    return _stage_ranges(context, index, _ranges_from_condition(index, where_key), run, by_request)
+    return stage_ranges(context, index, _ranges_from_condition(index, where_key), run, by_request)
 
 
 def stage_table(
@@ -202,12 +188,16 @@ def _stage_table_once(
     return _stage(context, plan, TABLE, index, cut_chunks, make_reading_plan, run, by_request)
 
 
-def _stage_ranges(
+def stage_ranges(
     context: RunContext, index: int, ranges: RangeFinder, run: JobRunner, by_request: ControlRequestRow | None = None
 ) -> tuple[ChunkGroup, StagedRead]:
-    """Read key ranges into staged slices, and request their publication.
+    """Read key ranges into staged slices, and ask the stream to publish them.
 
-    :raises TransientError: if the table is altered in the meantime.
+    See :func:`stage_requested` for the other parameters and the return value.
+
+    :param ranges: finds the ranges.
+    :raises NotReadyError: if the table can only be re-snapshotted as a whole.
+    :raises TransientError: if the stream has not followed the table's last DDL yet, or the table is altered.
     """
     plan, chunk_rows = context.require_plan(), context.pipeline.snapshot.chunk_rows
     label = plan.tables[index].label
