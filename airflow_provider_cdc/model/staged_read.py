@@ -183,14 +183,20 @@ def order_for_publishing(
 
 
 def publish_refusal(
-    staged: StagedRead, table: int, plan: Plan, timeline: Timeline, markers: Mapping[str, int | None], *, captured: bool
+    staged: StagedRead,
+    table: int,
+    plan: Plan,
+    timeline: Timeline,
+    read_marker: Callable[[str], int | None],
+    *,
+    captured: bool,
 ) -> PublishRefusal | None:
     """Return why rows may not be published in a table any more; ``None`` if they may. Does not access any server.
 
     :param table: index of the table in the plan.
     :param plan: the current plan.
     :param timeline: timeline of the resume point.
-    :param markers: markers of the copy.
+    :param read_marker: returns the value of a marker of the copy.
     :param captured: whether the pipeline copies the table.
     """
     if staged.timeline != timeline.newest_segment:
@@ -203,7 +209,7 @@ def publish_refusal(
     parts = [ranges_marker(plan)]
     if staged.scope != GROUP:  # chunk groups have no keys in common
         parts += [group_read_marker(plan, group) for group in plan.groups_of(table)]
-    if any((markers.get(name) or 0) > staged.number for name in parts):
+    if any((read_marker(name) or 0) > staged.number for name in parts):
         return PublishRefusal("a part of it was re-snapshotted by a read that began later")
     if staged.scope == GROUP:  # it belongs to the plan, not to a revision of the table
         return None

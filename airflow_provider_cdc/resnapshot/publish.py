@@ -92,7 +92,7 @@ def find_refusal(
     for index, target in targets.items():
         table = plan.tables[index]
         captured = context.pipeline.captures(*table.id)
-        refusal = publish_refusal(staged, index, plan, timeline, target.markers(), captured=captured)
+        refusal = publish_refusal(staged, index, plan, timeline, target.markers().get, captured=captured)
         if refusal is not None:
             return PublishRefusal(f"{refusal.reason} (table {table.label})") if is_group else refusal
         before = plan.definitions_for(timeline)[index].at(staged.start.at) if is_group else None

@@ -64,7 +64,7 @@ def why(
     one: StagedRead, *steps: Amendment, captured: bool = True, ranges: int = 0, groups: int = 0
 ) -> tuple[str, bool]:
     markers = {ranges_marker(PLAN): ranges, group_read_marker(PLAN, 3): groups}
-    found = publish_refusal(one, 0, with_steps(*steps), LINEAGE, markers, captured=captured)
+    found = publish_refusal(one, 0, with_steps(*steps), LINEAGE, markers.get, captured=captured)
     return ("", False) if found is None else (found.reason, found.superseded)
 
 
@@ -121,7 +121,7 @@ def test_what_has_happened_to_the_table_since() -> None:
 
 def test_another_server_and_older_versions() -> None:
     elsewhere = LINEAGE.with_segment("other", "binlog.000001", seq(300))
-    found = publish_refusal(staged(7), 0, PLAN, elsewhere, {}, captured=True)
+    found = publish_refusal(staged(7), 0, PLAN, elsewhere, {}.get, captured=True)
     assert found is not None and "was read from server server" in found.reason
     one = staged(7, RANGES, steps=(followed(50),), request_id=3, requested_by="ann")
     assert StagedRead.from_json(one.to_json(), LINEAGE) == one
