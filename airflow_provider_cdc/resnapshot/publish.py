@@ -223,21 +223,21 @@ class ReadPublisher:
         if staged.group in plan.groups():
             applier.set_coverage(read_coverage(self.context, plan, applier.tables) or [])
         if isinstance(prepared, PublishRefusal):
-            return self._drop(prepared)
-        return self._record_published(self._published_message()) if prepared is None else self._rejoin(prepared)
+            return self._drop_read(prepared)
+        return self._record_published(self._published_message()) if prepared is None else self._rejoin_table(prepared)
 
     def _find_earlier_result(self) -> PublishResult | None:
         """Return how the read ended, and record that, if a run that died or an older re-snapshot has settled it."""
         staged, plan = self.staged, self.plan
         if staged.scope != GROUP and (outcome := load_outcome(self.context, plan.generation, staged.group)) is not None:
-            self._end(outcome)
+            self._end_read(outcome)
             return PublishResult(*outcome, plan)
         if staged.why_without_table(plan) is None:
             message = self._find_published()
             return None if message is None else self._record_published(message, maybe_recorded=True)
         if (overwritten := self._report_overwritten()) is None:
             return None
-        self._end(ReadOutcome(False, overwritten))
+        self._end_read(ReadOutcome(False, overwritten))
         return PublishResult(False, overwritten, plan)
 
     @property
@@ -322,7 +322,7 @@ class ReadPublisher:
         keeps = keeps_deleted_rows(context, plan, index, schema)
         return Rejoin(index, revision, seq, schema, slices, self.staged.group, keeps)
 
-    def _rejoin(self, rejoin: Rejoin) -> PublishResult:
+    def _rejoin_table(self, rejoin: Rejoin) -> PublishResult:
         """Let a table rejoin. Once the amendment is recorded, it must be carried out."""
         context, plan, applier, index = self.context, self.plan, self.applier, self._index
         applier.check_fence()  # the file written below is not fenced
@@ -355,13 +355,13 @@ class ReadPublisher:
         else:
             report_event(self.context, self.store, kind, message, table=self._label, by=staged.requested_by)
         if staged.scope != GROUP:
-            self._end(outcome)
+            self._end_read(outcome)
             return PublishResult(*outcome, self.plan)
         self._report_overwritten()
         with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
             row = self.store.group(self.plan.pipeline, self.plan.generation, staged.group)
             self._group.mirror_published(self.store, row.attempt)
-            self._end(outcome)
+            self._end_read(outcome)
         return PublishResult(*outcome, self.plan)
 
     def _has_event(self, kind: str, message: str) -> bool:
@@ -385,7 +385,7 @@ class ReadPublisher:
         report_event(self.context, self.store, "reread_dropped", message, remedy=remedy)
         return message
 
-    def _drop(self, refusal: PublishRefusal) -> PublishResult:
+    def _drop_read(self, refusal: PublishRefusal) -> PublishResult:
         """Drop the rows and report why. If a later read of the whole table was published, they count as published."""
         staged, message = self.staged, self.staged.describe(self.plan)
         if refusal.superseded:
@@ -406,10 +406,10 @@ class ReadPublisher:
                 by=staged.requested_by,
             )
             message = f"{message}. {remedy}"
-        self._end(ReadOutcome(refusal.superseded, message))
+        self._end_read(ReadOutcome(refusal.superseded, message))
         return PublishResult(refusal.superseded, message, self.plan, refusal.remedy is None)
 
-    def _end(self, outcome: ReadOutcome) -> None:
+    def _end_read(self, outcome: ReadOutcome) -> None:
         """Record how the read ended, and remove its request. The table markers record it for a chunk group."""
         if self.staged.scope == GROUP:
             remove_request(self.context, self.plan, self.staged.group, self.staged.attempt)

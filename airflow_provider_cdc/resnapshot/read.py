@@ -185,7 +185,7 @@ def _stage_table_once(
     def cut_chunks(connection: Connection[Any], table: TableSchema) -> list[Chunk]:
         return plan_table(connection, index, table, chunk_rows)
 
-    return _stage(context, plan, TABLE, index, cut_chunks, make_reading_plan, run, by_request)
+    return _stage_chunks(context, plan, TABLE, index, cut_chunks, make_reading_plan, run, by_request)
 
 
 def stage_ranges(
@@ -208,7 +208,7 @@ def stage_ranges(
         return plan_ranges(connection, current, ranges(connection, current), chunk_rows)
 
     try:
-        return _stage(context, plan, RANGES, index, cut_chunks, lambda *_: plan, run, by_request)
+        return _stage_chunks(context, plan, RANGES, index, cut_chunks, lambda *_: plan, run, by_request)
     except CdcError as error:
         if not _is_alteration_error(error):
             raise
@@ -216,7 +216,7 @@ def stage_ranges(
         raise TransientError(message, "Run again when the stream has followed the change", table=label) from error
 
 
-def _stage(
+def _stage_chunks(
     context: RunContext,
     plan: Plan,
     scope: str,

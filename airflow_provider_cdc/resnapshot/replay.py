@@ -100,13 +100,13 @@ class BinlogReplay:
             if newer_changes.num_rows or any(high_seqs[number] < emptied for number in numbers):
                 rows = pa.concat_tables([table.sink_schema.empty_table(), *self.target.read_staged(file)])
                 rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ_COLUMN], emptied)), newer_changes, table.key)
-                file = self._stage([rows])
+                file = self._stage_rows([rows])
             replayed.append(file)
         if self.staged.scope != TABLE:
             return replayed
         outside = changes.filter(pa.array(is_newer & (owners < 0)))
         added = apply_changes(table.sink_schema.empty_table(), outside, table.key)
-        return [*replayed, self._stage([added])] if added.num_rows else replayed
+        return [*replayed, self._stage_rows([added])] if added.num_rows else replayed
 
     def _replay_keyless(self, file: DataFile, high_seq: int, changes: pa.Table, emptied: int) -> list[DataFile]:
         """Return the staged files of a table without a key with the changes after its high watermark applied."""
@@ -118,7 +118,7 @@ class BinlogReplay:
         removed = find_removed_rows([("", self.target.read_staged(file))], change, since).get("")
         rows_left = () if removed is None else without_removed_rows(self.target.read_staged(file), removed)
         written = split_by_size(chain(rows_left, [change.added]), _PORTION_BYTES)
-        files = [self._stage(portion) for portion in written]
+        files = [self._stage_rows(portion) for portion in written]
         return files if removed is not None else [file, *files]
 
     def _read_changes(self, end: Offset) -> tuple[pa.Table, int]:
@@ -145,6 +145,6 @@ class BinlogReplay:
             staging.discard(self.group.plan.tables[number], [staged_name])
         return changes, emptied
 
-    def _stage(self, rows: Iterable[pa.Table]) -> DataFile:
+    def _stage_rows(self, rows: Iterable[pa.Table]) -> DataFile:
         folder = f"{self.group.plan.generation}/{self.group.number}/{self.staged.attempt}"
         return self.target.stage(f"{folder}/replayed-{uuid.uuid4().hex}", rows)

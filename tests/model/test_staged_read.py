@@ -121,7 +121,7 @@ def test_what_has_happened_to_the_table_since() -> None:
 
 def test_another_server_and_older_versions() -> None:
     elsewhere = LINEAGE.with_segment("other", "binlog.000001", seq(300))
-    found = publish_refusal(staged(7), 0, PLAN, elsewhere, {}.get, captured=True)
+    found = publish_refusal(staged(7), 0, PLAN, elsewhere, lambda _: None, captured=True)
     assert found is not None and "was read from server server" in found.reason
     one = staged(7, RANGES, steps=(followed(50),), request_id=3, requested_by="ann")
     assert StagedRead.from_json(one.to_json(), LINEAGE) == one
