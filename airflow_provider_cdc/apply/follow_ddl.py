@@ -9,10 +9,8 @@ resume point moves past the DDL with the next batch. The argument is in docs/cor
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, stream_marker
 from airflow_provider_cdc.apply.task import retry_in_next_epoch
@@ -41,6 +39,7 @@ from airflow_provider_cdc.mysql.binlog.events.query import QueryEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import FRESH_SINK_REMEDY, Transaction, read_transactions
 from airflow_provider_cdc.mysql.client.server_traits import read_server_traits
 from airflow_provider_cdc.mysql.client.session import connect, query_value
+from airflow_provider_cdc.runtime.event_report import report_event
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Feature, Fence
@@ -86,9 +85,7 @@ def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: A
     apply_pending_definition(context, renewed, index, applier.fence)
     message = f"{_statement_type(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
     message += describe_change(plan.tables[index], change.definition)
-    with suppress(CdcError, SQLAlchemyError):  # informational only
-        store.add_event(plan.pipeline, "schema_change", message, table=plan.tables[index].label)
-    context.reporter.line(message)
+    report_event(context, store, "schema_change", message, table=plan.tables[index].label)
     return renewed, index
 
 

@@ -88,7 +88,7 @@ def suspend(path: str, table: str, by: str | None) -> None:
 @FILE_OPTION
 def reload(path: str) -> None:
     """Apply the table list in the file to the running stream."""
-    from airflow_provider_cdc.resnapshot.reload_tables import reload_tables
+    from airflow_provider_cdc.resnapshot.membership import reload_tables
 
     with open_context(path) as context:
         store = context.open_state_database()

@@ -73,7 +73,7 @@ def maintain(path: str, as_json: bool, purge: bool) -> None:
 def resnapshot(path: str, table: str, where_key: str | None) -> None:
     """Re-snapshot a table, with or without a running stream. A suspended table resumes afterwards."""
     from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
-    from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
+    from airflow_provider_cdc.resnapshot.read import run_resnapshot
 
     with open_for_run(path, need_snapshot=True, allow_stream=True) as (context, store, spark):
         run_resnapshot(context, store, table, where_key, spark_runner(spark, context.reporter.line))

@@ -261,7 +261,7 @@ def _run_group(context: RunContext, request: DriverRequest) -> dict[str, Any]:
 
 
 def _run_resnapshot(context: RunContext, table: str, where_key: str | None) -> dict[str, Any]:
-    from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
+    from airflow_provider_cdc.resnapshot.read import run_resnapshot
 
     session: list[SparkSession] = []
     try:

@@ -20,14 +20,18 @@ from airflow_provider_cdc.explain.explanation import (
     WAITING,
     ReadRecord,
 )
-from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Chunk, Key, Plan
 from airflow_provider_cdc.model.plan_history import StoredAmendment, Suspension
 from airflow_provider_cdc.model.staged_read import RANGES
 from airflow_provider_cdc.model.start_mode import SNAPSHOT as BEGIN
 from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
-from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_read_numbers, load_outcome
+from airflow_provider_cdc.resnapshot.staged_files import (
+    list_pending_reads,
+    list_read_numbers,
+    load_outcome,
+    load_reading_plan,
+)
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.layout import read_amendments
 from airflow_provider_cdc.sinks.storage.storage import read_json, read_record
@@ -89,7 +93,7 @@ class ReadHistory:
             if chunk is None:
                 return HistoricalRead(ReadRecord(SNAPSHOT, PUBLISHED), plan)
             return self._find_snapshot_read(plan, chunk)
-        plan = self._load_reading_plan(rejoin.group)
+        plan = load_reading_plan(self.context, self.plan, self.index, rejoin.group)
         chunk = self._find_owning_chunk(plan)
         if chunk is None:
             return HistoricalRead(ReadRecord(TABLE, PUBLISHED), plan)
@@ -103,7 +107,7 @@ class ReadHistory:
             one.number: one.scope for one in list_pending_reads(self.context, self.plan) if one.table == self.index
         }
         for number in sorted(self._published_range_reads(last_number) | {*staged}):
-            plan = self._load_reading_plan(number)
+            plan = load_reading_plan(self.context, self.plan, self.index, number)
             if (chunk := self._find_owning_chunk(plan)) is None:
                 continue
             how = TABLE if staged.get(number, RANGES) != RANGES else KEYS
@@ -153,16 +157,6 @@ class ReadHistory:
         return _make_historical_read(
             how, state, group.plan, chunk, attempt, group.count_complete_attempts(), next(entries)
         )
-
-    def _load_reading_plan(self, number: int) -> Plan:
-        name = self.context.layout.group_plan(self.plan.generation, number)
-        if (stored := read_record(self.context.storage, name, Plan)) is None:
-            label = self.plan.tables[self.index].label
-            raise TerminalError(
-                f"the plan {self.context.storage.location(name)} of a re-snapshot is missing",
-                f"Restore it, or re-snapshot the table: airflow-cdc resnapshot --table {label}",
-            )
-        return stored.with_zero_dates(self.context.pipeline.source.zero_dates)
 
     def _published_range_reads(self, last_number: int) -> set[int]:
         """Return the numbers of the published re-snapshots of key ranges of the table.

@@ -48,7 +48,7 @@ from airflow_provider_cdc.mysql.keys.ownership import mask_owned_rows
 from airflow_provider_cdc.mysql.keys.ranges import parse_key
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
-from airflow_provider_cdc.resnapshot.whole_table import find_table_index
+from airflow_provider_cdc.resnapshot.read import find_table_index
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Readable
 from airflow_provider_cdc.sinks.scan_tasks import plan_table_scan

@@ -56,16 +56,34 @@ class StagedRead(JsonRecord, frozen=True):
     request_id: int | None = None
     requested_by: str | None = None
 
+    def describe(self, plan: Plan) -> str:
+        """Return a human-readable description of what was read."""
+        if self.scope == GROUP:
+            return f"group {self.group} was re-snapshotted (attempt {self.attempt})"
+        label = "a table" if self.table is None else plan.tables[self.table].label
+        return f"{label} was re-snapshotted{' in part' if self.scope == RANGES else ''}"
 
-class PublishedReadNumbers(NamedTuple):
-    """Highest numbers of the reads that are published in a copy, according to its markers; 0 for none.
+    def why_without_table(self, plan: Plan) -> str | None:
+        """Return why there is no table to publish the rows to; ``None`` if there is one.
 
-    :param ranges: highest number of a read of key ranges.
-    :param groups: highest number of a re-snapshotted chunk group.
-    """
+        :param plan: the current plan.
+        """
+        if self.table is not None or self.group in plan.groups():
+            return None
+        return "its tables were re-snapshotted as a whole or are suspended"
 
-    ranges: int
-    groups: int
+    def is_due(self, plan: Plan, at: Position, timeline: Timeline) -> bool:
+        """Return whether a stream is far enough to publish or to drop the rows.
+
+        It is once it has reached the highest high watermark, or reads another server, where that watermark means
+        nothing; and at any time if there is no table to publish the rows to.
+
+        :param plan: the current plan.
+        :param at: resume point of the stream.
+        :param timeline: its timeline.
+        """
+        is_reached = self.timeline != timeline.newest_segment or self.high_watermark <= at
+        return is_reached or self.why_without_table(plan) is not None
 
 
 class PublishRefusal(NamedTuple):
@@ -73,10 +91,22 @@ class PublishRefusal(NamedTuple):
 
     :param reason: human-readable reason.
     :param superseded: whether the copy already has all of the rows, from a later read.
+    :param remedy: what a user must do before the next read; ``None`` if another read may be published.
     """
 
     reason: str
     superseded: bool = False
+    remedy: str | None = None
+
+
+def ranges_marker(plan: Plan) -> str:
+    """Return the name of the table marker that holds the number of the last published read of key ranges."""
+    return f"cdc/{plan.pipeline}/{plan.generation}/ranges"
+
+
+def group_read_marker(plan: Plan, group: int) -> str:
+    """Return the name of the table marker that holds the number of the read last published for a chunk group."""
+    return f"cdc/{plan.pipeline}/{plan.generation}/reading/{group}"
 
 
 def amendment_ids(plan: Plan, table: int) -> tuple[AmendmentId, ...]:
@@ -111,14 +141,20 @@ def order_for_publishing(
 
 
 def publish_refusal(
-    staged: StagedRead, table: int, plan: Plan, timeline: Timeline, published: PublishedReadNumbers, *, captured: bool
+    staged: StagedRead,
+    table: int,
+    plan: Plan,
+    timeline: Timeline,
+    read_marker: Callable[[str], int | None],
+    *,
+    captured: bool,
 ) -> PublishRefusal | None:
     """Return why rows may not be published in a table any more; ``None`` if they may. Does not access any server.
 
     :param table: index of the table in the plan.
     :param plan: the current plan.
     :param timeline: timeline of the resume point.
-    :param published: what the copy has.
+    :param read_marker: returns the value of a marker of the copy.
     :param captured: whether the pipeline copies the table.
     """
     if staged.timeline != timeline.newest_segment:
@@ -128,8 +164,10 @@ def publish_refusal(
     rejoin = plan.rejoin_of(table)
     if rejoin is not None and rejoin.group > staged.number:
         return PublishRefusal("it was re-snapshotted as a whole by a read that began later", superseded=True)
-    # Chunk groups have no keys in common.
-    if max(published.ranges, 0 if staged.scope == GROUP else published.groups) > staged.number:
+    parts = [ranges_marker(plan)]
+    if staged.scope != GROUP:  # chunk groups have no keys in common
+        parts += [group_read_marker(plan, group) for group in plan.groups_of(table)]
+    if any((read_marker(name) or 0) > staged.number for name in parts):
         return PublishRefusal("a part of it was re-snapshotted by a read that began later")
     if staged.scope == GROUP:  # it belongs to the plan, not to a revision of the table
         return None

@@ -7,10 +7,8 @@ been re-snapshotted. The argument is in docs/correctness.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.chunk_groups.chunk_group import generation_fence
@@ -33,6 +31,7 @@ from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.client.catalog import find_tables
 from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.runtime.event_report import report_event
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import SinkTable
 from airflow_provider_cdc.sinks.storage.storage import write_json_once
@@ -176,16 +175,12 @@ def record_suspensions(
         failpoint("suspend.before_write")
         write_json_once(context.storage, name, suspension.to_json())
         failpoint("suspend.after_write")
-        label = plan.tables[suspension.table].label
-        message = f"table {label} is suspended at {suspension.at}: {suspension.message}"
+        label, remedy = plan.tables[suspension.table].label, suspension_remedy(plan, suspension)
+        kind, message = "table_suspended", f"table {label} is suspended at {suspension.at}: {suspension.message}"
         if suspension.kind == REMOVED:
+            kind = "table_removed"
             message = f"table {label} was removed from the pipeline: its copy stays as it was at {suspension.at}"
-        context.reporter.line(f"{message}. {suspension_remedy(plan, suspension)}".removesuffix(". "))
-        with suppress(CdcError, SQLAlchemyError):  # informational only
-            kind = "table_removed" if suspension.kind == REMOVED else "table_suspended"
-            store.add_event(
-                plan.pipeline, kind, message, table=label, remedy=suspension_remedy(plan, suspension), by=by
-            )
+        report_event(context, store, kind, message, table=label, remedy=remedy, by=by)
 
 
 def suspension_remedy(plan: Plan, suspension: Suspension) -> str:

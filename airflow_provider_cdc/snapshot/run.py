@@ -37,9 +37,11 @@ from airflow_provider_cdc.model.staged_read import GROUP, StagedRead
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.session import connect, query_rows
 from airflow_provider_cdc.mysql.positions.resume import why_purged
+from airflow_provider_cdc.resnapshot.publish import find_refusal
+from airflow_provider_cdc.resnapshot.read import stage_group
 from airflow_provider_cdc.resnapshot.staged_files import allocate_read_number, list_pending_reads, remove_request
-from airflow_provider_cdc.resnapshot.staged_reads import publish_or_wait, stage_group, why_group_not_publishable
 from airflow_provider_cdc.resnapshot.suspension import suspension_remedy
+from airflow_provider_cdc.resnapshot.wait import publish_or_wait
 from airflow_provider_cdc.runtime.run_context import RunContext, mirror_plan
 from airflow_provider_cdc.runtime.server_restarts import record_server_restart
 from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
@@ -321,13 +323,7 @@ def _resnapshot_group(
         if since == group.plan.p0:
             raise
         raise TransientError(error.message, "Run again after the stream has continued on that server") from None
-    if publish_or_wait(group, store, staged):
-        return "replaced", staged.attempt
-    group.context.reporter.line(
-        f"group {group.number} was re-snapshotted (attempt {staged.attempt}); "
-        "no stream is running: the next one will publish it"
-    )
-    return "staged", staged.attempt
+    return "replaced" if publish_or_wait(group, staged, store) else "staged", staged.attempt
 
 
 def _find_staged_read(group: ChunkGroup, group_claim: GroupClaim, timeline: Timeline) -> StagedRead | None:
@@ -336,7 +332,7 @@ def _find_staged_read(group: ChunkGroup, group_claim: GroupClaim, timeline: Time
         return None
     candidates = (s for s in list_pending_reads(group.context, group.plan) if s.group == group.number)
     open_at = binlog_opener(group.context, group.number, group_claim.attempt)
-    return next((s for s in candidates if why_group_not_publishable(group, s, timeline, open_at) is None), None)
+    return next((s for s in candidates if find_refusal(group, s, timeline, open_at) is None), None)
 
 
 def _read_slices(

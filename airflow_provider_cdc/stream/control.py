@@ -7,7 +7,7 @@ import os
 import time
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.resnapshot.whole_table import find_table_index
+from airflow_provider_cdc.resnapshot.read import find_table_index
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.state.control_requests import RESNAPSHOT

@@ -21,15 +21,19 @@ from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.staged_read import GROUP, TABLE, StagedRead, order_for_publishing
+from airflow_provider_cdc.model.staged_read import TABLE, StagedRead, order_for_publishing
 from airflow_provider_cdc.observe.observer import DriverView, Observer
 from airflow_provider_cdc.observe.table_state import PipelineState
 from airflow_provider_cdc.resnapshot.dropped_tables import empty_copy
-from airflow_provider_cdc.resnapshot.membership import add_table, list_addable_tables, plan_removals
-from airflow_provider_cdc.resnapshot.overwrite import overwrite_if_due
-from airflow_provider_cdc.resnapshot.reload_tables import apply_reload_request
-from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_request_files
-from airflow_provider_cdc.resnapshot.staged_reads import is_due, publish_group
+from airflow_provider_cdc.resnapshot.membership import (
+    add_table,
+    apply_reload_request,
+    list_addable_tables,
+    plan_removals,
+)
+from airflow_provider_cdc.resnapshot.publish import ReadPublisher
+from airflow_provider_cdc.resnapshot.read import find_table_index
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_request_files, whole_tables
 from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_amendments, remove_superseded_reads
 from airflow_provider_cdc.resnapshot.suspension import (
     list_requested_suspensions,
@@ -38,7 +42,6 @@ from airflow_provider_cdc.resnapshot.suspension import (
     suspend_table,
     table_to_suspend,
 )
-from airflow_provider_cdc.resnapshot.whole_table import find_table_index
 from airflow_provider_cdc.resnapshot.worker import ResnapshotWorker
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
@@ -297,17 +300,11 @@ class Epoch:
             if self.context.layout.reload_request(self.plan.generation) in names and not self.before_ddl:
                 self._reload_tables()
             pending = list_pending_reads(self.context, self.plan, names)
-            self.pending_tables = {
-                staged_read.table
-                for staged_read in pending
-                if staged_read.scope == TABLE and staged_read.table is not None
-            }
+            self.pending_tables = whole_tables(pending)
             self.has_pending_tables = bool(self.pending_tables)
-            for staged in order_for_publishing(pending, lambda staged_read: is_due(staged_read, self.applier)):
-                if staged.scope == GROUP:
-                    publish_group(self.context, self.store, self.plan, self.applier, self.job, staged)
-                else:
-                    self._overwrite(staged)
+            at, timeline = self.applier.offset.at, self.applier.timeline
+            for staged in order_for_publishing(pending, lambda read: read.is_due(self.plan, at, timeline)):
+                self._publish(staged)
 
     def _reload_tables(self) -> None:
         """Reload the list of tables: suspend tables that were removed, and add new ones."""
@@ -343,10 +340,10 @@ class Epoch:
                 self.maintenance.mark_emptied(index)
         self.resnapshot_worker.on_table_done(index)
 
-    def _overwrite(self, staged: StagedRead) -> None:
-        """Overwrite a table or key ranges with a staged read, if it is due; a table that rejoins gets a new section."""
-        result = overwrite_if_due(self.context, self.store, self.plan, self.applier, self.job, staged)
-        index = staged.table
+    def _publish(self, staged: StagedRead) -> None:
+        """Publish or drop a staged read, if it is due; a table that rejoins gets a new section."""
+        publisher = ReadPublisher(self.context, self.store, self.plan, self.applier, self.job, staged)
+        result, index = publisher.publish_if_due(), staged.table
         if result is None or index is None:
             return
         if result.plan is not self.plan:

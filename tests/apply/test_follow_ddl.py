@@ -18,7 +18,7 @@ from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import DdlError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.chunks import chunk, planner
 from airflow_provider_cdc.mysql.positions.p0 import take_p0
-from airflow_provider_cdc.resnapshot import staged_reads as reread
+from airflow_provider_cdc.resnapshot import read as reread
 from airflow_provider_cdc.runtime.run_context import SilentReporter
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group

@@ -32,7 +32,7 @@ from airflow_provider_cdc.model.errors import TableAlteredError, TransientError
 from airflow_provider_cdc.mysql.chunks import chunk, keyless
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.resnapshot import staged_reads as reread
+from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.merge import key_index, table_edit
 from airflow_provider_cdc.snapshot import run as snapshot
@@ -50,7 +50,7 @@ from tests.support.servers import MySQLServer
 #: DDL that must have been followed at least, and columns that must have been added: a schedule without is none.
 _FOLLOWED, _ADDED = 8, 4
 _DATABASE = "chance_d"
-_MODULES = (apply, reread, schema_changes, batches, slices, chunk_group, snapshot, chunk, keyless)
+_MODULES = (apply, publish, schema_changes, batches, slices, chunk_group, snapshot, chunk, keyless)
 
 
 class Load(Threads):

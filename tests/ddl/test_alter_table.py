@@ -111,7 +111,7 @@ def test_what_a_name_may_be() -> None:
 
 
 def test_the_default_collation_is_no_part_of_the_definition() -> None:
-    other = replace(TABLE, collation=None)
+    other = TABLE.replace(collation=None)
     assert other == TABLE and other.fingerprint() == TABLE.fingerprint()
     assert "its collation is not known" in refused("ALTER TABLE t ADD c TEXT", other)
     assert TableSchema.from_json(TABLE.to_json()).collation == TABLE.collation

@@ -12,18 +12,19 @@ import pytest
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import REMOVED, REQUESTED
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
-from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.plan import Chunk, Plan
 from airflow_provider_cdc.model.plan_history import Amendment, FollowedDdl, Rejoin, Suspension
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.staged_read import (
     GROUP,
     RANGES,
     TABLE,
-    PublishedReadNumbers,
     StagedRead,
     amendment_ids,
+    group_read_marker,
     order_for_publishing,
     publish_refusal,
+    ranges_marker,
 )
 
 LINEAGE = Timeline("server", "binlog.000001")
@@ -35,7 +36,7 @@ PLAN = Plan(
     LINEAGE,
     (),
     (DefinitionHistory.from_single(SCHEMA),),
-    (),
+    (Chunk(0, 0, 3, (), (), includes_upper=True),),
 )
 
 
@@ -48,7 +49,8 @@ def staged(number: int, scope: str = TABLE, steps: Sequence[Amendment] = (), **m
     plan = with_steps(*steps)
     since, high = Offset("server", "binlog.000001", 100, ""), Position("binlog.000001", 200)
     values: dict[str, Any] = {"revision": plan.revision_of(0), "amendments": amendment_ids(plan, 0)} | more
-    return StagedRead(number, scope, None if scope == GROUP else 0, number, 1, high, since, LINEAGE, **values)
+    group = values.pop("group", number)
+    return StagedRead(number, scope, None if scope == GROUP else 0, group, 1, high, since, LINEAGE, **values)
 
 
 def with_steps(*steps: Amendment) -> Plan:
@@ -62,9 +64,8 @@ def suspended(kind: str, at: int, revision: int = 0) -> Suspension:
 def why(
     one: StagedRead, *steps: Amendment, captured: bool = True, ranges: int = 0, groups: int = 0
 ) -> tuple[str, bool]:
-    found = publish_refusal(
-        one, 0, with_steps(*steps), LINEAGE, PublishedReadNumbers(ranges, groups), captured=captured
-    )
+    markers = {ranges_marker(PLAN): ranges, group_read_marker(PLAN, 3): groups}
+    found = publish_refusal(one, 0, with_steps(*steps), LINEAGE, markers.get, captured=captured)
     return ("", False) if found is None else (found.reason, found.superseded)
 
 
@@ -121,7 +122,10 @@ def test_what_has_happened_to_the_table_since() -> None:
 
 def test_another_server() -> None:
     elsewhere = LINEAGE.with_segment("other", "binlog.000001", seq(300))
-    found = publish_refusal(staged(7), 0, PLAN, elsewhere, PublishedReadNumbers(0, 0), captured=True)
+    found = publish_refusal(staged(7), 0, PLAN, elsewhere, lambda _: None, captured=True)
     assert found is not None and "was read from server server" in found.reason
     one = staged(7, RANGES, steps=(followed(50),), request_id=3, requested_by="ann")
     assert StagedRead.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert staged(7, GROUP, group=3).why_without_table(PLAN) is staged(7).why_without_table(PLAN) is None
+    gone = staged(7, GROUP, group=3).why_without_table(with_steps(suspended(REQUESTED, 50)))
+    assert gone == "its tables were re-snapshotted as a whole or are suspended"

@@ -22,12 +22,11 @@ from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Rejoin
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
+from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.resnapshot.key_ranges import resnapshot_where
+from airflow_provider_cdc.resnapshot.read import run_resnapshot, stage_table
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
-from airflow_provider_cdc.resnapshot.whole_table import resnapshot_table, stage_table
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import epoch as epochs
@@ -170,9 +169,7 @@ def test_a_reading_that_is_staged_when_a_later_one_is_in(server: MySQLServer, cl
 
     def read() -> str:
         with cli.opened() as (context, store):
-            if first is None:
-                return resnapshot_table(context, store, "d.keyed", slowly)
-            return resnapshot_where(context, store, "d.keyed", first, slowly)
+            return run_resnapshot(context, store, "d.keyed", first, slowly)
 
     with cli.streaming():
         if said:
@@ -231,7 +228,7 @@ def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkey
     for index in (0, last):  # the stream dies when it has written down that the table rejoins, and not exchanged it yet
         assert cli.resnapshot(context.require_plan().tables[index].label) == "staged"
         with monkeypatch.context() as patch:
-            dies(patch, exchanging, "rejoin.after_write")
+            dies(patch, publish, "rejoin.after_write")
             with pytest.raises(Killed):
                 cli.catch_up()
         first = context.layout.amendment(1, index, 1)

@@ -14,7 +14,7 @@ from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.mysql.chunks import keyless, planner
 from airflow_provider_cdc.mysql.client import session
-from airflow_provider_cdc.resnapshot import whole_table as resnapshot
+from airflow_provider_cdc.resnapshot import read as resnapshot
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables

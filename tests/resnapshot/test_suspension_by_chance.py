@@ -34,10 +34,8 @@ from airflow_provider_cdc.model.errors import (
 from airflow_provider_cdc.model.plan_history import Rejoin, Suspension
 from airflow_provider_cdc.model.schema import INTEGER_TYPES, TEXT_TYPES
 from airflow_provider_cdc.mysql.chunks import chunk, keyless
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
+from airflow_provider_cdc.resnapshot import publish, suspension
 from airflow_provider_cdc.resnapshot import staged_files as staged
-from airflow_provider_cdc.resnapshot import staged_reads as reread
-from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.merge import key_index
@@ -60,7 +58,7 @@ _MORE = 20
 _DATABASE = "chance_s"
 #: Seeds of schedules whose copies do not take over all that the source does begin here.
 _POLICIES = 100
-_MODULES = (apply, reread, exchanging, staged, schema_changes, suspension, batches, slices, chunk_group, chunk, keyless)
+_MODULES = (apply, publish, staged, schema_changes, suspension, batches, slices, chunk_group, chunk, keyless)
 #: What may become of a table that an operator reads again while it is altered.
 _REFUSED = ("no longer exists", "was altered", "altered all the time", "cannot be published", "has changed")
 #: The same where some rows are to be read.

@@ -22,10 +22,10 @@ from airflow_provider_cdc.chunk_groups import task as slices
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
+from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.resnapshot import staged_files as staged
-from airflow_provider_cdc.resnapshot import staged_reads as reread
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, remove_request
-from airflow_provider_cdc.resnapshot.staged_reads import publish_or_wait
+from airflow_provider_cdc.resnapshot.wait import publish_or_wait
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
@@ -317,10 +317,10 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
     assert read_again(pair, pair.new).outcome == "staged"
     with pair.cli.opened() as (context, store):
         (staged,) = list_pending_reads(context, context.require_plan())
-        assert not publish_or_wait(group(pair), store, staged)
+        assert not publish_or_wait(group(pair), staged, store)
         remove_request(context, context.require_plan(), staged.group, staged.attempt)
         with pytest.raises(TransientError, match="but cannot be published"):
-            publish_or_wait(group(pair), store, staged)
+            publish_or_wait(group(pair), staged, store)
     break_copy(pair)
     assert read_again(pair, pair.new).outcome == "staged"
     exact(pair, pair.new)
@@ -496,7 +496,7 @@ def test_whatever_happens(pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch
         if left[0] == 0:
             raise Killed(name)
 
-    for module in (apply, reread, batches, slices):
+    for module in (apply, publish, batches, slices):
         monkeypatch.setattr(module, "failpoint", failpoint)
     seen = Counter[str]()
     broken = bool(seed % 3 == 0)

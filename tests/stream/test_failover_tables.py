@@ -17,8 +17,7 @@ from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import TableSuspendedError, TransientError
 from airflow_provider_cdc.resnapshot import dropped_tables as dropping
-from airflow_provider_cdc.resnapshot import membership, suspension
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
+from airflow_provider_cdc.resnapshot import membership, publish, suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.verify.run import verify_tables
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.one_of("servers")
 #: What no stream follows, so that the table is read again.
 RETYPED = "ALTER TABLE d.keyed MODIFY v VARCHAR(20)"
 ADDS, DROPS = "ALTER TABLE d.keyed ADD w INT", "DROP TABLE d.keyed"
-_MODULES = (apply, dropping, membership, exchanging, schema_changes, suspension)
+_MODULES = (apply, dropping, membership, publish, schema_changes, suspension)
 
 
 @pytest.fixture(autouse=True)

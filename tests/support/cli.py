@@ -25,8 +25,8 @@ from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.cli import base
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.observe.observer import snapshot_observer
-from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
 from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
+from airflow_provider_cdc.resnapshot.read import run_resnapshot
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.run import run_snapshot
 from airflow_provider_cdc.state import StateDatabase

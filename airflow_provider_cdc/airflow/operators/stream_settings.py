@@ -22,7 +22,7 @@ def apply_changed_settings(run_context: RunContext, store: StateDatabase, run: E
     :param log: the task's logger.
     :returns: whether the stream was asked to stop.
     """
-    from airflow_provider_cdc.resnapshot.reload_tables import reload_tables
+    from airflow_provider_cdc.resnapshot.membership import reload_tables
 
     changed = changed_settings(run.settings or {}, settings_fingerprint(run_context.pipeline))
     if not changed:
