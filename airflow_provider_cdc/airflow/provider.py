@@ -48,9 +48,7 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": _NAME,
-                "python-modules": [
-                    f"airflow_provider_cdc.airflow.triggers.{m}" for m in ("cdc", "stream_end", "asset_windows")
-                ],
+                "python-modules": [f"airflow_provider_cdc.airflow.triggers.{m}" for m in ("cdc", "asset_windows")],
             }
         ],
         "extra-links": ["airflow_provider_cdc.airflow.links.cdc.SparkUiLink"],

@@ -181,15 +181,8 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
     def _defer(self, run_context: RunContext, plan: Plan, deadline: float) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger
 
-        self.defer(
-            trigger=CdcSnapshotTrigger(
-                pipeline=plan.pipeline,
-                generation=plan.generation,
-                state_conn_id=run_context.pipeline.state.conn_id,
-                state_path=str(run_context.local_files.state_database),
-                poll_seconds=self.poke_interval,
-            ),
-            method_name="resume",
-            kwargs={"deadline": deadline},
-            timeout=self._time_left(deadline),
+        trigger = CdcSnapshotTrigger.for_pipeline(
+            run_context, generation=plan.generation, poll_seconds=self.poke_interval
         )
+        kwargs, timeout = {"deadline": deadline}, self._time_left(deadline)
+        self.defer(trigger=trigger, method_name="resume", kwargs=kwargs, timeout=timeout)
