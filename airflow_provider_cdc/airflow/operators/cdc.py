@@ -365,6 +365,5 @@ def _asset_event(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """Return the asset event of a table that has no difference, or none after the repair."""
     until = datetime.now(UTC).isoformat(timespec="seconds")
     event = {"rows": verdict["rows"], "end": verdict["at"], "until": until, "copy": verdict["copy"]}
-    return (
-        {"kind": REPAIR, "repaired": verdict["repaired"], **event} if verdict["repaired"] else {"kind": VERIFY, **event}
-    )
+    repaired = verdict["repaired"]
+    return {"kind": REPAIR, "repaired": repaired, **event} if repaired else {"kind": VERIFY, **event}

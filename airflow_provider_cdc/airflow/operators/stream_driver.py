@@ -1,4 +1,4 @@
-"""The driver of a stream: starts it and waits until its epoch has begun, and asks it to stop before the task is killed."""
+"""Starts the driver of a stream and waits until its epoch has begun. Asks it to stop when its task is killed."""
 
 from __future__ import annotations
 
