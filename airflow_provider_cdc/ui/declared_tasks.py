@@ -8,6 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airflow.models.dag import DagModel
+from airflow.models.dag_version import DagVersion
+from airflow.models.dagrun import DagRun
+from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
+from airflow.models.serialized_dag import SerializedDagModel as Kept
+from sqlalchemy import func, select
+
 from airflow_provider_cdc.airflow.operators.base import is_file_name
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import CdcError
@@ -90,11 +97,6 @@ class DeclaredTasks:
 
     def _refresh(self, session: Any) -> None:
         """Read the DAGs that have changed."""
-        from airflow.models.dag import DagModel
-        from airflow.models.dag_version import DagVersion
-        from airflow.models.serialized_dag import SerializedDagModel as Kept
-        from sqlalchemy import func, select
-
         newest = select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
         top = newest.group_by(DagVersion.dag_id).subquery()
         query = (
@@ -181,10 +183,6 @@ def _parse_pipeline(value: Any) -> tuple[str, str | None, str | None] | None:
 
 
 def _find_rendered_pipeline(session: Any, dag: str, task: str, run: str | None) -> Any:
-    from airflow.models.dagrun import DagRun
-    from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
-    from sqlalchemy import select
-
     query = (
         select(Rendered.rendered_fields)
         .join(DagRun, (DagRun.dag_id == Rendered.dag_id) & (DagRun.run_id == Rendered.run_id))
