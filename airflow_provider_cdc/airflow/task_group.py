@@ -26,19 +26,8 @@ MAP_INDEX_TEMPLATE = "{{ task.group['label'] }}"
 #: Arguments of the tasks, and the parameters of the group that set them.
 _GROUP_ARGUMENTS = {
     "max_active_tis_per_dag": "max_active_groups",
-    "pipeline": "pipeline",
-    **{
-        name: name
-        for name in (
-            "map_published",
-            "catch_up",
-            "on_suspended",
-            "on_lag",
-            "on_purge_risk",
-            "on_failed",
-            "on_recovered",
-        )
-    },
+    **{name: name for name in ("pipeline", "map_published", "catch_up", "on_suspended", "on_lag")},
+    **{name: name for name in ("on_purge_risk", "on_failed", "on_recovered")},
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, cli, open_context, open_for_run
+from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, TABLE_OPTION, cli, open_context, open_for_run
 from airflow_provider_cdc.model.errors import CdcError, TransientError, UnexpectedError
 from airflow_provider_cdc.model.supervision import RestartHistory
 
@@ -68,7 +68,7 @@ def maintain(path: str, as_json: bool, purge: bool) -> None:
 
 @cli.command()
 @FILE_OPTION
-@click.option("--table", required=True, help="The table, as database.table.")
+@TABLE_OPTION
 @click.option("--where-key", metavar="CONDITION", help='Only rows whose key matches, e.g. "id >= 100 AND id < 200".')
 def resnapshot(path: str, table: str, where_key: str | None) -> None:
     """Re-snapshot a table, with or without a running stream. A suspended table resumes afterwards."""
