@@ -38,10 +38,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": _NAME,
-                "python-modules": [
-                    "airflow_provider_cdc.airflow.operators.cdc",
-                    "airflow_provider_cdc.airflow.operators.control",
-                ],
+                "python-modules": [f"airflow_provider_cdc.airflow.operators.{m}" for m in ("cdc", "stream", "control")],
             }
         ],
         "sensors": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.airflow.sensors.cdc"]}],

@@ -30,8 +30,7 @@ RETRIABLE_STATES = ("failed", "upstream_failed", "up_for_retry", "success", "ski
 
 def find_newest_ended(session: Any, task: DeclaredTask) -> Any | None:
     """Return the instance of a task that ended in the newest run. Skipped instances do not count."""
-    query = _select_instances(task).where(Instance.state.in_(_WORKED_STATES)).order_by(DagRun.id.desc())
-    return session.scalars(query.limit(1)).first()
+    return _find_newest(session, task, Instance.state.in_(_WORKED_STATES))
 
 
 def find_active(session: Any, task: DeclaredTask, *, include_waiting: bool = True) -> Any | None:
@@ -40,15 +39,8 @@ def find_active(session: Any, task: DeclaredTask, *, include_waiting: bool = Tru
     :param include_waiting: whether to include instances that are not scheduled yet.
     """
     has_begun = Instance.state.not_in(_ENDED_STATES)
-    query = (
-        _select_instances(task)
-        .where(
-            has_begun | Instance.state.is_(None) if include_waiting else has_begun,
-            DagRun.state.in_(("running", "queued")),
-        )
-        .order_by(DagRun.id.desc())
-    )
-    return session.scalars(query.limit(1)).first()
+    is_wanted = has_begun | Instance.state.is_(None) if include_waiting else has_begun
+    return _find_newest(session, task, is_wanted, DagRun.state.in_(("running", "queued")))
 
 
 def find_group_instance(session: Any, task: DeclaredTask, group: int) -> Any | None:
@@ -108,6 +100,11 @@ def _group_number(group: Any) -> int | None:
         return int(value)
     except (TypeError, ValueError):
         return None
+
+
+def _find_newest(session: Any, task: DeclaredTask, *conditions: Any) -> Any | None:
+    query = _select_instances(task).where(*conditions).order_by(DagRun.id.desc())
+    return session.scalars(query.limit(1)).first()
 
 
 def _select_instances(task: DeclaredTask) -> Any:

@@ -27,7 +27,6 @@ from airflow_provider_cdc.airflow.operators.base import (
     task_label,
     task_request_number,
 )
-from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
@@ -36,16 +35,6 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.config import Pipeline
     from airflow_provider_cdc.driver.launch import DriverProcess
     from airflow_provider_cdc.model.plan import Plan
-
-__all__ = [
-    "CdcMaintainOperator",
-    "CdcPlanChunksOperator",
-    "CdcPreflightOperator",
-    "CdcResnapshotOperator",
-    "CdcSnapshotOperator",
-    "CdcStreamOperator",
-    "CdcVerifyOperator",
-]
 
 
 class CdcPreflightOperator(PipelineOperator):
