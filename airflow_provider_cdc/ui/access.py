@@ -18,9 +18,6 @@ from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
 from airflow_provider_cdc.ui.declared_tasks import DeclaredTasks
 from airflow_provider_cdc.ui.state_databases import PageDatabases, ShownPipeline, split_setting
 
-DatabaseKey = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
-PipelineName = Annotated[str, Path(max_length=64)]
-
 
 @dataclass(frozen=True)
 class UserRights:
@@ -90,7 +87,10 @@ PageSourcesDep = Annotated[PageSources, Depends(_page_sources)]
 
 
 def _find_shown_pipeline(
-    sources: PageSourcesDep, rights: UserRightsDep, book: DatabaseKey, name: PipelineName
+    sources: PageSourcesDep,
+    rights: UserRightsDep,
+    book: Annotated[str, Path(pattern="^[0-9a-f]{12}$")],
+    name: Annotated[str, Path(max_length=64)],
 ) -> ShownPipeline:
     """Return the pipeline of a route. One that the user may not see looks like one that does not exist."""
     shown = sources.databases.find_pipeline(book, name)

@@ -114,13 +114,9 @@ def list_retriable_groups(shown: ShownPipeline) -> list[int]:
 
 def _missing_right(user: Any, preview: ActionPreview) -> str | None:
     """Return which right the user lacks, in words, or ``None`` if the user may perform the action."""
-    if (may_trigger if preview.starts_run else may_edit)(user, preview.dags):
-        return None
-    return (
-        f"You need the right to start runs of {preview.dags[0]}"
-        if preview.starts_run
-        else _edit_right_text(preview.dags)
-    )
+    if preview.starts_run:
+        return None if may_trigger(user, preview.dags) else f"You need the right to start runs of {preview.dags[0]}"
+    return None if may_edit(user, preview.dags) else _edit_right_text(preview.dags)
 
 
 def _edit_right_text(dags: tuple[str, ...]) -> str:

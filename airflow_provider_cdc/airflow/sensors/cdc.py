@@ -151,22 +151,18 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
 
         timeline, by = run_context.resume_state(plan)[1], task_identity(context)
         tables = {plan.tables[i].id: table_coverages[i] for i in plan.active_tables}
-        emit_asset_events(
-            self,
-            context,
-            run_context.pipeline,
-            {
-                table: {
-                    "kind": SNAPSHOT,
-                    "generation": plan.generation,
-                    "rows": tables[table].rows,
-                    "start": str(plan.p0.at),
-                    "end": str(timeline.position(max([plan.p0_seq, *tables[table].high_watermarks]))),
-                    "until": utc_now().isoformat(timespec="seconds"),
-                }
-                for table in take_new_snapshots(store, plan.pipeline, plan.generation, tables, by)
-            },
-        )
+        events = {
+            table: {
+                "kind": SNAPSHOT,
+                "generation": plan.generation,
+                "rows": tables[table].rows,
+                "start": str(plan.p0.at),
+                "end": str(timeline.position(max([plan.p0_seq, *tables[table].high_watermarks]))),
+                "until": utc_now().isoformat(timespec="seconds"),
+            }
+            for table in take_new_snapshots(store, plan.pipeline, plan.generation, tables, by)
+        }
+        emit_asset_events(self, context, run_context.pipeline, events)
 
     def _time_left(self, deadline: float) -> timedelta:
         """Return the time until the deadline.
