@@ -11,7 +11,6 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.configuration import conf
 from airflow.models.dag import DagModel
-from airflow.utils.session import create_session
 from fastapi import Depends, HTTPException, Path, Request
 
 from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
@@ -70,7 +69,7 @@ class PageSources:
     """What the page shows: the tasks that the DAGs of this Airflow declare, and the state databases."""
 
     def __init__(self) -> None:
-        self.declared_tasks = DeclaredTasks(lambda: create_session(scoped=False))
+        self.declared_tasks = DeclaredTasks()
         self.databases = PageDatabases(
             self.declared_tasks.list_all,
             lambda: split_setting(conf.get("cdc", "bookkeeping", fallback="")),

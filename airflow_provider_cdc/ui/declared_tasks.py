@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from airflow.models.dag_version import DagVersion
 from airflow.models.dagrun import DagRun
 from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
 from airflow.models.serialized_dag import SerializedDagModel as Kept
+from airflow.utils.session import create_session
 from sqlalchemy import func, select
 
 from airflow_provider_cdc.airflow.operators.base import is_file_name
@@ -56,13 +57,9 @@ class DeclaredTask:
 
 
 class DeclaredTasks:
-    """All declared tasks, cached until a DAG changes. One instance per process.
+    """All declared tasks, cached until a DAG changes. One instance per process."""
 
-    :param session: creates a session of Airflow's own database.
-    """
-
-    def __init__(self, session: Callable[[], Any]) -> None:
-        self._session = session
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._dags: dict[str, tuple[object, tuple[DeclaredTask, ...]]] = {}
         self._declared: list[DeclaredTask] = []
@@ -72,7 +69,7 @@ class DeclaredTasks:
         """Return the declared tasks of all DAGs. Those whose pipeline is unknown have no pipeline name."""
         with self._lock:
             if time.monotonic() >= self._expires_at:
-                with self._session() as session:
+                with create_session(scoped=False) as session:
                     self._refresh(session)
                     self._declared = [one for _, tasks in self._dags.values() for one in _add_pipelines(session, tasks)]
                 self._expires_at = time.monotonic() + _FRESH_SECONDS
@@ -81,7 +78,7 @@ class DeclaredTasks:
     def list_of_run(self, dag: str, run: str) -> list[DeclaredTask]:
         """Return the declared tasks of one DAG. Pipelines that depend on the run are those of the given run."""
         self.list_all()
-        with self._session() as session:
+        with create_session(scoped=False) as session:
             return list(_add_pipelines(session, self._dags.get(dag, ((), ()))[1], run))
 
     def _refresh(self, session: Any) -> None:
