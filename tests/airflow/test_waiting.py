@@ -120,8 +120,10 @@ def test_a_stream_that_only_the_worker_sees(cli: Cli, monkeypatch: pytest.Monkey
         store.end_epoch("p", epoch, "caught_up")
         assert stream.resume(CONTEXT, event, [])["state"] == "caught_up"
     away(monkeypatch)
-    again = deferred(stream.resume, CONTEXT, event, []).kwargs
-    assert again is not None and again["losses"] == []
+    monkeypatch.setenv("AIRFLOW__CDC__REPORT_SECONDS", "7")
+    again = deferred(stream.resume, CONTEXT, event, [])
+    assert again.kwargs is not None and again.kwargs["losses"] == []
+    assert again.trigger.serialize()[1]["report_seconds"] == 7
 
 
 def test_a_trigger_that_never_sees_the_bookkeeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

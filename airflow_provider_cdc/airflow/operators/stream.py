@@ -418,6 +418,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                 supervisor=task_label(context),
                 poll_seconds=self.poll_seconds,
                 alerts=self._hooks.trigger_request(run_context.pipeline),
+                report_seconds=defaults.read_seconds("report_seconds"),
             ),
             method_name="resume",
             kwargs=_resume_kwargs(restarts),
