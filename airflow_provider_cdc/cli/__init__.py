@@ -16,7 +16,7 @@ import traceback
 
 import click
 
-from airflow_provider_cdc.cli import base, control, inspect, run, uninstall  # noqa: F401  # they register commands
+from airflow_provider_cdc.cli import base, control, inspect, run  # noqa: F401  # they register commands
 from airflow_provider_cdc.cli.base import cli
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError
 

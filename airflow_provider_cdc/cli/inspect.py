@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, cli, open_context
+from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, TABLE_OPTION, cli, open_context
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, NotReadyError, TerminalError, TransientError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
 @cli.command()
 @FILE_OPTION
 @JSON_OPTION
-@click.option("--table", required=True, help="The table, as database.table.")
+@TABLE_OPTION
 @click.option(
     "--key", "keys", required=True, multiple=True, help="Key value, in key order, or COLUMN=VALUE. Repeatable."
 )

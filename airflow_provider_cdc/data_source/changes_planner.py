@@ -146,16 +146,16 @@ class ChangesPlanner:
                 f"there is no position {at} in the binlog of this server",
                 f"The binlog ranges from {first_file}:{FIRST_EVENT_POSITION} to {last_file[0]}:{last_file[1]}",
             )
-        reached = self._walk_to(self._file_start(at.file), at)
+        reached = self._walk_gtids(self._file_start(at.file), at)
         if reached.at != at:
             raise NotReadyError(
                 f"binlog position {at} is inside a transaction", f"Give the end of one, such as {reached.at}"
             )
         return reached
 
-    def _walk_to(self, start: Offset, at: Position) -> Offset:
+    def _walk_gtids(self, start: Offset, target: Position, size: int | None = None) -> Offset:
         # This walk does not track the rows of XA transactions. Open ones are looked up when they end.
-        return self._walk(self._gtid_reader, start, at)[0].replace(open_xa=())
+        return self._walk(self._gtid_reader, start, target, size)[0].replace(open_xa=())
 
     def _file_start(self, file: str) -> Offset:
         """Return the offset of the beginning of a file."""
@@ -168,7 +168,7 @@ class ChangesPlanner:
             reached, item = self.walk(start, self.binlog_end())
             if item is None:
                 return start
-            start = self._walk_to(reached, Position(item.file, item.position))
+            start = self._walk_gtids(reached, Position(item.file, item.position))
 
     def _offset_after_gtids(self, wanted: GtidSet) -> Offset:
         """Return the first offset whose GTID set is exactly the given one.
@@ -186,7 +186,7 @@ class ChangesPlanner:
             )
         end, size = self.binlog_end(), _FIRST_STRIDE_BYTES
         while at.at < end and GtidSet.parse(at.gtid_set) != wanted:
-            reached = self._walk_bytes(at, end, size)
+            reached = self._walk_gtids(at, end, size)
             if wanted.issubset(GtidSet.parse(reached.gtid_set)) and size > 1:
                 size = max(1, size // _STRIDE_DIVISOR)  # overshot: retry with a smaller step
             else:
@@ -202,9 +202,6 @@ class ChangesPlanner:
                 "Give file:position, or a set such as @@global.gtid_executed of this server",
             )
         return at
-
-    def _walk_bytes(self, start: Offset, target: Position, size: int) -> Offset:
-        return self._walk(self._gtid_reader, start, target, size)[0].replace(open_xa=())
 
     def _walk(
         self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None

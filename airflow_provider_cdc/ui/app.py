@@ -13,8 +13,14 @@ from fastapi.responses import FileResponse, JSONResponse
 
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.ui import action_routes, views
-from airflow_provider_cdc.ui.access import UserRights, UserRightsDep, may_edit
-from airflow_provider_cdc.ui.request_scope import PageSources, PageSourcesDep, ShownPipelineDep
+from airflow_provider_cdc.ui.access import (
+    PageSources,
+    PageSourcesDep,
+    ShownPipelineDep,
+    UserRights,
+    UserRightsDep,
+    may_edit,
+)
 from airflow_provider_cdc.ui.state_databases import DatabaseTrouble
 
 _STATIC = File(__file__).parent / "static"

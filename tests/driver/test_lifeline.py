@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_provider_cdc import Pipeline, Sink, Source
-from airflow_provider_cdc.airflow.operators.stream_stop import request_stop
+from airflow_provider_cdc.airflow.operators.stream_driver import request_stop
 from airflow_provider_cdc.config.connections import ResolvedConnection
 from airflow_provider_cdc.driver.launch import new_log_file, release_driver, result_file, start_detached
 from airflow_provider_cdc.driver.main import DriverRequest

@@ -163,7 +163,7 @@ def test_it_is_alive_while_it_begins(opened: tuple[RunContext, StateDatabase], m
 def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -> None:
     """Each try of the task may be on a host with another clock, so the driver's own time is what counts."""
     from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
-    from airflow_provider_cdc.airflow.operators.stream_end import RestartNeeded, judge_epoch_end
+    from airflow_provider_cdc.airflow.operators.stream_epoch import RestartNeeded, judge_epoch_end
 
     operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
     with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
@@ -178,9 +178,7 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
             with pytest.raises(RestartNeeded) as found:
                 judge_epoch_end("p", store, event, operator.log)
             assert not found.value.made_progress
-            return operator._count_failure(
-                restarts, found.value.error, found.value.ran_seconds, found.value.made_progress
-            )
+            return operator._count_failure(restarts, found.value)
 
         restarts = RestartHistory()
         for lived in (9, 9, 9, 600, 1, 1, 1, 1):

@@ -59,7 +59,7 @@ class CdcStopOperator(PipelineOperator):
         super().__init__(pipeline=pipeline, **kwargs)
         self.timeout = timeout
         self.deferrable = defaults.deferrable() if deferrable is None else deferrable
-        self.poll_seconds = defaults.poll_seconds() if poll_seconds is None else poll_seconds
+        self.poll_seconds = defaults.read_seconds("poll_seconds") if poll_seconds is None else poll_seconds
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Request the stop and wait for it."""
@@ -95,20 +95,12 @@ class CdcStopOperator(PipelineOperator):
                 return self._end_result(store, name, epoch, event["verdict"])
 
     def _defer(self, run_context: RunContext, epoch: int, until: float) -> NoReturn:
-        from airflow_provider_cdc.airflow.triggers.stream_end import CdcStreamEndTrigger
+        from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamEndTrigger
 
-        self.defer(
-            trigger=CdcStreamEndTrigger(
-                pipeline=run_context.pipeline.name,
-                epoch=epoch,
-                until=until,
-                state_conn_id=run_context.pipeline.state.conn_id,
-                state_path=str(run_context.local_files.state_database),
-                poll_seconds=self.poll_seconds,
-            ),
-            method_name="resume",
-            kwargs={"until": until},
+        trigger = CdcStreamEndTrigger.for_pipeline(
+            run_context, epoch=epoch, until=until, poll_seconds=self.poll_seconds
         )
+        self.defer(trigger=trigger, method_name="resume", kwargs={"until": until})
 
     def _watch_until_end(self, store: StateDatabase, name: str, epoch: int, until: float) -> str | None:
         watch = EpochWatch(epoch)

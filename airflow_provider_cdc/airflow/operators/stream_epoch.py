@@ -1,5 +1,7 @@
-"""Evaluates the end of a stream's epoch: whether the task is done, has failed, or continues with the next epoch. Also
-emits the asset events of a catch-up.
+"""What the task does with an epoch of its stream that runs or has ended.
+
+A running epoch is paused or resumed, and gets changed settings. One that has ended decides whether the task is done,
+has failed, or continues with the next epoch.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.airflow.assets import CHANGES, emit_asset_events, is_partition_run
 from airflow_provider_cdc.airflow.operators.base import PipelineOperator, log_driver_tail, task_identity
-from airflow_provider_cdc.model.errors import TransientError, UnexpectedError, make_error
+from airflow_provider_cdc.config.fingerprint import RELOADABLE_SETTINGS, changed_settings, settings_fingerprint
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError, UnexpectedError, make_error
 from airflow_provider_cdc.model.supervision import WatchOutcome
 from airflow_provider_cdc.observe.asset_windows import is_window_empty, take_catch_up_windows
 
@@ -17,7 +20,77 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_cdc.config import Pipeline
+    from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow, StateDatabase
+
+_PAUSE_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "none": None, "": None}
+
+
+def parse_paused(value: object) -> bool | None:
+    """Parse ``paused``, after its templates have been rendered. ``None`` leaves the stream as it is.
+
+    :raises NotReadyError: if the value is not recognized.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word not in _PAUSE_WORDS:
+        raise NotReadyError(f"paused is {value!r}", "Give true, false, or none to leave the stream as it is")
+    return _PAUSE_WORDS[word]
+
+
+def pause_or_resume(store: StateDatabase, pipeline: str, paused: object, by: str, log: Any) -> None:
+    """Pause or resume the stream.
+
+    :param paused: as in :func:`parse_paused`.
+    :param by: the task that asks for it.
+    """
+    pause = parse_paused(paused)
+    if pause is None:
+        return
+    accepted = store.pause_stream(pipeline, by) if pause else store.resume_stream(pipeline, by)
+    what = "paused" if pause else "resumed"
+    log.info(
+        "the stream is %s, according to the task's parameter" if accepted else "the stream is about to end: not %s",
+        what,
+    )
+
+
+def apply_changed_settings(run_context: RunContext, store: StateDatabase, run: EpochRow, by: str, log: Any) -> bool:
+    """Apply the current pipeline settings to a stream that was found running.
+
+    The stream adopts a changed list of tables while it runs. For all other changes it is asked to stop at a transaction
+    boundary, and the next epoch begins with the new settings.
+
+    :param run: the live run.
+    :param by: the task that found it.
+    :param log: the task's logger.
+    :returns: whether the stream was asked to stop.
+    """
+    from airflow_provider_cdc.resnapshot.membership import reload_tables
+
+    changed = changed_settings(run.settings or {}, settings_fingerprint(run_context.pipeline))
+    if not changed:
+        return False
+    description = f"the pipeline has changed since epoch {run.epoch} began: {', '.join(changed)}"
+    if run.log is None:  # it runs in a terminal
+        log.warning(
+            "%s. The stream was started from the command line on %s, and keeps its old settings until it is restarted",
+            description,
+            run.host,
+        )
+        return False
+    if RELOADABLE_SETTINGS.issuperset(changed):
+        if run.desired_state != "run":
+            log.warning("%s. The stream is paused, and adopts the new list of tables when it is restarted", description)
+            return False
+        log.info("%s. The stream adopts these while it runs", description)
+        added, removed = reload_tables(run_context, store) or ([], [])
+        log.info("added: %s; removed: %s", ", ".join(added) or "none", ", ".join(removed) or "none")
+        return False
+    log.info("%s. Asking the stream to stop; the next epoch begins with the new settings", description)
+    store.request_stop(run.pipeline, run.epoch, by=by)
+    return True
 
 
 class RestartNeeded(Exception):

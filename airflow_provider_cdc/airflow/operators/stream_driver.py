@@ -1,11 +1,14 @@
-"""Starts the driver of a stream and waits until its epoch is in the state database."""
+"""Starts the driver of a stream and waits until its epoch has begun. Asks it to stop when its task is killed."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +20,15 @@ from airflow_provider_cdc.model.errors import (
     TransientError,
     UnexpectedError,
 )
+from airflow_provider_cdc.system.processes import is_on_this_machine, process_start_time
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow, StateDatabase
 
 _POLL_SECONDS = 1.0
+#: Seconds to wait for the state database: Airflow sends SIGKILL 5 s after it has told a task to end.
+_STOP_REQUEST_SECONDS = 3.0
 
 
 @contextmanager
@@ -109,3 +115,39 @@ def _raise_driver_error(log: Path, code: int) -> None:
             path.unlink(missing_ok=True)
         raise
     raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT_REMEDY}")
+
+
+def request_stop(run_context: RunContext, run: EpochRow, by: str, log: Any) -> None:
+    """Ask a run of the stream to stop. The caller may be a signal handler that interrupted any code.
+
+    All work is therefore done in threads over a separate connection. If the state database cannot be reached and the
+    driver is on this host, the driver gets SIGTERM, which also ends it at a transaction boundary.
+
+    :param by: the task that asks.
+    """
+    requester = threading.Thread(target=_request_stop_in_thread, args=(run_context, run, by, log), daemon=True)
+    requester.start()
+    requester.join(_STOP_REQUEST_SECONDS + 1)
+
+
+def _request_stop_in_thread(run_context: RunContext, run: EpochRow, by: str, log: Any) -> None:
+    requested = threading.Event()
+
+    def ask() -> None:
+        with suppress(Exception), closing(run_context.open_state_database()) as store:
+            store.request_stop(run.pipeline, run.epoch, by=by)
+            requested.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    if requested.wait(_STOP_REQUEST_SECONDS):
+        log.info("epoch %s was asked to stop", run.epoch)
+    elif is_on_this_machine(run.host, run.machine) and process_start_time(run.pid) == run.pid_started:
+        log.warning("the state database does not answer; sending SIGTERM to the driver of epoch %s", run.epoch)
+        os.kill(run.pid, signal.SIGTERM)
+    else:
+        log.error(
+            "the state database does not answer, so epoch %s could not be stopped and is still running on %s. Run "
+            "`airflow-cdc stop` when the state database is back; with lease_seconds the epoch ends on its own",
+            run.epoch,
+            run.host,
+        )
