@@ -6,7 +6,6 @@ import json
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -171,24 +170,27 @@ def status(path: str, as_json: bool) -> None:
 @click.option("--listen", metavar="HOST:PORT", help="Serve GET /metrics there until interrupted.")
 def metrics(path: str, every: bool, output: str | None, listen: str | None) -> None:
     """Print the pipeline's metrics in Prometheus format. Reads only the state database."""
-    from airflow_provider_cdc.observe.metric_definitions import prometheus_text
-    from airflow_provider_cdc.observe.metrics import measure_pipeline, serve_metrics, write_atomically
+    from prometheus_client import generate_latest
+
+    from airflow_provider_cdc.observe.metrics import Measurement, measure_pipeline
+    from airflow_provider_cdc.observe.prometheus import make_registry, serve_metrics, write_metrics_file
 
     if output and listen:
         raise click.UsageError("--output and --listen are mutually exclusive")
     with open_context(path) as context:
 
-        def render() -> str:
+        def measure() -> list[Measurement]:
             with closing(context.open_state_database(migrate=False)) as store:
                 names = store.pipeline_names() if every else [context.pipeline.name]
-                return prometheus_text(measurement for name in names for measurement in measure_pipeline(store, name))
+                return [measurement for name in names for measurement in measure_pipeline(store, name)]
 
+        registry = make_registry(measure)
         if listen:
-            serve_metrics(listen, render, context.reporter.line)
+            serve_metrics(listen, registry, context.reporter.line)
         elif output:
-            write_atomically(render(), Path(output))
+            write_metrics_file(registry, output)
         else:
-            click.echo(render(), nl=False)
+            click.echo(generate_latest(registry).decode(), nl=False)
 
 
 def _plan_json(context: RunContext, plan: Plan, written: bool, snapshot_forecast: SnapshotForecast) -> dict[str, Any]:
