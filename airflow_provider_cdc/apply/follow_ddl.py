@@ -9,10 +9,8 @@ resume point moves past the DDL with the next batch. The argument is in docs/cor
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, stream_marker
 from airflow_provider_cdc.apply.task import retry_in_next_epoch
@@ -86,9 +84,7 @@ def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: A
     apply_pending_definition(context, renewed, index, applier.fence)
     message = f"{_statement_type(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
     message += describe_change(plan.tables[index], change.definition)
-    with suppress(CdcError, SQLAlchemyError):  # informational only
-        store.add_event(plan.pipeline, "schema_change", message, table=plan.tables[index].label)
-    context.reporter.line(message)
+    context.report_event(store, "schema_change", message, table=plan.tables[index].label)
     return renewed, index
 
 

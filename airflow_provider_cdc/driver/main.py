@@ -151,11 +151,11 @@ def main() -> int:
     remove_airflow_variables()
     connections = {conn_id: ResolvedConnection.from_json(value) for conn_id, value in request.connections.items()}
     secrets = [secret for connection in connections.values() for secret in connection.secrets]
-    threading.Thread(target=_end_with_task, name="lifeline", daemon=True).start()
+    threading.Thread(target=_end_with_task, name="task-lifeline", daemon=True).start()
     if request.log is not None:
         log = Path(request.log), request.log_bytes
         rotate_log(*log)
-        threading.Thread(target=_rotate_log, args=log, name="log", daemon=True).start()
+        threading.Thread(target=_rotate_log, args=log, name="log-rotation", daemon=True).start()
     try:
         context = RunContext.for_pipeline(
             Pipeline.from_dict(request.pipeline), LineReporter(), _connection_resolver(connections)

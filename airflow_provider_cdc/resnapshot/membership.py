@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
@@ -117,8 +115,7 @@ def list_addable_tables(context: RunContext, store: StateDatabase, plan: Plan) -
             tables.append(table)
             continue
         message = f"table {table.table} cannot be added: {table.message}"
-        context.reporter.line(f"{message}. {table.remedy}")
-        _record_event(store, plan, "table_refused", message, table.table, table.remedy)
+        context.report_event(store, "table_refused", message, table=table.table, remedy=table.remedy)
     return tables
 
 
@@ -133,8 +130,7 @@ def add_table(context: RunContext, store: StateDatabase, plan: Plan, table: Tabl
         raise TransientError(f"another process is adding tables to {plan.pipeline}", "Run again")
     failpoint("add.after_write")
     message = f"table {table.label} was added: it will join the stream once it has been read"
-    context.reporter.line(message)
-    _record_event(store, plan, "table_added", message, table.label)
+    context.report_event(store, "table_added", message, table=table.label)
     return plan.with_amendments([addition.to_json()])
 
 
@@ -142,10 +138,3 @@ def plan_removals(context: RunContext, plan: Plan) -> list[Suspension]:
     """Return suspensions for the tables that the pipeline no longer captures. Nothing is stored yet."""
     removed = [index for index in plan.active_tables if not context.pipeline.captures(*plan.tables[index].id)]
     return [make_suspension(context, plan, index, REMOVED, "it was removed from the pipeline") for index in removed]
-
-
-def _record_event(
-    store: StateDatabase, plan: Plan, kind: str, text: str, table: str | None, remedy: str | None = None
-) -> None:
-    with suppress(CdcError, SQLAlchemyError):  # informational only
-        store.add_event(plan.pipeline, kind, text, table=table, remedy=remedy)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, explain_missing_rows
 from airflow_provider_cdc.apply.follow_ddl import apply_pending_definition
@@ -25,7 +24,7 @@ from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, generation
 from airflow_provider_cdc.ddl.schema_policy import describe_change
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.changes import apply_changes, last_changes
-from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Rejoin
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
@@ -52,6 +51,7 @@ from airflow_provider_cdc.resnapshot.staged_reads import (
     replay_keyless,
     unusable_reason,
 )
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Adoptable, SinkTable
@@ -264,7 +264,7 @@ def _record_published(
     """
     assert staged.table is not None
     label, kind = plan.tables[staged.table].label, "table_rejoined" if staged.scope == TABLE else "part_reread"
-    with suppress(CdcError, SQLAlchemyError):  # informational only
+    with tolerate_outage():
         before = store.last_events(plan.pipeline, 100, [kind]) if maybe_recorded else []
         if not any(event.table == label and event.detail.startswith(message) for event in before):
             store.add_event(plan.pipeline, kind, message + column_changes, table=label, by=staged.requested_by)
@@ -293,11 +293,9 @@ def _record_refused(
         record_outcome(context, plan, staged, ReadOutcome(True, message))
         return OverwriteResult(True, message, plan)
     detail = f"{label} was re-snapshotted{part}, but the rows cannot be published: {rejection.reason}"
-    with suppress(CdcError, SQLAlchemyError):  # the reporter line below says the same
-        table = None if staged.table is None else label
-        store.add_event(plan.pipeline, "reread_dropped", detail, table=table, remedy=remedy, by=staged.requested_by)
+    table = None if staged.table is None else label
+    context.report_event(store, "reread_dropped", detail, table=table, remedy=remedy, by=staged.requested_by)
     message = f"{detail}. {remedy}"
-    context.reporter.line(message)
     record_outcome(context, plan, staged, ReadOutcome(False, message))
     return OverwriteResult(False, message, plan)
 

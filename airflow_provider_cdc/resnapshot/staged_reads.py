@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence, explain_missing_rows, stream_marker
 from airflow_provider_cdc.apply.task import StreamJob, retry_in_next_epoch
@@ -30,7 +29,7 @@ from airflow_provider_cdc.chunk_groups.chunk_group import (
 )
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes
-from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.model.multiset import find_removed_rows, net_change, without_removed_rows
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
@@ -50,6 +49,7 @@ from airflow_provider_cdc.resnapshot.staged_files import (
     remove_request,
     request_publication,
 )
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile, split_by_size
 from airflow_provider_cdc.sinks.protocol import Markers, OverwriteRange
@@ -239,7 +239,7 @@ def publish_group(
     if tables_behind:
         context.reporter.line(f"{_group_description(staged)}: published at {applier.offset.at}")
     _note_overwritten(group, store, staged)
-    with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
+    with tolerate_outage():  # during an outage the request stays, and is only recorded later
         group.mirror_published(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
         remove_request(context, plan, staged.group, staged.attempt)
 
@@ -298,23 +298,16 @@ def _note_overwritten(group: ChunkGroup, store: StateDatabase, staged: StagedRea
         read_tables = {chunk.table for chunk in group.plan.superseded_chunks if chunk.group == staged.group}
     overwritten = find_tables_overwritten_by_older(group.plan, staged, read_tables)
     if overwritten:
-        detail, remedy = (
-            f"{_group_description(staged)}, {_overwritten_text(overwritten)}",
-            _resnapshot_commands(overwritten),
-        )
-        with suppress(CdcError, SQLAlchemyError):  # the reporter line below says the same
-            store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy=remedy)
-        group.context.reporter.line(f"{detail}. {remedy}")
+        detail = f"{_group_description(staged)}, {_overwritten_text(overwritten)}"
+        group.context.report_event(store, "reread_dropped", detail, remedy=_resnapshot_commands(overwritten))
     return bool(overwritten)
 
 
 def _drop_request(group: ChunkGroup, store: StateDatabase, staged: StagedRead, reason: str) -> None:
     """Drop a publication request and report why. The rows published before stay."""
     detail = f"{_group_description(staged)}, but cannot be published: {reason}; the rows published before stay"
-    with suppress(CdcError, SQLAlchemyError):  # the reporter line below says the same
-        store.add_event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it again")
+    group.context.report_event(store, "reread_dropped", detail, remedy="Clear its task to read it again")
     remove_request(group.context, group.plan, staged.group, staged.attempt)
-    group.context.reporter.line(f"{detail}. Clear its task to read it again")
 
 
 def _group_description(staged: StagedRead) -> str:

@@ -7,11 +7,9 @@ been re-snapshotted. The argument is in docs/correctness.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.chunk_groups.chunk_group import generation_fence
@@ -179,12 +177,8 @@ def record_suspensions(
         message = f"table {label} is suspended at {suspension.at}: {suspension.message}"
         if suspension.kind == REMOVED:
             message = f"table {label} was removed from the pipeline: its copy stays as it was at {suspension.at}"
-        context.reporter.line(f"{message}. {suspension_remedy(plan, suspension)}".removesuffix(". "))
-        with suppress(CdcError, SQLAlchemyError):  # informational only
-            kind = "table_removed" if suspension.kind == REMOVED else "table_suspended"
-            store.add_event(
-                plan.pipeline, kind, message, table=label, remedy=suspension_remedy(plan, suspension), by=by
-            )
+        kind = "table_removed" if suspension.kind == REMOVED else "table_suspended"
+        context.report_event(store, kind, message, table=label, remedy=suspension_remedy(plan, suspension), by=by)
 
 
 def suspension_remedy(plan: Plan, suspension: Suspension) -> str:

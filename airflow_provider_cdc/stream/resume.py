@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.apply.follow_ddl import adapt_alteration
@@ -17,7 +16,6 @@ from airflow_provider_cdc.ddl.alter_table import DdlNotFollowed, apply_ddl
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import (
-    CdcError,
     NotFollowedError,
     NotReadyError,
     OtherHistoryError,
@@ -37,6 +35,7 @@ from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_ti
 from airflow_provider_cdc.mysql.positions.failover import fail_over, is_other_server
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from airflow_provider_cdc.resnapshot.suspension import record_suspensions, suspend_in_plan
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase, TimelineSegment
 
@@ -155,7 +154,7 @@ def _fail_over(
         record_suspensions(context, store, plan, new_suspensions)
     applier.move_to_server(new_offset)
     segments = applier.timeline.segments
-    with suppress(CdcError, SQLAlchemyError):  # the sink has it; the state database only shows it
+    with tolerate_outage():  # the sink has it; the state database only shows it
         known_segments = store.timeline(pipeline.name)[: len(segments) - 1]
         newest_segment = segments[-1]
         new_segment = TimelineSegment(

@@ -325,7 +325,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         number = store.add_request("p", "reread", "d.keyed", "ann")
         assert store.take_request(number)
         stage_table(context, 0, run_in_threads, requested_by_user=True, by_request=store.request("p", number))
-    looks, size, begun = list_pending_reads, rereading.ResnapshotWorker._size, list[int]()
+    looks, size, begun = list_pending_reads, rereading.ResnapshotWorker._table_bytes, list[int]()
     serve = rereading.ResnapshotWorker.enqueue_request
 
     def note_reading(self: rereading.ResnapshotWorker, *args: Any) -> int:
@@ -335,7 +335,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
 
     def blind(*args: Any) -> Any:
         """That thread looks when the driver has just taken in what waited."""
-        return [] if threading.current_thread().name == "rereading" else looks(*args)
+        return [] if threading.current_thread().name == "resnapshot-worker" else looks(*args)
 
     def enqueue_slowly(self: rereading.ResnapshotWorker, *args: Any) -> None:
         """Give the thread time to begin before the driver continues."""
@@ -343,7 +343,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
         time.sleep(0.5)
 
     monkeypatch.setattr(rereading, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr(rereading.ResnapshotWorker, "_size", note_reading)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_table_bytes", note_reading)
     monkeypatch.setattr(rereading.ResnapshotWorker, "enqueue_request", enqueue_slowly)
     monkeypatch.setattr(rereading, "list_pending_reads", blind)
     cli.catch_up()
