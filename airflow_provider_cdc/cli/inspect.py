@@ -151,16 +151,14 @@ def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None
 @JSON_OPTION
 def status(path: str, as_json: bool) -> None:
     """Show phases, chunks, rates, lag and offset."""
-    from airflow_provider_cdc.observe.status import read_status
+    from airflow_provider_cdc.observe.status import describe_unreadable_copies, read_status
     from airflow_provider_cdc.observe.status_text import status_lines
 
     with open_context(path) as context:
         report = read_status(context)
-        if as_json:
-            click.echo(json.dumps(report, indent=2))
-            return
-        for line in status_lines(report):
-            click.echo(line)
+        click.echo(json.dumps(report, indent=2) if as_json else "\n".join(status_lines(report)))
+        if problem := describe_unreadable_copies(report):
+            raise TerminalError(problem, "The rows of these tables say why, and what to do")
 
 
 @cli.command()
