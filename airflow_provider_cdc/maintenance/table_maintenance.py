@@ -97,6 +97,9 @@ class MaintenanceWorker(BackgroundLoop):
     :param tables: sink tables that are used by no other thread.
     :param runner: runs compactions; ``None`` for no compaction.
     :param log_line: receives a line for each problem.
+
+    ``on_measured`` and ``on_compacted`` receive the size of each table that was measured, and the last compaction of
+    each that was compacted, with the index of the table.
     """
 
     def __init__(
@@ -104,12 +107,12 @@ class MaintenanceWorker(BackgroundLoop):
     ) -> None:
         super().__init__("table-maintenance", _POLL_SECONDS, _END_SECONDS)
         self._tables, self.runner, self._log_line = list(tables), runner, log_line
+        self.on_measured: Callable[[int, TableSize], None] = lambda *_: None
+        self.on_compacted: Callable[[int, LastCompaction], None] = lambda *_: None
         self._changed: set[int] = set()
         self._lock = threading.Lock()
         self._since_tidied: set[int] = set()
         self._since_measured: set[int] = set()
-        self._sizes: dict[int, TableSize] = {}
-        self._compacted: dict[int, LastCompaction] = {}
         self._emptied: set[int] = set()
         self._tidied_at = self._measured_at = time.monotonic()
 
@@ -117,18 +120,6 @@ class MaintenanceWorker(BackgroundLoop):
         """Mark a table as changed, so that it is maintained."""
         with self._lock:
             self._changed.add(index)
-
-    def take_sizes(self) -> dict[int, TableSize]:
-        """Return the sizes of the tables that were measured since the last call, by index."""
-        with self._lock:
-            sizes, self._sizes = self._sizes, {}
-        return sizes
-
-    def take_compactions(self) -> dict[int, LastCompaction]:
-        """Return the last compaction of each table that was compacted since the last call, by index."""
-        with self._lock:
-            compactions, self._compacted = self._compacted, {}
-        return compactions
 
     def add_table(self, table: SinkTable) -> None:
         """Maintain one more table.
@@ -180,8 +171,7 @@ class MaintenanceWorker(BackgroundLoop):
             return
         begun = time.monotonic()
         if compact_table(table, self.runner, lambda: self._stopping.is_set() or self._tables[index] is not table):
-            with self._lock:
-                self._compacted[index] = LastCompaction(utc_now(), time.monotonic() - begun)
+            self.on_compacted(index, LastCompaction(utc_now(), time.monotonic() - begun))
 
     def _tidy(self) -> None:
         self._tidied_at = time.monotonic()
@@ -199,9 +189,7 @@ class MaintenanceWorker(BackgroundLoop):
 
     def _measure_table(self, index: int, table: SinkTable) -> None:
         if isinstance(table, Measurable):
-            size = table.table_size()
-            with self._lock:
-                self._sizes[index] = size
+            self.on_measured(index, table.table_size())
 
     def _run_on_table(self, index: int, action: Callable[[SinkTable], None]) -> None:
         """Run an action on a table. A failure is only logged, because the stream does not depend on maintenance."""

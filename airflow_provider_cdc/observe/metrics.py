@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_cdc.model.suspension_kinds import REQUESTED
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import EpochRow, StateDatabase, TableStateRow
+    from airflow_provider_cdc.state import StateDatabase, TableStateRow
 
 #: Seconds after which a stream without a heartbeat no longer counts as running, and after which a sample is outdated.
 _ALIVE_SECONDS, FRESH_SECONDS = 60.0, 300.0
@@ -97,73 +96,65 @@ def measure_pipeline(store: StateDatabase, pipeline: str) -> list[Measurement]:
 
     Unknown values are left out, for example the lag if the source was not queried within the last five minutes.
     """
+    from airflow_provider_cdc.state import utc_now
+
+    moment, tables = utc_now(), [row for row in store.table_states(pipeline) if row.state != "removed"]
+    values_by_table: list[tuple[str | None, Values]] = [
+        (None, _pipeline_values(store, pipeline, moment)),
+        (None, {"tables": len(tables), "suspended_tables": sum(map(is_suspended, tables))}),
+        *((f"{row.database}.{row.name}", _table_values(row, moment)) for row in tables),
+    ]
     return [
         Measurement(name, float(value), pipeline, table)
-        for name, value, table in (*_pipeline_values(store, pipeline), *_table_values(store, pipeline))
+        for table, values in values_by_table
+        for name, value in values.items()
         if value is not None
     ]
 
 
-MetricValues = Iterator[tuple[str, float | None, str | None]]
+#: Values by name of the metric; ``None`` if unknown.
+Values = dict[str, float | None]
 
 
-def _pipeline_values(store: StateDatabase, pipeline: str) -> MetricValues:
-    from airflow_provider_cdc.state import utc_now
-
-    moment, run = utc_now(), store.newest_epoch(pipeline)
-    if run is not None:
-        yield from _stream_values(run, moment)
+def _pipeline_values(store: StateDatabase, pipeline: str, moment: datetime) -> Values:
+    totals, values = store.batch_totals(pipeline), Values()
+    if (run := store.newest_epoch(pipeline)) is not None:
+        age = max(0.0, (moment - run.heartbeat_at).total_seconds())
+        values |= {
+            "running": run.state == "running" and age < _ALIVE_SECONDS,
+            "paused": run.paused_by is not None,
+            "failed": run.state == "failed",
+            "heartbeat_age_seconds": age,
+        }
     sample = store.last_sample(pipeline)
     if sample is not None and (moment - sample.at).total_seconds() < FRESH_SECONDS:
-        yield "lag_seconds", sample.lag_seconds, None
-        yield "bytes_behind", sample.lag_bytes, None
-        yield "hours_to_purge", sample.purge_hours, None
+        values |= {
+            "lag_seconds": sample.lag_seconds,
+            "bytes_behind": sample.lag_bytes,
+            "hours_to_purge": sample.purge_hours,
+        }
     for batch in store.last_batches(pipeline, 1):
-        yield "change_lag_seconds", None if batch.lag_p95_ms is None else batch.lag_p95_ms / 1000, None
-        yield "merge_seconds", batch.seconds, None
-    totals = store.batch_totals(pipeline)
-    yield "changes", totals.changes, None
-    yield "batches", totals.batches, None
-    snapshot = store.snapshot(pipeline)
-    if snapshot is not None:
+        values["change_lag_seconds"] = None if batch.lag_p95_ms is None else batch.lag_p95_ms / 1000
+        values["merge_seconds"] = batch.seconds
+    values |= {"changes": totals.changes, "batches": totals.batches}
+    if (snapshot := store.snapshot(pipeline)) is not None:
         progress = store.table_progress(pipeline, snapshot.generation)
-        yield "rows", sum(table.rows for table in progress), None
-        yield "chunks_done", sum(table.done for table in progress), None
-        yield "chunks_total", sum(table.chunks for table in progress), None
+        values["rows"] = sum(table.rows for table in progress)
+        values["chunks_done"] = sum(table.done for table in progress)
+        values["chunks_total"] = sum(table.chunks for table in progress)
+    return values
 
 
-def _stream_values(run: EpochRow, moment: datetime) -> MetricValues:
-    age = max(0.0, (moment - run.heartbeat_at).total_seconds())
-    yield "running", run.state == "running" and age < _ALIVE_SECONDS, None
-    yield "paused", run.paused_by is not None, None
-    yield "failed", run.state == "failed", None
-    yield "heartbeat_age_seconds", age, None
-
-
-def _table_values(store: StateDatabase, pipeline: str) -> MetricValues:
-    from airflow_provider_cdc.state import utc_now
-
-    tables, moment = [row for row in store.table_states(pipeline) if row.state != "removed"], utc_now()
-    yield "tables", len(tables), None
-    yield "suspended_tables", sum(map(is_suspended, tables)), None
-    for row in tables:
-        label = f"{row.database}.{row.name}"
-        yield "suspended", is_suspended(row), label
-        yield "table_rows", row.rows, label
-        yield "table_bytes", row.bytes, label
-        yield "files", row.files, label
-        yield "dead_rows", row.dead_rows, label
-        yield "compactions", row.compactions, label
-        yield "compaction_seconds", row.compaction_seconds, label
-        yield "inserts", row.inserts, label
-        yield "updates", row.updates, label
-        yield "deletes", row.deletes, label
-        verified = row.last_verified or {}
-        if verified:
-            yield "not_comparable", verified.get("not_comparable") is not None, label
-        if row.last_verified_at is not None:
-            yield "verified_equal", bool(verified.get("equal")), label
-            yield "verified_age_seconds", max(0.0, (moment - row.last_verified_at).total_seconds()), label
+def _table_values(row: TableStateRow, moment: datetime) -> Values:
+    values: Values = {"suspended": is_suspended(row), "table_rows": row.rows, "table_bytes": row.bytes}
+    values |= {name: getattr(row, name) for name in ("files", "dead_rows", "compactions", "compaction_seconds")}
+    values |= {"inserts": row.inserts, "updates": row.updates, "deletes": row.deletes}
+    if verified := row.last_verified or {}:
+        values["not_comparable"] = verified.get("not_comparable") is not None
+    if row.last_verified_at is not None:
+        values["verified_equal"] = bool(verified.get("equal"))
+        values["verified_age_seconds"] = max(0.0, (moment - row.last_verified_at).total_seconds())
+    return values
 
 
 def is_suspended(row: TableStateRow) -> bool:

@@ -72,7 +72,7 @@ class _Unwritten:
 
     applied: dict[int, Counter[str]] = field(default_factory=dict)
     sizes: dict[int, TableSize] = field(default_factory=dict)
-    compacted: dict[int, LastCompaction] = field(default_factory=dict)
+    compactions: dict[int, LastCompaction] = field(default_factory=dict)
 
     def count_applied(self, operations: Mapping[int, Counter[str]]) -> None:
         """Add changes that were applied, by table and operation."""
@@ -83,28 +83,18 @@ class _Unwritten:
         """Add what was observed later."""
         self.count_applied(newer.applied)
         self.sizes |= newer.sizes
-        self.compacted |= newer.compacted
+        self.compactions |= newer.compactions
 
 
 class Observer(BackgroundLoop):
     """Records the state of a pipeline while a driver works.
 
     :param get_view: returns what the driver knows now; ``None`` if another driver records it.
-    :param sizes: returns the sizes, by index, of tables that were measured since the last call.
-    :param compacted: returns the last compaction, by index, of tables that were compacted since the last call.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        store: StateDatabase,
-        get_view: Callable[[], DriverView | None],
-        sizes: Callable[[], Mapping[int, TableSize]] = dict,
-        compacted: Callable[[], Mapping[int, LastCompaction]] = dict,
-    ) -> None:
+    def __init__(self, context: RunContext, store: StateDatabase, get_view: Callable[[], DriverView | None]) -> None:
         super().__init__("observer", _INTERVAL_SECONDS, _END_SECONDS)
         self._context, self._store, self._get_view = context, store, get_view
-        self._take_sizes, self._take_compacted = sizes, compacted
         self._lock, self._write_lock = threading.Lock(), threading.Lock()
         self._unwritten = _Unwritten()
         self._written: dict[int, TableStatus] = {}
@@ -126,6 +116,16 @@ class Observer(BackgroundLoop):
         """Count changes that were applied, by table and operation."""
         with self._lock:
             self._unwritten.count_applied(operations)
+
+    def add_size(self, index: int, size: TableSize) -> None:
+        """Record the size of a table with the next write."""
+        with self._lock:
+            self._unwritten.sizes[index] = size
+
+    def add_compaction(self, index: int, compaction: LastCompaction) -> None:
+        """Record the last compaction of a table with the next write."""
+        with self._lock:
+            self._unwritten.compactions[index] = compaction
 
     def write(self, tables: Mapping[int, SinkTable] | None = None) -> None:
         """Record the state of the tables now.
@@ -186,12 +186,11 @@ class Observer(BackgroundLoop):
         }
         with self._lock:
             unwritten, self._unwritten = self._unwritten, _Unwritten()
-            unwritten.sizes |= {**self._take_sizes(), **measured}
-            unwritten.compacted |= self._take_compacted()
+            unwritten.sizes |= measured
         try:
             states = {index: self._describe_table(view, index) for index in (tables or range(len(plan.tables)))}
             # The position of the stream changes all the time, and is not worth a write on its own.
-            changed = unwritten.applied.keys() | unwritten.sizes.keys() | unwritten.compacted.keys()
+            changed = unwritten.applied.keys() | unwritten.sizes.keys() | unwritten.compactions.keys()
             due = {i: s for i, s in states.items() if i in changed or _without_position(s) != self._written.get(i)}
             if not due and not is_first:
                 return
@@ -199,7 +198,7 @@ class Observer(BackgroundLoop):
                 plan.pipeline,
                 list(due.values()),
                 sizes={plan.tables[i].id: size.to_json() for i, size in unwritten.sizes.items()},
-                last_compactions={plan.tables[i].id: compaction for i, compaction in unwritten.compacted.items()},
+                last_compactions={plan.tables[i].id: compaction for i, compaction in unwritten.compactions.items()},
                 applied_counts={
                     plan.tables[i].id: [counts[op] for op in "cud"] for i, counts in unwritten.applied.items()
                 },

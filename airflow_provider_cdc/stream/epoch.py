@@ -107,9 +107,9 @@ class Epoch:
 
     def __post_init__(self) -> None:
         """Create the observer."""
-        self.observer = Observer(
-            self.context, self.store, self.driver_view, self.maintenance.take_sizes, self.maintenance.take_compactions
-        )
+        self.observer = Observer(self.context, self.store, self.driver_view)
+        self.maintenance.on_measured = self.observer.add_size
+        self.maintenance.on_compacted = self.observer.add_compaction
 
     def driver_view(self) -> DriverView:
         """Return the current state, for the observer."""

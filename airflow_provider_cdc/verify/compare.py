@@ -26,7 +26,7 @@ from airflow_provider_cdc.config.delete_policy import IGNORE
 from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
-from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes, select_upserts
+from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes
 from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, RowDifference, TableComparison
 from airflow_provider_cdc.model.definition_history import histories_by_table
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
@@ -197,9 +197,7 @@ class TableComparer:
             newer = self._changes_source_lacks(both_sides, last_changes(changes, key) if key else changes)
             missing_in_copy = changes_after(changes, both_sides.copy_seq)
             if key:
-                sink = apply_changes(
-                    sink, select_upserts(missing_in_copy) if self.keeps_deleted else missing_in_copy, key
-                )
+                sink = apply_changes(sink, missing_in_copy, key, keeps_deleted=self.keeps_deleted)
                 source = apply_changes(source, newer, key)
                 diff = diff_by_key(self.table, source, sink, max_keys=MAX_REPORTED_KEYS, allow_extra=self.keeps_deleted)
             else:
