@@ -31,7 +31,7 @@ from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, Row
 from airflow_provider_cdc.model.definition_history import histories_by_table
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.model.multiset import change_weights
-from airflow_provider_cdc.model.offset import Position, Timeline
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Chunk, Plan
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
 from airflow_provider_cdc.mysql.binlog.events.xa import read_prepared_rows
@@ -75,7 +75,6 @@ class _RetryError(Exception):
 class _BothSides:
     """Both sides as they were read in one attempt.
 
-    :param timeline: numbers the transactions.
     :param copy_seq: ``_cdc_seq`` up to which the copy has all changes.
     :param sink: what was collected from the copy.
     :param source: what was collected from the source.
@@ -88,7 +87,6 @@ class _BothSides:
         include the old rows of updates.
     """
 
-    timeline: Timeline
     copy_seq: int
     sink: RowCollector
     source: RowCollector
@@ -256,7 +254,6 @@ class TableComparer:
 
             marks = [timeline.seq(at) for at in high]
             yield _BothSides(
-                timeline,
                 copy_seq,
                 sink_rows,
                 source_rows,
