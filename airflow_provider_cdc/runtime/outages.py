@@ -8,7 +8,7 @@ from airflow_provider_cdc.model.errors import CdcError
 
 
 def tolerate_outage() -> suppress:
-    """Return a context manager that ignores errors of the state database: what is lost only matters to users."""
+    """Return a context manager that ignores errors of the state database, which decides nothing about rows."""
     from sqlalchemy.exc import SQLAlchemyError  # not every process that imports this has a state database
 
     return suppress(CdcError, SQLAlchemyError)

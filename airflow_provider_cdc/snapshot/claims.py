@@ -66,9 +66,9 @@ class GroupClaim(BackgroundLoop):
         self._report_lock = threading.Lock()
         self._taken_over, self._last_heartbeat = threading.Event(), time.monotonic()
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__()
-        if kind is not None:
+        if error[0] is not None:
             with tolerate_outage():
                 self.store.release_group(*self._key, self.attempt)
 
