@@ -235,9 +235,9 @@ def test_scans_travel_to_tasks(cli: Cli) -> None:
         parcel = PickleEnvelope()
         return [pickle.loads(pickle.dumps(parcel.unpack(parcel.pack(one)).run())) for one in work]
 
-    assert verdict(cli, "t", run=run).is_equal
+    assert verdict(cli, "t", runner=run).is_equal
     damage(cli, "t", lambda rows: [{**row, "v": None} if row["k"] == "key 01" else row for row in rows])
-    assert [d.columns for d in verdict(cli, "t", run=run).differences] == [("v",)]
+    assert [d.columns for d in verdict(cli, "t", runner=run).differences] == [("v",)]
 
 
 @contextmanager
