@@ -39,7 +39,6 @@ from airflow_provider_cdc.mysql.binlog.events.query import QueryEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import FRESH_SINK_REMEDY, Transaction, read_transactions
 from airflow_provider_cdc.mysql.client.server_traits import read_server_traits
 from airflow_provider_cdc.mysql.client.session import connect, query_value
-from airflow_provider_cdc.runtime.event_report import report_event
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Feature, Fence
@@ -85,7 +84,7 @@ def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: A
     apply_pending_definition(context, renewed, index, applier.fence)
     message = f"{_statement_type(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
     message += describe_change(plan.tables[index], change.definition)
-    report_event(context, store, "schema_change", message, table=plan.tables[index].label)
+    context.report_event(store, "schema_change", message, table=plan.tables[index].label)
     return renewed, index
 
 

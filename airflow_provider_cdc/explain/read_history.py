@@ -97,7 +97,7 @@ class ReadHistory:
         chunk = self._find_owning_chunk(plan)
         if chunk is None:
             return HistoricalRead(ReadRecord(TABLE, PUBLISHED), plan)
-        return self._ad_hoc_read(TABLE, plan, chunk, PUBLISHED)
+        return self._recorded_read(TABLE, PUBLISHED, plan, chunk)
 
     def _find_range_reads(self) -> Iterator[HistoricalRead]:
         """Yield later re-snapshots of key ranges, and re-snapshots of the table that the stream has yet to publish."""
@@ -111,7 +111,7 @@ class ReadHistory:
             if (chunk := self._find_owning_chunk(plan)) is None:
                 continue
             how = TABLE if staged.get(number, RANGES) != RANGES else KEYS
-            historical_read = self._ad_hoc_read(how, plan, chunk, STAGED if number in staged else PUBLISHED)
+            historical_read = self._recorded_read(how, STAGED if number in staged else PUBLISHED, plan, chunk)
             assert historical_read.timeline is not None and historical_read.read.high is not None
             if historical_read.timeline.seq(historical_read.read.high) > since_seq:
                 yield historical_read
@@ -140,23 +140,17 @@ class ReadHistory:
         group = ChunkGroup(self.context, plan, chunk.group)
         attempt = group.published_by_table().get(self.index)
         if attempt is not None:
-            return self._read_from_manifest(SNAPSHOT, PUBLISHED, group, chunk, attempt)
+            return self._recorded_read(SNAPSHOT, PUBLISHED, plan, chunk, attempt)
         number = next(no for no, listed in enumerate(group.slices) if chunk in listed)
         read = group.read_finished_slices().get(number)
         if read is None:
             return HistoricalRead(ReadRecord(SNAPSHOT, WAITING, chunk.group, chunk.number), plan)
         return _make_historical_read(SNAPSHOT, READ, plan, chunk, read[0], 0, read[1])
 
-    def _ad_hoc_read(self, how: str, plan: Plan, chunk: Chunk, state: str) -> HistoricalRead:
-        return self._read_from_manifest(how, state, ChunkGroup(self.context, plan, chunk.group), chunk, 1)
-
-    def _read_from_manifest(
-        self, how: str, state: str, group: ChunkGroup, chunk: Chunk, attempt: int
-    ) -> HistoricalRead:
+    def _recorded_read(self, how: str, state: str, plan: Plan, chunk: Chunk, attempt: int = 1) -> HistoricalRead:
+        group = ChunkGroup(self.context, plan, chunk.group)
         entries = (e for e in group.read_manifest(attempt) if any(c["no"] == chunk.number for c in e["chunks"]))
-        return _make_historical_read(
-            how, state, group.plan, chunk, attempt, group.count_complete_attempts(), next(entries)
-        )
+        return _make_historical_read(how, state, plan, chunk, attempt, group.count_complete_attempts(), next(entries))
 
     def _published_range_reads(self, last_number: int) -> set[int]:
         """Return the numbers of the published re-snapshots of key ranges of the table.

@@ -33,7 +33,7 @@ from airflow_provider_cdc.explain.read_history import HistoricalRead, ReadHistor
 from airflow_provider_cdc.explain.row_changes import RowChangeReader, RowChangeSegment
 from airflow_provider_cdc.explain.row_lookup import RowLookup, rows_without_meta_columns
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.changes import apply_changes, select_upserts
+from airflow_provider_cdc.model.changes import apply_changes
 from airflow_provider_cdc.model.comparison import DIFFERENT
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
@@ -286,7 +286,7 @@ class _RowExplainer:
             )
         pending = 0
         if copy_at < source_at:
-            copy, pending = self._replay_changes(copy, copy_at, source_at)
+            copy, pending = self._replay_changes(copy, copy_at, source_at, keeps_deleted=self._keeps_deleted)
         else:
             source, _ = self._replay_changes(source, source_at, copy_at)
         diff = diff_by_key(self.table, source, copy, max_keys=1, allow_extra=self._keeps_deleted)
@@ -302,9 +302,12 @@ class _RowExplainer:
         """Whether the copy keeps what the source deletes."""
         return self.context.pipeline.sink.delete_policy.mode_of(self.table) == IGNORE
 
-    def _replay_changes(self, rows: pa.Table, low: Position, high: Position) -> tuple[pa.Table, int]:
+    def _replay_changes(
+        self, rows: pa.Table, low: Position, high: Position, *, keeps_deleted: bool = False
+    ) -> tuple[pa.Table, int]:
         """Return the rows of one side as of a later position, and how many changes were replayed.
 
+        :param keeps_deleted: whether this side keeps what the source deletes.
         :raises _UnknownError: if the binlog does not show it.
         """
         try:
@@ -318,10 +321,9 @@ class _RowExplainer:
             for segment in change_reader.read(low, high):
                 if segment.altered_at is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered_at}")
-                if segment.truncation is not None and not self._keeps_deleted:
+                if segment.truncation is not None and not keeps_deleted:
                     rows = rows.slice(0, 0)
-                changes = select_upserts(segment.changes) if self._keeps_deleted else segment.changes
-                rows = apply_changes(rows, changes.select(rows.column_names), self.table.key)
+                rows = apply_changes(rows, segment.changes, self.table.key, keeps_deleted=keeps_deleted)
                 count += segment.change_count
         except CdcError as error:
             raise _UnknownError(error.message) from error

@@ -15,7 +15,6 @@ from airflow_provider_cdc.chunk_groups.chunk_group import generation_fence
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
-from airflow_provider_cdc.runtime.event_report import report_event
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
@@ -84,9 +83,9 @@ def empty_copy(context: RunContext, store: StateDatabase, plan: Plan, applier: A
         raise
     except (TerminalError, NotReadyError) as error:
         message = f"table {table.label} was dropped in the source, and its copy cannot be emptied: {error.message}"
-        report_event(context, store, "table_refused", message, table=table.label, remedy=error.remedy)
+        context.report_event(store, "table_refused", message, table=table.label, remedy=error.remedy)
         return False
     if done:
         message = f"table {table.label} was dropped in the source after {suspension.at}: its copy was emptied"
-        report_event(context, store, "table_emptied", message, table=table.label)
+        context.report_event(store, "table_emptied", message, table=table.label)
     return True

@@ -25,7 +25,6 @@ from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot.suspension import make_suspension
-from airflow_provider_cdc.runtime.event_report import report_event
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
@@ -124,7 +123,7 @@ def list_addable_tables(context: RunContext, store: StateDatabase, plan: Plan) -
             tables.append(table)
             continue
         message = f"table {table.table} cannot be added: {table.message}"
-        report_event(context, store, "table_refused", message, table=table.table, remedy=table.remedy)
+        context.report_event(store, "table_refused", message, table=table.table, remedy=table.remedy)
     return tables
 
 
@@ -139,7 +138,7 @@ def add_table(context: RunContext, store: StateDatabase, plan: Plan, table: Tabl
         raise TransientError(f"another process is adding tables to {plan.pipeline}", "Run again")
     failpoint("add.after_write")
     message = f"table {table.label} was added: it will join the stream once it has been read"
-    report_event(context, store, "table_added", message, table=table.label)
+    context.report_event(store, "table_added", message, table=table.label)
     return plan.with_amendments([addition])
 
 

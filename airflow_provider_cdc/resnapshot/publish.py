@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence, stream_marker
 from airflow_provider_cdc.apply.follow_ddl import apply_pending_definition
@@ -24,7 +23,7 @@ from airflow_provider_cdc.apply.task import StreamJob, retry_in_next_epoch
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, generation_fence, group_marker, read_coverage
 from airflow_provider_cdc.ddl.schema_policy import describe_change
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Rejoin
@@ -52,7 +51,7 @@ from airflow_provider_cdc.resnapshot.staged_files import (
     record_outcome,
     remove_request,
 )
-from airflow_provider_cdc.runtime.event_report import report_event
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Adoptable, Fence, Markers, OverwriteRange, SinkTable
@@ -354,19 +353,19 @@ class ReadPublisher:
         if staged.scope == GROUP or (maybe_recorded and self._has_event(kind, message)):
             self.context.reporter.line(message)
         else:
-            report_event(self.context, self.store, kind, message, table=self._label, by=staged.requested_by)
+            self.context.report_event(self.store, kind, message, table=self._label, by=staged.requested_by)
         if staged.scope != GROUP:
             self._end_read(outcome)
             return PublishResult(*outcome, self.plan)
         self._report_overwritten()
-        with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
+        with tolerate_outage():  # during an outage the request stays, and is only recorded later
             row = self.store.group(self.plan.pipeline, self.plan.generation, staged.group)
             self._group.mirror_published(self.store, row.attempt)
             self._end_read(outcome)
         return PublishResult(*outcome, self.plan)
 
     def _has_event(self, kind: str, message: str) -> bool:
-        with suppress(CdcError, SQLAlchemyError):
+        with tolerate_outage():
             events = self.store.last_events(self.plan.pipeline, 100, [kind])
             return any(event.table == self._label and event.detail.startswith(message) for event in events)
         return False
@@ -383,7 +382,7 @@ class ReadPublisher:
         if (overwritten := explain_overwritten(self.plan, self.staged, read_tables)) is None:
             return None
         message, remedy = overwritten
-        report_event(self.context, self.store, "reread_dropped", message, remedy=remedy)
+        self.context.report_event(self.store, "reread_dropped", message, remedy=remedy)
         return message
 
     def _drop_read(self, refusal: PublishRefusal) -> PublishResult:
@@ -397,14 +396,8 @@ class ReadPublisher:
             remedy = refusal.remedy or "Re-snapshot it again"
             if staged.scope == GROUP:
                 message, remedy = f"{message}; the rows published before stay", "Clear its task to read it again"
-            report_event(
-                self.context,
-                self.store,
-                "reread_dropped",
-                message,
-                table=self._label,
-                remedy=remedy,
-                by=staged.requested_by,
+            self.context.report_event(
+                self.store, "reread_dropped", message, table=self._label, remedy=remedy, by=staged.requested_by
             )
             message = f"{message}. {remedy}"
         self._end_read(ReadOutcome(refusal.superseded, message))

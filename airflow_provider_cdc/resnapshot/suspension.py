@@ -31,7 +31,6 @@ from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.client.catalog import find_tables
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.runtime.event_report import report_event
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import SinkTable
 from airflow_provider_cdc.sinks.storage.storage import write_json_once
@@ -180,7 +179,7 @@ def record_suspensions(
         if suspension.kind == REMOVED:
             kind = "table_removed"
             message = f"table {label} was removed from the pipeline: its copy stays as it was at {suspension.at}"
-        report_event(context, store, kind, message, table=label, remedy=remedy, by=by)
+        context.report_event(store, kind, message, table=label, remedy=remedy, by=by)
 
 
 def suspension_remedy(plan: Plan, suspension: Suspension) -> str:

@@ -25,10 +25,9 @@ from airflow_provider_cdc.resnapshot.publish import PublishResult
 from airflow_provider_cdc.resnapshot.read import stage_requested, stage_table
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.resnapshot.suspension import list_suspensions, tables_missing_in_source
-from airflow_provider_cdc.runtime.event_report import report_event
+from airflow_provider_cdc.runtime.background import BackgroundLoop
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 
 #: Consecutive failures to re-snapshot a table after which a run of the stream leaves the table to the user.
@@ -48,8 +47,8 @@ _MISSING_SECONDS = 3.0
 _END_SECONDS = 60.0
 
 
-class ResnapshotWorker:
-    """Re-snapshots suspended and requested tables. A context manager: the thread runs while it is entered.
+class ResnapshotWorker(BackgroundLoop):
+    """Re-snapshots suspended and requested tables.
 
     :param store: gets an event when a table is left to the user.
     :param runner: runs the slices of a table that is not small.
@@ -57,6 +56,7 @@ class ResnapshotWorker:
     """
 
     def __init__(self, context: RunContext, store: StateDatabase, runner: JobRunner, inbox: RequestInbox) -> None:
+        super().__init__("resnapshot-worker", _POLL_SECONDS, _END_SECONDS)
         self._context, self._store, self.runner, self._inbox = context, store, runner, inbox
         self._requests: dict[int, ControlRequestRow] = {}
         self._request_queue: list[int] = []
@@ -72,16 +72,7 @@ class ResnapshotWorker:
         self._created: list[TableSchema] = []
         self._logged: set[str] = set()
         self._searched_at = time.monotonic()
-        self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=with_current_counts(self._loop), name="rereading", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(_END_SECONDS)
 
     @property
     def busy(self) -> bool:
@@ -172,7 +163,7 @@ class ResnapshotWorker:
             self._context.reporter.line(message)
         else:
             remedy = f"Re-snapshot it: airflow-cdc resnapshot --table {label}"
-            report_event(self._context, self._store, "reread_given_up", message, table=label, remedy=remedy)
+            self._context.report_event(self._store, "reread_given_up", message, table=label, remedy=remedy)
         with self._lock:
             self._given_up.add(index)
             self._pending.discard(index)
@@ -184,20 +175,19 @@ class ResnapshotWorker:
                 self._pending.add(index)
                 self._suspended_queue.append(index)
 
-    def _loop(self) -> None:
-        while not self._stopping.wait(_POLL_SECONDS):
-            if self._inbox.paused:
-                continue
-            with self._lock:
-                index = self._suspended_queue.pop(0) if self._suspended_queue else None
-                requested = self._request_queue.pop(0) if index is None and self._request_queue else None
-            if index is not None:
-                self._read_suspended(index)
-            elif requested is not None:
-                self._serve_request(requested)
-            elif time.monotonic() > self._searched_at + _CATALOG_SECONDS:
-                self._find_created_tables()
-                self._searched_at = time.monotonic()
+    def _step(self) -> None:
+        if self._inbox.paused:
+            return
+        with self._lock:
+            index = self._suspended_queue.pop(0) if self._suspended_queue else None
+            requested = self._request_queue.pop(0) if index is None and self._request_queue else None
+        if index is not None:
+            self._read_suspended(index)
+        elif requested is not None:
+            self._serve_request(requested)
+        elif time.monotonic() > self._searched_at + _CATALOG_SECONDS:
+            self._find_created_tables()
+            self._searched_at = time.monotonic()
 
     def _find_created_tables(self) -> None:
         """Look for tables that were created, and for missing ones that are back."""

@@ -8,11 +8,8 @@ the next run takes it up again. All requests may safely be carried out twice.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.state import ControlRequestRow, HeartbeatReply, StateDatabase
 from airflow_provider_cdc.state.control_requests import RESNAPSHOT
 from airflow_provider_cdc.system.failpoints import failpoint
@@ -79,7 +76,7 @@ class RequestInbox:
         with self._lock:
             self._known_ids.add(request_id)
             self._unwritten_outcomes[request_id] = state, outcome
-        with suppress(CdcError, SQLAlchemyError):
+        with tolerate_outage():
             self._write_outcomes()
 
     def _write_outcomes(self) -> None:

@@ -30,6 +30,7 @@ from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
 from airflow_provider_cdc.mysql.positions.start import plan_without_snapshot
 from airflow_provider_cdc.runtime.liveness import LivenessMonitor
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.sinks.files.layout import Layout, LocalFiles, amendment_file, list_amendments, read_plan
 from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
 from airflow_provider_cdc.sinks.registry import open_sink
@@ -151,6 +152,24 @@ class RunContext:
         if migrate:
             self.local_files.create_folder()
         return StateDatabase.open(f"sqlite:///{self.local_files.state_database}", migrate=migrate)
+
+    def report_event(
+        self,
+        store: StateDatabase,
+        kind: str,
+        detail: str,
+        *,
+        table: str | None = None,
+        remedy: str | None = None,
+        by: str | None = None,
+    ) -> None:
+        """Report an event as a line, and add it to the journal unless that has an outage.
+
+        See :meth:`StateDatabase.add_event` for the parameters.
+        """
+        self.reporter.line(f"{detail}. {remedy}" if remedy else detail)
+        with tolerate_outage():
+            store.add_event(self.pipeline.name, kind, detail, table=table, remedy=remedy, by=by)
 
     def load_plan(self) -> Plan | None:
         """Load the plan from the sink, which is the authoritative copy; ``None`` if there is none yet.

@@ -7,15 +7,13 @@ in one of the two logs or in both. GTIDs do not show that, but ``verify`` does. 
 from __future__ import annotations
 
 import re
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.mysql.client.identity import DURABILITY_VARIABLES, server_identity
 from airflow_provider_cdc.mysql.client.session import connect, query_pairs
 from airflow_provider_cdc.mysql.positions.binlog_files import server_time
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
 
@@ -27,7 +25,7 @@ _UPTIME_TOLERANCE = timedelta(seconds=3)
 
 def record_server_restart(context: RunContext, state_database: StateDatabase) -> None:
     """Add an event with the server's start time if it differs from the last one. Failures are ignored."""
-    with suppress(CdcError, SQLAlchemyError), closing(connect(context.connect_args)) as connection:
+    with tolerate_outage(), closing(connect(context.connect_args)) as connection:
         server, clock = server_identity(connection), server_time(connection)
         uptime = float(query_pairs(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
         names = ", ".join(f"'{name}'" for name in DURABILITY_VARIABLES)

@@ -202,7 +202,7 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
                         "spark.executor.memory in spark.conf)"
                     )
 
-    thread = threading.Thread(target=watch, name="waiting", daemon=True)
+    thread = threading.Thread(target=watch, name="spark-idle-warning", daemon=True)
     if not is_local_master(master):
         thread.start()
     try:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from airflow_provider_cdc.apply.applier import AppliedBatch, Applier
 from airflow_provider_cdc.apply.follow_ddl import follow_ddl
 from airflow_provider_cdc.apply.task import StreamJob
@@ -43,6 +41,7 @@ from airflow_provider_cdc.resnapshot.suspension import (
     table_to_suspend,
 )
 from airflow_provider_cdc.resnapshot.worker import ResnapshotWorker
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, format_counts
@@ -110,15 +109,15 @@ class Epoch:
 
     def __post_init__(self) -> None:
         """Create the observer."""
-        self.observer = Observer(
-            self.context, self.store, self.driver_view, self.maintenance.take_sizes, self.maintenance.take_compactions
-        )
+        self.observer = Observer(self.context, self.store, self.driver_view)
+        self.maintenance.on_measured = self.observer.add_size
+        self.maintenance.on_compacted = self.observer.add_compaction
 
     def driver_view(self) -> DriverView:
         """Return the current state, for the observer."""
         offset = self.applier.offset
-        state = PipelineState({}, True, self.is_running, str(offset.at), None, self.pending_tables, ())
-        return DriverView(self.plan, offset, self.applier.timeline, state, self.number)
+        state = PipelineState(self.plan, {}, True, self.is_running, str(offset.at), self.pending_tables)
+        return DriverView(state, offset, self.applier.timeline, self.number)
 
     def apply_batch(self, manifest: dict[str, Any]) -> AppliedBatch:
         """Apply a batch and record it in the state database."""
@@ -128,7 +127,7 @@ class Epoch:
         requests.add(manifest["asked"])
         start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
         size = end.at.position - (start.at.position if start.at.file == end.at.file else 0)
-        with suppress(CdcError, SQLAlchemyError):  # an outage of the state database must not stop the stream
+        with tolerate_outage():  # an outage of the state database must not stop the stream
             self.store.record_batch(
                 self.plan.pipeline,
                 self.number,
@@ -353,7 +352,7 @@ class Epoch:
             if (new_coverage := read_coverage(self.context, self.plan, self.applier.tables)) is not None:
                 self.applier.set_coverage(new_coverage)
             self.needs_new_section = True
-            with suppress(CdcError, SQLAlchemyError):  # only for display; the next start does it as well
+            with tolerate_outage():  # only for display; the next start does it as well
                 record_taken_over(self.store, self.plan)
         if staged.scope == TABLE:
             self.pending_tables.discard(index)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Any
 
 from pymysql.connections import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.apply.follow_ddl import adapt_alteration
@@ -16,7 +15,6 @@ from airflow_provider_cdc.ddl.alter_table import DdlNotFollowed, apply_ddl
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import (
-    CdcError,
     NotFollowedError,
     NotReadyError,
     OtherHistoryError,
@@ -36,6 +34,7 @@ from airflow_provider_cdc.mysql.positions.binlog_files import file_start_time
 from airflow_provider_cdc.mysql.positions.failover import fail_over, is_other_server
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from airflow_provider_cdc.resnapshot.suspension import record_suspensions, suspend_in_plan
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
 
@@ -151,7 +150,7 @@ def _fail_over(
         applier.check_fence()  # amendments are not fenced themselves
         record_suspensions(context, store, plan, new_suspensions)
     applier.move_to_server(new_offset)
-    with suppress(CdcError, SQLAlchemyError):  # informational only
+    with tolerate_outage():
         store.add_event(
             pipeline.name,
             "failover",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
@@ -35,6 +32,7 @@ from airflow_provider_cdc.resnapshot.suspension import (
 )
 from airflow_provider_cdc.resnapshot.worker import ResnapshotWorker
 from airflow_provider_cdc.runtime.liveness import Heartbeat, process_identity
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.runtime.server_restarts import record_server_restart
@@ -249,7 +247,7 @@ class _EpochLifecycle:
             epoch.mark_ended()
             epoch.observer.write()
         self._heartbeat.__exit__()
-        with suppress(CdcError, SQLAlchemyError):  # an outage of the state database must not hide how it ended
+        with tolerate_outage():  # an outage of the state database must not hide how it ended
             epoch.store.end_epoch(
                 epoch.plan.pipeline,
                 epoch.number,

@@ -26,11 +26,11 @@ from airflow_provider_cdc.config.delete_policy import IGNORE
 from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
-from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes, select_upserts
+from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes
 from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, RowDifference, TableComparison
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.model.multiset import change_weights
-from airflow_provider_cdc.model.offset import Position, Timeline
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Chunk, Plan
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
@@ -73,7 +73,6 @@ class _RetryError(Exception):
 class _BothSides:
     """Both sides as they were read in one attempt.
 
-    :param timeline: numbers the transactions.
     :param copy_seq: ``_cdc_seq`` up to which the copy has all changes.
     :param sink: what was collected from the copy.
     :param source: what was collected from the source.
@@ -86,7 +85,6 @@ class _BothSides:
         include the old rows of updates.
     """
 
-    timeline: Timeline
     copy_seq: int
     sink: RowCollector
     source: RowCollector
@@ -192,9 +190,7 @@ class TableComparer:
             newer = self._changes_source_lacks(both_sides, last_changes(changes, key) if key else changes)
             missing_in_copy = changes_after(changes, both_sides.copy_seq)
             if key:
-                sink = apply_changes(
-                    sink, select_upserts(missing_in_copy) if self.keeps_deleted else missing_in_copy, key
-                )
+                sink = apply_changes(sink, missing_in_copy, key, keeps_deleted=self.keeps_deleted)
                 source = apply_changes(source, newer, key)
                 diff = diff_by_key(self.table, source, sink, max_keys=MAX_REPORTED_KEYS, allow_extra=self.keeps_deleted)
             else:
@@ -251,7 +247,6 @@ class TableComparer:
 
             marks = [timeline.seq(at) for at in high]
             yield _BothSides(
-                timeline,
                 copy_seq,
                 sink_rows,
                 source_rows,

@@ -8,8 +8,10 @@ import subprocess
 from pathlib import Path
 
 import yaml
+from prometheus_client import generate_latest
 
-from airflow_provider_cdc.observe.metric_definitions import METRICS, Measurement, prometheus_text
+from airflow_provider_cdc.observe.metrics import METRICS, Measurement
+from airflow_provider_cdc.observe.prometheus import make_registry
 from tests import ROOT
 from tests.support.packages import PROMETHEUS, unpacked_packages
 
@@ -117,7 +119,7 @@ def test_the_text_format() -> None:
         Measurement("inserts", 2.0**60, "q", "d.t"),
         Measurement("lag_seconds", 12.5, "q"),
     ]
-    assert prometheus_text(found).splitlines() == [
+    assert generate_latest(make_registry(lambda: found)).decode().splitlines() == [
         "# HELP cdc_lag_seconds Age of the oldest commit in the source that was not read yet",
         "# TYPE cdc_lag_seconds gauge",
         'cdc_lag_seconds{pipeline="p"} 1e-07',

@@ -332,7 +332,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
 
     def blind(*args: Any) -> Any:
         """That thread looks when the driver has just taken in what waited."""
-        return [] if threading.current_thread().name == "rereading" else looks(*args)
+        return [] if threading.current_thread().name == "resnapshot-worker" else looks(*args)
 
     def enqueue_slowly(self: rereading.ResnapshotWorker, *args: Any) -> None:
         """Give the thread time to begin before the driver continues."""

@@ -251,13 +251,13 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.2)
-    go = rereading.ResnapshotWorker._loop
+    go = rereading.ResnapshotWorker._run
 
     def ends(self: rereading.ResnapshotWorker) -> None:
         with suppress(Killed):
             go(self)
 
-    monkeypatch.setattr(rereading.ResnapshotWorker, "_loop", ends)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_run", ends)
     server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
     server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
     found = World(server, tmp_path, seed)

@@ -42,13 +42,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.2)
     monkeypatch.setattr(rereading, "_MISSING_SECONDS", 0.1)
-    go = rereading.ResnapshotWorker._loop
+    go = rereading.ResnapshotWorker._run
 
     def ends(self: rereading.ResnapshotWorker) -> None:
         with contextlib.suppress(Killed):
             go(self)
 
-    monkeypatch.setattr(rereading.ResnapshotWorker, "_loop", ends)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_run", ends)
     yield
 
 

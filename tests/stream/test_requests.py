@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.config.sections import Alerts
 from airflow_provider_cdc.model.errors import REQUESTED, TableSuspendedError
-from airflow_provider_cdc.observe.alert_rules import SUSPENDED, AlertLimits
-from airflow_provider_cdc.observe.alerts import find_alert_changes
+from airflow_provider_cdc.observe.alerts import SUSPENDED, find_alert_changes
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.runtime.liveness import Heartbeat
@@ -114,9 +114,7 @@ def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: 
     assert found["message"] == "ann asked for it" and found["remedy"].endswith("airflow-cdc resume --table d.keyed")
     (row,) = [row for row in books.table_states("p") if row.name == "keyed"]
     assert (row.state, row.kind, row.reason) == ("suspended", REQUESTED, "ann asked for it")
-    assert find_alert_changes(books, "p", AlertLimits(), [SUSPENDED]) == [], (
-        "nobody has to be told of what somebody wants"
-    )
+    assert find_alert_changes(books, "p", Alerts(), [SUSPENDED]) == [], "nobody has to be told of what somebody wants"
 
     # Without a stream the by_request waits for the next one.
     asked = books.add_request("p", "reread", "d.keyed", "bob")

@@ -187,7 +187,11 @@ def _check_limits(pipeline: Pipeline, fail_on: Sequence[str]) -> None:
 
 def _failure_reasons(report: Mapping[str, Any], pipeline: Pipeline, fail_on: Sequence[str]) -> Iterator[str]:
     """Yield the reasons for which a status fails the task."""
+    from airflow_provider_cdc.observe.status import describe_unreadable_copies
+
     alerts = pipeline.alerts
+    if problem := describe_unreadable_copies(report):
+        yield problem
     if SUSPENDED in fail_on and report["suspended"]:
         yield "suspended: " + ", ".join(suspended_table["table"] for suspended_table in report["suspended"])
     if STOPPED in fail_on and report["phase"] in ("snapshot_complete", "stopped"):

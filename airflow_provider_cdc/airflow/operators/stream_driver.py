@@ -125,7 +125,9 @@ def request_stop(run_context: RunContext, run: EpochRow, by: str, log: Any) -> N
 
     :param by: the task that asks.
     """
-    requester = threading.Thread(target=_request_stop_in_thread, args=(run_context, run, by, log), daemon=True)
+    requester = threading.Thread(
+        target=_request_stop_in_thread, args=(run_context, run, by, log), name="stop-request", daemon=True
+    )
     requester.start()
     requester.join(_STOP_REQUEST_SECONDS + 1)
 
@@ -138,7 +140,7 @@ def _request_stop_in_thread(run_context: RunContext, run: EpochRow, by: str, log
             store.request_stop(run.pipeline, run.epoch, by=by)
             requested.set()
 
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=ask, name="stop-request-write", daemon=True).start()
     if requested.wait(_STOP_REQUEST_SECONDS):
         log.info("epoch %s was asked to stop", run.epoch)
     elif is_on_this_machine(run.host, run.machine) and process_start_time(run.pid) == run.pid_started:

@@ -74,7 +74,7 @@ class _Sender:
         self._put_object = put_object
         self._pieces: queue.Queue[bytes | _AbortedError | None] = queue.Queue(2)
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="object-upload", daemon=True)
         self._thread.start()
 
     def send(self, piece: bytes | _AbortedError | None) -> None:

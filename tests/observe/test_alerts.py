@@ -6,18 +6,18 @@ import math
 
 import pytest
 
-from airflow_provider_cdc.observe.alert_rules import (
+from airflow_provider_cdc.config.sections import Alerts
+from airflow_provider_cdc.observe.alerts import (
     FAILED,
     LAG,
     PURGE_RISK,
     SUSPENDED,
     AlertKey,
-    AlertLimits,
     ObservedState,
     active_alerts,
 )
 
-LIMITS = AlertLimits(lag_seconds=100, hours_to_purge=10)
+LIMITS = Alerts(lag_seconds=100, hours_to_purge=10)
 
 
 def stands(
@@ -29,7 +29,7 @@ def stands(
 @pytest.mark.parametrize(("lag", "new", "before"), [(100, 0, 1), (101, 1, 1), (51, 0, 1), (50, 0, 0), (None, 0, 1)])
 def test_lag(lag: float | None, new: bool, before: bool) -> None:
     assert (LAG in stands(set(), lag=lag), LAG in stands({(LAG, "")}, lag=lag)) == (new, before)
-    assert active_alerts(AlertLimits(), ObservedState(1e9, 0.0, {}, 1), {(LAG, ""), (PURGE_RISK, "")}) == {}, (
+    assert active_alerts(Alerts(), ObservedState(1e9, 0.0, {}, 1), {(LAG, ""), (PURGE_RISK, "")}) == {}, (
         "no limit any more"
     )
 
@@ -50,7 +50,7 @@ def test_a_failure_is_over_with_a_newer_epoch_that_runs_well() -> None:
 
 def test_each_suspended_table() -> None:
     found = active_alerts(
-        AlertLimits(), ObservedState(None, None, {"d.t": "why", "d.u": "why not"}, None), {(SUSPENDED, "d.gone")}
+        Alerts(), ObservedState(None, None, {"d.t": "why", "d.u": "why not"}, None), {(SUSPENDED, "d.gone")}
     )
     assert found == {
         (SUSPENDED, "d.t"): "table d.t is suspended: why",
