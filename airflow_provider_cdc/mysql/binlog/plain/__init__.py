@@ -4,5 +4,6 @@
 ``mariadb_values`` has the types that only MariaDB has. The code follows the description of the format line by line and
 favors clarity over speed: the tests compare the kernels with it and with the plain decoder of row images
 (``tests/support/binlog/row_decoder.py``), value by value and on mangled input. Called by ``mysql.binlog.kernels`` and
-``mysql.binlog.walk`` for values that machine code leaves. A new type is written here first, then compiled.
+``mysql.binlog.walk`` for values that machine code leaves. A new type is written here or in that plain decoder first,
+then compiled.
 """
