@@ -24,7 +24,7 @@ SOURCES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "RELEASING
 #: Addresses in the theme's scripts from which a browser would load what no page has: diagrams, galleries, consoles.
 _FOREIGN = re.compile(r"https?://(?:unpkg\.com|cdn\.jsdelivr\.net|api\.github\.com)/")
 _NAMES = re.compile(r"https?://www\.w3\.org/[\w/]+")  # of XML: nothing is loaded from there
-#: Attributes whose addresses a browser loads by itself; ``a`` and ``form`` are not among them.
+#: Attributes whose addresses a browser loads automatically; ``a`` and ``form`` are not among them.
 _LOADED = {"src", "srcset", "data", "poster", "manifest", "background"}
 
 
@@ -70,7 +70,7 @@ def keep_to_this_host(site: Path) -> None:
             script.write_text(_FOREIGN.sub("/not-loaded/", text))
 
 
-def problems(site: Path) -> Iterator[str]:
+def find_problems(site: Path) -> Iterator[str]:
     """Yield what is wrong with a site: a link that leads nowhere, or something that is loaded from another host."""
     pages = {path: _Page(path.read_text()) for path in site.rglob("*.html")}
     for path, page in pages.items():
@@ -108,7 +108,7 @@ def main() -> int:
         print(re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr))
         return 1
     keep_to_this_host(SITE)
-    found = sorted(problems(SITE))
+    found = sorted(find_problems(SITE))
     done_text = f"{SITE.relative_to(ROOT)}: right. To search in it: python -m http.server -d {SITE.relative_to(ROOT)}"
     print("\n".join(found) or done_text)
     return 1 if found else 0

@@ -63,7 +63,7 @@ def cdc_pipeline(
 
     :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML.
     :param group_id: id of the task group. Default: the pipeline's name.
-    :param stream: whether to include the stream. Without it, the stream can be in a DAG of its own.
+    :param stream: whether to include the stream. Without it, the stream can be in a separate DAG.
     :param catch_up: whether the stream ends at the source's position at the time it begins.
     :param verify: whether to compare source and sink after the stream (for a catch-up) or else after the snapshot.
     :param deferrable: whether the sensor and the stream wait in the triggerer. Default: the sensor does, and the stream

@@ -132,7 +132,7 @@ class BatchPlanner:
         :param max_bytes: as for :meth:`find_batch_end`, for the whole batch.
         :param max_rows: likewise.
         :param reader_count: number of readers that the ranges are for.
-        :param min_range_bytes: bytes of binlog that are worth a reader of their own.
+        :param min_range_bytes: bytes of binlog that are worth a separate reader.
         """
         ends, target, at = list[Offset](), binlog_end(self._connection), start
         available_bytes = target.position - start.at.position if target.file == start.at.file else max_bytes

@@ -52,7 +52,7 @@ class StreamJob:
     :param max_batch_bytes: soft limit of a batch in bytes of binlog.
     :param max_batch_rows: soft limit of a batch in changed rows.
     :param zero_dates: ``source.zero_dates``.
-    :param min_range_bytes: bytes of binlog that are worth a reader of their own.
+    :param min_range_bytes: bytes of binlog that are worth a separate reader.
     :param deletes: ``sink.deletes``.
     :param section: number of the section of the epoch. A section ends where a DDL must be followed.
     :param follows_ddl: whether DDL is followed; otherwise it is an error.

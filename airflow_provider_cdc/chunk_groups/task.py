@@ -1,4 +1,4 @@
-"""The snapshot's work: read slices of a chunk group and stage each in the sink, with a manifest file of its own.
+"""The snapshot's work: read slices of a chunk group and stage each in the sink, with a separate manifest file.
 
 Spark may run a task more than once, one copy after the other or at the same time: after a failure, speculatively, or
 because it considers an executor lost that is still working. So every copy stages its own rows, and the manifest of a

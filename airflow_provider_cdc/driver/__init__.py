@@ -1,6 +1,6 @@
 """The process that a task starts: it runs Spark.
 
-``launch`` starts drivers in a session of their own: ``start_attached`` for one that ends with its task, and
+``launch`` starts each driver in a new session: ``start_attached`` for one that ends with its task, and
 ``start_detached`` for a stream, which outlives it. ``main.DriverRequest`` says what to do, and travels as one line of
 JSON on standard input, with the connections, so no secret is on a command line. ``main.main`` starts the Spark
 session, runs the phase (``run_stream_epoch``, ``run_maintenance``, ``run_verification``, a chunk group or a

@@ -1,6 +1,6 @@
 """Staged reads in the sink: small files that readers write and the stream's driver reads.
 
-Each read has a folder of its own, named by its number; see :mod:`airflow_provider_cdc.model.staged_read`. The folder
+Each read has a separate folder, named by its number; see :mod:`airflow_provider_cdc.model.staged_read`. The folder
 holds the rows, and finally the outcome. A request file in another folder asks the stream to publish the read; it is
 removed when the read has an outcome.
 """

@@ -1,4 +1,4 @@
-"""Compare the rows of both sides value by value: floats bit by bit, NULL as a value of its own."""
+"""Compare the rows of both sides value by value: floats bit by bit, NULL as a distinct value."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class _SharedScan:
         self._began = time.monotonic()
 
     def run(self, slot: int, limits: LoadLimits) -> RowCollector:
-        """Read chunks until none is left, over a connection of its own."""
+        """Read chunks until none is left, over a separate connection."""
         collected, source = self.make_collector(), self.source
         with self._stop_others_on_error(), closing(connect(source.context.connect_args)) as connection:
             throttle = Throttle(connection, limits, self._report_pause)

@@ -19,9 +19,9 @@ from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader, changes
-from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
+from tests.support.binlog.budget import set_byte_budget
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
@@ -156,9 +156,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
 ) -> None:
     """It is not the last one of the piece, so it does not end where that ends."""
     monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1 << 16)
-    defaults = BinlogWalker.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "byte_budget", 1 << 16)
+    set_byte_budget(monkeypatch, 1 << 16)
     is_mariadb = isinstance(world.server, MariaDBServer)
     name = "log_bin_compress" if is_mariadb else "binlog_transaction_compression"
     values = ", ".join(f"({n}, REPEAT('x', 1000))" for n in range(1000))
@@ -176,9 +174,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
 def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is handed out in parts, on MariaDB too, which does not tell where it ends."""
     monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1 << 18)
-    defaults = BinlogWalker.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "byte_budget", 1 << 18)
+    set_byte_budget(monkeypatch, 1 << 18)
     world.run("INSERT INTO t VALUES (-1, 'before')")
     values = ", ".join(f"({n}, REPEAT('x', 1000))" for n in range(1000))
     rest = [f"INSERT INTO t SELECT id + {k}, v FROM t WHERE id BETWEEN 0 AND 999" for k in range(1000, 6000, 1000)]
@@ -202,6 +198,18 @@ def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.M
     assert set(rows["_cdc_gtid"].to_pylist()[1:-1]) == {name}
 
 
+def test_changes_that_wait_keep_their_gtids(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part is due in the middle of a transaction, and MariaDB does not announce where that ends: nothing is taken."""
+    monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1000)
+    set_byte_budget(monkeypatch, 1000)
+    names = []
+    for n in range(30):
+        world.run(f"INSERT INTO t VALUES ({n}, REPEAT('x', 300))")
+        names.append(last_gtid(world))
+    found = world.read()
+    assert [row["id"] for row in found] == [*range(30)] and [row["_cdc_gtid"] for row in found] == names
+
+
 def test_xa_counts_where_it_is_committed(world: World) -> None:
     world.run("XA START 'early'", "INSERT INTO t VALUES (1, 'early')", "XA END 'early'", "XA PREPARE 'early'")
     world.run("XA START 'gone'", "INSERT INTO t VALUES (9, 'gone')", "XA END 'gone'", "XA PREPARE 'gone'")
@@ -219,22 +227,6 @@ def test_xa_counts_where_it_is_committed(world: World) -> None:
         assert short(found) == expected
         assert (found[2]["_cdc_file"], found[2]["_cdc_pos"], found[2]["_cdc_gtid"]) == (end.file, end.position, name)
     assert short(world.read(middle)) == expected[2:]
-
-
-def test_small_transactions_that_come_in_portions_keep_their_gtids(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a portion is due in the middle of a transaction of which MariaDB does not tell where it ends."""
-    monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1000)
-    defaults = BinlogWalker.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "byte_budget", 1000)
-    names = []
-    for n in range(30):
-        world.run(f"INSERT INTO t VALUES ({n}, REPEAT('x', 300))")
-        names.append(last_gtid(world))
-    found = world.read()
-    assert [row["id"] for row in found] == [*range(30)] and [row["_cdc_gtid"] for row in found] == names
 
 
 @pytest.mark.parametrize("phases", [1, 2])

@@ -97,19 +97,19 @@ def test_the_picture_has_every_room_above_those_that_it_may_import() -> None:
     assert [word for word in re.findall(r"[\w.]+", picture) if word in ROOMS] == [*reversed(ROOMS)]
 
 
-def told(room: str) -> str:
+def room_description(room: str) -> str:
     """The docstring of a room's package."""
     return ast.get_docstring(ast.parse((PACKAGE / room.replace(".", "/") / "__init__.py").read_text())) or ""
 
 
 def test_rooms_are_told_as_their_packages_tell_them() -> None:
-    rows = [f"| `{room}` | {' '.join(told(room).replace('``', '`').split())} |" for room in reversed(ROOMS)]
+    rows = [f"| `{room}` | {' '.join(room_description(room).replace('``', '`').split())} |" for room in reversed(ROOMS)]
     assert held_by("docs/architecture.md", "rooms", ["| Room | What it does |", "|---|---|", *rows]), WRITE
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_says_what_it_does(room: str) -> None:
-    assert 8 <= len(told(room).splitlines()) <= 15
+    assert 8 <= len(room_description(room).splitlines()) <= 15
 
 
 def command_rows() -> Iterator[str]:

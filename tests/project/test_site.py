@@ -12,18 +12,18 @@ from tests import ROOT, site
 GOOD = '<h1 id="top">One</h1><a href="two.html#in">two</a><a href="https://example.org/">out</a><a href="#top">up</a>'
 
 
-def pages(folder: Path, text: str = "", **files: str) -> list[str]:
+def check_page(folder: Path, text: str = "", **files: str) -> list[str]:
     """What is wrong with a site of two pages, the first of which has some more text."""
     (folder / "one.html").write_text(GOOD + text)
     (folder / "two.html").write_text('<h2 id="in">Two</h2><img src="data:image/png;base64,AA">')
     for name, content in files.items():
         (folder / name.replace("_", ".")).write_text(content)
-    return [*site.problems(folder)]
+    return [*site.find_problems(folder)]
 
 
 def test_a_site_that_is_right(tmp_path: Path) -> None:
     script = 'x="http://www.w3.org/2000/svg"'
-    assert pages(tmp_path, '<script src="a.js"></script>', a_js=script, a_css="p{background:url(a.png)}") == []
+    assert check_page(tmp_path, '<script src="a.js"></script>', a_js=script, a_css="p{background:url(a.png)}") == []
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def test_a_site_that_is_right(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_in_a_page(tmp_path: Path, text: str, said: str) -> None:
-    assert pages(tmp_path, text) == [said]
+    assert check_page(tmp_path, text) == [said]
 
 
 def test_what_a_script_or_a_style_would_load(tmp_path: Path) -> None:
     script = 'load("https://unpkg.com/mermaid/mermaid.js")'
-    assert pages(tmp_path, a_js=script, a_css="@import 'https://fonts.example/a.css'") != []
+    assert check_page(tmp_path, a_js=script, a_css="@import 'https://fonts.example/a.css'") != []
     (tmp_path / "a.css").unlink()
-    assert pages(tmp_path) == ["a.js: https://unpkg.com is on another host"]
+    assert check_page(tmp_path) == ["a.js: https://unpkg.com is on another host"]
     site.keep_to_this_host(tmp_path)
-    assert pages(tmp_path) == []
+    assert check_page(tmp_path) == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

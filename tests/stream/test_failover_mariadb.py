@@ -12,9 +12,9 @@ import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
-from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from airflow_provider_cdc.stream.run import begin_epoch
 from tests.stream.test_failover import Pair, epoch
+from tests.support.binlog.budget import set_byte_budget
 from tests.support.epochs import run_epoch_in_process
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
@@ -115,9 +115,7 @@ def test_domains_in_another_order(pair: Domains, seed: int, monkeypatch: pytest.
     draw = random.Random(seed)
     if seed % 2:  # changes are staged in small parts, some of which are due in the middle of a transaction
         monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.walk.changes.MAX_HELD_BYTES", 100)
-        defaults = BinlogWalker.__init__.__kwdefaults__
-        assert defaults is not None
-        monkeypatch.setitem(defaults, "byte_budget", 100)
+        set_byte_budget(monkeypatch, 100)
     pair.cli.snapshot()
     listed = {domain: [(sql, pair.next(domain)) for sql in transactions(draw, domain)] for domain in (1, 2, 3)}
     copied = draw.randrange(5, 40)
