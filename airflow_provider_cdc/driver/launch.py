@@ -76,7 +76,7 @@ def start_attached(request: DriverRequest) -> Iterator[DriverProcess]:
 
 
 def start_detached(request: DriverRequest, log: Path) -> subprocess.Popen[bytes]:
-    """Start a driver that outlives this process after :func:`release_driver`.
+    """Start a driver that outlives this process after :func:`detach_driver`.
 
     :param request: the request; its ``result`` and ``log`` are files in the folder of ``log``.
     :param log: file for all output of the driver; only its owner may read it.
@@ -109,7 +109,7 @@ def _start(request: DriverRequest, folder: Path, output: int) -> subprocess.Pope
     return process
 
 
-def release_driver(process: subprocess.Popen[bytes]) -> None:
+def detach_driver(process: subprocess.Popen[bytes]) -> None:
     """Let a driver that :func:`start_detached` has started outlive this process."""
     from airflow_provider_cdc.driver.main import RELEASE_LINE
 

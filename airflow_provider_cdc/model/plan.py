@@ -67,7 +67,7 @@ class Chunk(JsonRecord, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class PlanCost:
+class PlanningCost:
     """What planning one table cost the server, according to its own counters.
 
     :param statements: number of statements sent.
@@ -110,7 +110,7 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
     patterns: tuple[tuple[str, ...], ...]
     definitions: tuple[DefinitionHistory, ...]
     chunks: tuple[Chunk, ...]
-    costs: tuple[PlanCost, ...] = ()
+    costs: tuple[PlanningCost, ...] = ()
     start: StreamStart = SNAPSHOT
     table_path: str = "{database}/{table}"
     lower_case: bool = False

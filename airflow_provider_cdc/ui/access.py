@@ -41,7 +41,7 @@ def _user_rights(user: GetUserDep) -> UserRights:
     return UserRights(frozenset(dags), bool(manager.is_authorized_connection(method="GET", user=user)))
 
 
-def may_edit(user: Any, dags: Collection[str]) -> bool:
+def may_edit_any(user: Any, dags: Collection[str]) -> bool:
     """Return whether a user may edit task instances (as for clearing) of one of these DAGs, or connections if there is
     no DAG.
     """

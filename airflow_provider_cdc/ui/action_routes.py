@@ -19,7 +19,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, Field
 
 from airflow_provider_cdc.ui import task_instances
-from airflow_provider_cdc.ui.access import ShownPipelineDep, may_edit, may_trigger
+from airflow_provider_cdc.ui.access import ShownPipelineDep, may_edit_any, may_trigger
 from airflow_provider_cdc.ui.action_rules import ACTIONS, ActionImpossible, ActionPreview, ActionTarget, offered_actions
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
 
@@ -51,7 +51,7 @@ def _require_same_origin(request: Request) -> None:
 
 
 def _require_edit_right(user: GetUserDep, shown: ShownPipelineDep) -> None:
-    if not may_edit(user, shown.dags):
+    if not may_edit_any(user, shown.dags):
         raise HTTPException(403, _edit_right_text(shown.dags))
 
 
@@ -116,7 +116,7 @@ def _missing_right(user: Any, preview: ActionPreview) -> str | None:
     """Return which right the user lacks, in words, or ``None`` if the user may perform the action."""
     if preview.starts_run:
         return None if may_trigger(user, preview.dags) else f"You need the right to start runs of {preview.dags[0]}"
-    return None if may_edit(user, preview.dags) else _edit_right_text(preview.dags)
+    return None if may_edit_any(user, preview.dags) else _edit_right_text(preview.dags)
 
 
 def _edit_right_text(dags: tuple[str, ...]) -> str:

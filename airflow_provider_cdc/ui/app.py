@@ -19,7 +19,7 @@ from airflow_provider_cdc.ui.access import (
     ShownPipelineDep,
     UserRights,
     UserRightsDep,
-    may_edit,
+    may_edit_any,
 )
 from airflow_provider_cdc.ui.state_databases import DatabaseTrouble
 
@@ -105,7 +105,7 @@ def find_pipelines(
 @router.get("/api/pipelines/{book}/{name}")
 def get_pipeline(user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDep) -> dict[str, Any]:
     """Return one pipeline, and what the user may do with it."""
-    reader, may_act = shown.database.open_reader(), may_edit(user, shown.dags)
+    reader, may_act = shown.database.open_reader(), may_edit_any(user, shown.dags)
     view = views.pipeline_view(reader, shown, rights.dags)
     snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot.state != "done"
     retriable = set(action_routes.list_retriable_groups(shown)) if may_act and snapshot_incomplete else set()

@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_cdc import Pipeline, Sink, Source
 from airflow_provider_cdc.airflow.operators.stream_driver import request_stop
 from airflow_provider_cdc.config.connections import ResolvedConnection
-from airflow_provider_cdc.driver.launch import new_log_file, release_driver, result_file, start_detached
+from airflow_provider_cdc.driver.launch import detach_driver, new_log_file, result_file, start_detached
 from airflow_provider_cdc.driver.main import DriverRequest
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.processes import kill_session, machine_id, process_start_time, session_members
@@ -63,7 +63,7 @@ def test_it_goes_on_when_it_was_let_go(tmp_path: Path, silent: socket.socket) ->
     process, result, there = start(tmp_path, silent)
     with there:
         try:
-            release_driver(process)
+            detach_driver(process)
             there.close()  # the source is away: the driver ends by itself and says so
             assert process.wait(200) == 3 and result.exists()
         finally:

@@ -16,7 +16,7 @@ from airflow_provider_cdc.model.plan import (
     MAX_GROUPS,
     Chunk,
     Plan,
-    PlanCost,
+    PlanningCost,
     chunks_from_bounds,
     cut_into_slices,
     even_chunk_width,
@@ -89,7 +89,7 @@ def test_a_plan_survives_json() -> None:
         patterns=((r"d.*",), ("x",)),
     )
     assert Plan.from_json(plan.to_json()) == plan
-    stored = plan.replace(costs=(PlanCost(1, 2),), superseded_chunks=plan.chunks).to_json()
+    stored = plan.replace(costs=(PlanningCost(1, 2),), superseded_chunks=plan.chunks).to_json()
     assert (
         stored == plan.to_json() and stored["version"] == 1 and Plan.from_json(json.loads(json.dumps(stored))) == plan
     )

@@ -53,7 +53,7 @@ def start_stream(
     :raises CdcError: the error that ended the driver before it had an epoch.
     :raises TransientError: if the task is killed first.
     """
-    from airflow_provider_cdc.driver.launch import new_log_file, release_driver, result_file, start_detached
+    from airflow_provider_cdc.driver.launch import detach_driver, new_log_file, result_file, start_detached
 
     log = new_log_file(run_context.local_files.log_folder)
     request = make_driver_request(
@@ -66,7 +66,7 @@ def start_stream(
         run = _wait_for_epoch(process, log, run_context, store, logger, is_killed)
         yield run
         if run is not None:
-            release_driver(process)
+            detach_driver(process)
     finally:
         with suppress(OSError):  # a driver that was not released ends when its standard input closes
             process.stdin.close()

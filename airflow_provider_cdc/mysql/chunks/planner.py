@@ -12,7 +12,7 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, TableChangedError, TerminalError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
-from airflow_provider_cdc.model.plan import Chunk, Plan, PlanCost, chunks_from_bounds, number_and_group
+from airflow_provider_cdc.model.plan import Chunk, Plan, PlanningCost, chunks_from_bounds, number_and_group
 from airflow_provider_cdc.model.plan_history import Replan
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
@@ -72,7 +72,9 @@ def make_plan(
         chunks += plan_table(connection, index, table, chunk_rows)
         session_costs.append(_session_cost(connection))
     # Each query of the counters is itself a statement.
-    costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(session_costs)]
+    costs = [
+        PlanningCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(session_costs)
+    ]
     timeline = Timeline(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
     return Plan(
@@ -238,9 +240,9 @@ def estimate_table(connection: Connection[Any], table: TableSchema) -> tuple[int
     return (int(statistics[0][0] or 0), int(statistics[0][1] or 0)) if statistics else (0, 0)
 
 
-def _session_cost(connection: Connection[Any]) -> PlanCost:
+def _session_cost(connection: Connection[Any]) -> PlanningCost:
     """Return the cost of the session for the server so far."""
     # Reads without an index (rnd) are left out: they occur only for results such as that of this statement.
     names = "'Questions', 'Handler_read_first', 'Handler_read_last', 'Handler_read_key', 'Handler_read_next', "
     counted = query_pairs(connection, f"SHOW SESSION STATUS WHERE variable_name IN ({names} 'Handler_read_prev')")
-    return PlanCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))
+    return PlanningCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))

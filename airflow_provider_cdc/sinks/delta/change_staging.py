@@ -18,7 +18,7 @@ from airflow_provider_cdc.config.delete_policy import ALL_HARD, IGNORE, SOFT, De
 from airflow_provider_cdc.model.changes import select_upserts
 from airflow_provider_cdc.model.schema import META_COLUMNS, TableSchema
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.maintenance import check_live_files
+from airflow_provider_cdc.sinks.delta.maintenance import cross_check_live_files
 from airflow_provider_cdc.sinks.delta.merge.change_merger import (
     FILE_COLUMN,
     ROW_COLUMN,
@@ -149,7 +149,7 @@ class DeltaChangeStaging:
                 log = DeltaLog(storage)
                 log.refresh()
                 if unneeded := [name for name in names if name not in log.files and name not in log.tombstones]:
-                    check_live_files(log)
+                    cross_check_live_files(log)
                     storage.delete(*unneeded)
 
 

@@ -74,7 +74,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", str(error)).split())
 
 
-def check_live_files(log: DeltaLog) -> None:
+def cross_check_live_files(log: DeltaLog) -> None:
     """Check that delta-rs finds the same live files in the log, before files are permanently deleted.
 
     The two programs read the log with independent code, so that a part missed by one of them shows as a difference.
@@ -125,7 +125,7 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
         # Commits no longer in the log have no time; a long-running process knows these versions by its own clock.
         last_expired = max(
             log.newest_version_before(commit_versions(unlisted_names, log.version), now - retention),
-            log.newest_version_older_than(retention),
+            log.newest_version_seen_before(retention),
         )
         if last_expired >= 0 and any(log.tombstones.get(name, -1) > last_expired for name in unneeded):
             log.date_tombstones(last_expired)
@@ -138,7 +138,7 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
             return _written_at(log, name) < now - max(retention, _ABANDONED_HOURS * 3600)
 
         if expired := [name for name in unneeded if is_old(name)]:
-            check_live_files(log)
+            cross_check_live_files(log)
             log.storage.delete(*expired)
         log.forget_tombstones(last_expired)
     except OSError as error:

@@ -239,7 +239,7 @@ class DeltaSinkTable(SliceStaging):
                 return None
             operation = "ADD COLUMNS" if {*old_table.sink_schema.names} <= {*self.schema.names} else "REPLACE COLUMNS"
             return TableEdit(
-                definition_actions=alter_actions(log, old_table, self._format, self.options), operation=operation
+                overriding_actions=alter_actions(log, old_table, self._format, self.options), operation=operation
             )
 
         return self.commit_edit(edit, markers, fence)
@@ -274,7 +274,7 @@ class DeltaSinkTable(SliceStaging):
                 )
             definition = overwrite_actions(log, self._format, self.options, slices, retained_files)
             return TableEdit(
-                definition_actions=definition,
+                overriding_actions=definition,
                 delete_on_conflict=[f.path for f in retained_files.written],
                 operation="OVERWRITE",
             )
@@ -462,9 +462,9 @@ class DeltaSinkTable(SliceStaging):
 
     def _try_commit(self, edit: TableEdit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
-        if edit.definition_actions:
+        if edit.overriding_actions:
             is_committed = log.commit(
-                [*edit.definition_actions, *(_marker_action(k, v) for k, v in markers.items())], edit.operation
+                [*edit.overriding_actions, *(_marker_action(k, v) for k, v in markers.items())], edit.operation
             )
             storage.delete(*(() if is_committed else edit.delete_on_conflict))
             return is_committed

@@ -14,7 +14,7 @@ import pytest
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import TableChangedError
-from airflow_provider_cdc.model.plan import MAX_CHUNK_OVERSIZE, Chunk, PlanCost
+from airflow_provider_cdc.model.plan import MAX_CHUNK_OVERSIZE, Chunk, PlanningCost
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.chunks import planner
 from airflow_provider_cdc.mysql.chunks.chunk import select_rows
@@ -76,11 +76,11 @@ def fill(connection: Connection[Any], expressions: str, n: int, first: int = 1) 
     query_rows(connection, f"INSERT IGNORE INTO t ({names}) {series} SELECT {expressions} FROM s")
 
 
-def planned(connection: Connection[Any], table: TableSchema, chunk_rows: int) -> tuple[list[Chunk], PlanCost]:
+def planned(connection: Connection[Any], table: TableSchema, chunk_rows: int) -> tuple[list[Chunk], PlanningCost]:
     before = _session_cost(connection)
     chunks = plan_table(connection, 0, table, chunk_rows)
     after = _session_cost(connection)
-    return chunks, PlanCost(after.statements - before.statements - 1, after.rows - before.rows)
+    return chunks, PlanningCost(after.statements - before.statements - 1, after.rows - before.rows)
 
 
 def sizes(connection: Connection[Any], table: TableSchema, chunks: list[Chunk]) -> list[int]:

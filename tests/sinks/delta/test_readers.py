@@ -52,10 +52,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeltaSinkTable
         patched.setattr(
             compaction, "_MERGED_BYTES_LIMITS", (40_000, 40_000)
         )  # bytes: files of the snapshot are above half of it
-        return {merge: lived(tmp_path_factory.mktemp("t"), vectors=merge == MERGES[0]) for merge in MERGES}
+        return {merge: table_with_history(tmp_path_factory.mktemp("t"), vectors=merge == MERGES[0]) for merge in MERGES}
 
 
-def lived(folder: Path, *, vectors: bool) -> DeltaSinkTable:
+def table_with_history(folder: Path, *, vectors: bool) -> DeltaSinkTable:
     storage = LocalStorage(folder)
     first = DeltaSinkTable(storage, EARLY.sink_schema, TABLE.key, TABLE.integer_key_column, DeltaTableOptions(vectors))
     first.create("p")

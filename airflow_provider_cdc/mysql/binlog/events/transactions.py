@@ -20,13 +20,13 @@ from airflow_provider_cdc.model.table_names import fold_table
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent, fail_at_event, fail_table_at_event
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     BETWEEN_TRANSACTIONS,
-    EVENTS_WITHOUT_ROWS,
     EXECUTE_LOAD_QUERY,
     HEARTBEATS,
     INCIDENT,
     PARTIAL_UPDATE_ROWS,
     QUERY,
     QUERY_COMPRESSED,
+    SKIPPED_EVENTS,
     TABLE_MAP,
     TRANSACTION_PAYLOAD,
     TRANSACTION_STARTS,
@@ -207,7 +207,7 @@ class TransactionAssembler:
                     "Nothing proves that the binlog continues here without a gap: start with a fresh sink.path",
                 )
             yield Position(event.file, event.position)
-        elif kind not in EVENTS_WITHOUT_ROWS:
+        elif kind not in SKIPPED_EVENTS:
             self._fail_unsupported(event)
 
     def _fail_unsupported(self, event: BinlogEvent) -> None:

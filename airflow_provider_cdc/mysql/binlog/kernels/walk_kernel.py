@@ -20,11 +20,11 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     ANONYMOUS_GTID,
     DELETE_ROWS,
     DELETE_ROWS_V1,
-    EVENTS_WITHOUT_ROWS,
     GTID,
     GTID_TAGGED,
     MARIADB_GTID,
     QUERY,
+    SKIPPED_EVENTS,
     TABLE_MAP,
     TRANSACTION_PAYLOAD,
     UPDATE_ROWS,
@@ -124,7 +124,7 @@ from airflow_provider_cdc.native.primitives import (
 
 #: Whether an event type carries no rows, indexed by event type.
 _WITHOUT_ROWS: Any = np.zeros(256, np.bool_)
-_WITHOUT_ROWS[list(EVENTS_WITHOUT_ROWS)] = True
+_WITHOUT_ROWS[list(SKIPPED_EVENTS)] = True
 _ARTIFICIAL, _STMT_END = 0x20, 1
 _NO_TABLE = 0xFF_FFFF
 _BEGIN = int.from_bytes(b"BEGIN", "little")

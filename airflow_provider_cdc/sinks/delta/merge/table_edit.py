@@ -43,7 +43,7 @@ class TableEdit:
     :param removed_files: live files that are removed as a whole.
     :param added_files: files that are added, each with those of its rows that are dead already.
     :param key_hashes: key hashes of new files.
-    :param definition_actions: actions of the log that give the table another definition; if present, nothing else is
+    :param overriding_actions: actions of the log that give the table another definition; if present, nothing else is
         committed.
     :param delete_on_conflict: files written for these actions, to be deleted if the commit fails.
     :param operation: name of the operation in the log.
@@ -53,7 +53,7 @@ class TableEdit:
     removed_files: set[str] = field(default_factory=set)
     added_files: list[tuple[DataFile, BitMap]] = field(default_factory=list)
     key_hashes: dict[str, FileKeyHashes] = field(default_factory=dict)
-    definition_actions: list[dict[str, Any]] = field(default_factory=list)
+    overriding_actions: list[dict[str, Any]] = field(default_factory=list)
     delete_on_conflict: list[str] = field(default_factory=list)
     operation: str = "MERGE"
 
