@@ -119,6 +119,9 @@ def clear_instance(session: Any, instance: Any) -> bool:
     :returns: whether it was cleared. False if its state has changed in the meantime.
     """
     state, number = instance.state, instance.try_number
+    # The scheduler locks the run while it checks whether all tasks have ended, and then ends it. Without this lock, a
+    # task that is cleared in between stays in a run that has ended, and never runs.
+    session.refresh(instance.dag_run, with_for_update={"of": DagRun})
     session.refresh(instance, with_for_update={"of": Instance})
     if (state, number) != (instance.state, instance.try_number):
         return False

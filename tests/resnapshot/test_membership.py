@@ -141,6 +141,21 @@ def test_removed_while_suspended(server: MySQLServer, database: str, tmp_path: P
         cli.catch_up()
 
 
+def test_removed_while_suspended_on_request(server: MySQLServer, database: str, tmp_path: Path) -> None:
+    """The status does not show it any more, and it is suspended still when the pipeline captures it again."""
+    cli = copied(server, tmp_path, ALL)
+    with cli.opened() as (_, store):
+        store.add_request("p", "suspend", "d.keyed", "ann")
+    cli.catch_up()
+    assert [one["table"] for one in read_status(cli.context)["suspended"]] == ["d.keyed"]
+    captures(cli, ALL, exclude=(r"d\.keyed",))
+    cli.catch_up()
+    assert read_status(cli.context)["suspended"] == []
+    captures(cli, ALL)
+    cli.catch_up()
+    assert [one["table"] for one in read_status(cli.context)["suspended"]] == ["d.keyed"]
+
+
 def test_all_removed(server: MySQLServer, database: str, tmp_path: Path) -> None:
     cli = copied(server, tmp_path, ALL)
     captures(cli, r"d\.keyd")
