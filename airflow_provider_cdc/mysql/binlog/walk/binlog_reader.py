@@ -133,10 +133,12 @@ class BinlogReader:
         return rescued + walker.take_changes(key_filter)
 
     def take_gtids(self) -> dict[int, str]:
-        """Return GTIDs, by ``_cdc_seq``, of the transactions that :meth:`take_changes` took since the last call."""
+        """Return GTIDs, by ``_cdc_seq``, of the transactions with rows that were read since the last call.
+
+        Keep them for later calls of :meth:`take_changes`: a transaction may be taken in parts, or not yet.
+        """
         names, self._gtids_by_seq = self._gtids_by_seq, {}
-        # While changes wait for the end of a transaction that is not announced, so do their GTIDs.
-        return names | (self._walker.take_gtids() if self._walker is not None and self._walker.can_take else {})
+        return names | (self._walker.take_gtids() if self._walker is not None else {})
 
     def decode_rows(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> Iterator[None]:
         """Decode row events that become visible at the current position.

@@ -97,7 +97,8 @@ def read_changes(
                 batch = batch.filter(pc.invert(pc.is_in(batch[SEQ_COLUMN], pa.array(applied_seqs, pa.int64()))))
             if batch.num_rows:
                 yield RowChanges(table, batch, gtids)
-        gtids = {seq: gtid for seq, gtid in gtids.items() if seq >= newest}  # the last transaction may continue
+        # The last transaction may continue. Before MariaDB ends one, its changes cannot be taken at all.
+        gtids = {seq: gtid for seq, gtid in gtids.items() if seq >= newest}
 
     for step in binlog.steps(low, high) if low < high else ():
         if (item := step.transaction) is not None and applied_gtids and item.gtid in applied_gtids:
