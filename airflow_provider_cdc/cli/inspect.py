@@ -182,13 +182,12 @@ def metrics(path: str, every: bool, output: str | None, listen: str | None) -> N
                 names = store.pipeline_names() if every else [context.pipeline.name]
                 return [measurement for name in names for measurement in measure_pipeline(store, name)]
 
-        registry = make_registry(measure)
         if listen:
-            serve_metrics(listen, registry, context.reporter.line)
+            serve_metrics(listen, measure, context.reporter.line)
         elif output:
-            write_metrics_file(registry, output)
+            write_metrics_file(measure, output)
         else:
-            click.echo(generate_latest(registry).decode(), nl=False)
+            click.echo(generate_latest(make_registry(measure)).decode(), nl=False)
 
 
 def _plan_json(context: RunContext, plan: Plan, written: bool, snapshot_forecast: SnapshotForecast) -> dict[str, Any]:

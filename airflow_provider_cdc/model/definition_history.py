@@ -87,9 +87,9 @@ class DefinitionHistory(JsonRecord, frozen=True, tag_field="version", tag=1):
         """Return the same definitions with another ``zero_dates`` policy, which is not part of a definition."""
         return self.replace(versions=tuple((at, d.with_zero_dates(policy)) for at, d in self.versions))
 
-    def with_full_before_images(self) -> DefinitionHistory:
-        """Return the same definitions with full before images required."""
-        return self.replace(versions=tuple((at, d.replace(full_before_images=True)) for at, d in self.versions))
+    def with_full_before_images(self, required: bool) -> DefinitionHistory:
+        """Return the same definitions with full before images required or not."""
+        return self.replace(versions=tuple((at, d.replace(full_before_images=required)) for at, d in self.versions))
 
 
 #: The definitions of captured tables by (database, table), in the server's spelling.

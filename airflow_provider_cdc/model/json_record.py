@@ -13,7 +13,11 @@ T = TypeVar("T")
 
 
 class JsonRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """An immutable value whose fields are its JSON; fields that have their default value are left out."""
+    """An immutable value whose fields are its JSON.
+
+    A field that has its default value is left out, if Python has only one object of this value: ``None``, a truth
+    value, a small number, an empty string or tuple. Other defaults may be left out or not.
+    """
 
     def to_json(self) -> Any:
         """Return a plain JSON value, the inverse of :meth:`from_json`."""

@@ -276,13 +276,11 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
         )
 
     def with_full_before_images(self, wanted: Callable[[TableSchema], bool]) -> Plan:
-        """Return the plan with full before images for some tables; this is not stored in it, either."""
+        """Return the plan with full before images for these tables only; what is stored of it does not count."""
         return self.replace(
-            definitions=tuple(d.with_full_before_images() if wanted(d.newest) else d for d in self.definitions),
+            definitions=tuple(d.with_full_before_images(wanted(d.newest)) for d in self.definitions),
             amendments=tuple(
-                with_changed_schema(
-                    step, lambda table: table.replace(full_before_images=table.full_before_images or wanted(table))
-                )
+                with_changed_schema(step, lambda table: table.replace(full_before_images=wanted(table)))
                 for step in self.amendments
             ),
         )

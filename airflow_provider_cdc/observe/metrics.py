@@ -30,11 +30,6 @@ class Metric:
     per_table: bool = False
     is_counter: bool = False
 
-    @property
-    def prometheus_name(self) -> str:
-        """Its name in Prometheus."""
-        return f"cdc_{self.name}" + ("_total" if self.is_counter else "")
-
 
 METRICS = {
     metric.name: metric

@@ -46,13 +46,15 @@ def make_registry(measure: Callable[[], Iterable[Measurement]]) -> CollectorRegi
     return registry
 
 
-def write_metrics_file(registry: CollectorRegistry, path: str) -> None:
+def write_metrics_file(measure: Callable[[], Iterable[Measurement]], path: str) -> None:
     """Replace a file atomically, so that readers see either the complete old or the complete new text.
 
+    :param measure: returns the current measurements.
     :raises NotReadyError: if it cannot be written.
     """
+    measurements = list(measure())  # before there is a new file, which would stay if this process was killed
     try:
-        write_to_textfile(path, registry)
+        write_to_textfile(path, make_registry(lambda: measurements))
     except OSError as error:
         raise NotReadyError(f"{path} cannot be written: {error.strerror}", "Name a file in a writable folder") from None
 
@@ -62,23 +64,25 @@ class _SilentHandler(WSGIRequestHandler):
         """Do not log requests."""
 
 
-def serve_metrics(address: str, registry: CollectorRegistry, log_line: Callable[[str], None]) -> None:
+def serve_metrics(address: str, measure: Callable[[], Iterable[Measurement]], log_line: Callable[[str], None]) -> None:
     """Answer ``GET /metrics`` until SIGTERM or SIGINT.
 
     :param address: ``host:port``.
+    :param measure: returns the current measurements.
     :param log_line: receives a line when the server starts, and one for each failure.
     :raises NotReadyError: if it is not possible to listen there.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise NotReadyError(f"--listen {address} is not host:port", "Give both, such as 127.0.0.1:9108")
-    metrics_app = make_wsgi_app(registry)
+    metrics_app = make_wsgi_app(make_registry(measure))
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         status, text = "404 Not Found", "see /metrics\n"
         if environ["PATH_INFO"] == "/metrics":
             try:
-                return metrics_app(environ, start_response)  # type: ignore[no-any-return]
+                # It would look for the metrics that the query names among those that a collector describes beforehand.
+                return metrics_app({**environ, "QUERY_STRING": ""}, start_response)  # type: ignore[no-any-return]
             except CdcError as error:
                 status, text = "503 Service Unavailable", "the state database cannot be read\n"
                 log_line(str(error))

@@ -123,7 +123,8 @@ def _read_copies(context: RunContext, store: StateDatabase, plan: Plan) -> tuple
         complete, problem = False, error
     tables = open_sink_tables(context, plan)
     copies = {index: _read_copy(plan.tables[index], tables[index]) for index in plan.active_tables}
-    if problem is not None and not any(copy.error for copy in copies.values()):
+    unreadable = {plan.tables[index].label for index, copy in copies.items() if copy.error}
+    if problem is not None and problem.table not in unreadable:
         raise problem
     return complete and all(copy.exists for copy in copies.values()), copies
 

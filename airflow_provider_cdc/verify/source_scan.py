@@ -60,10 +60,9 @@ class TableSource:
         :param slot: the reader's slot.
         :param before_images: whether updates include their old image.
         """
-        history = self.definition_history
         return WindowReader(
             self.context.binlog_source(slot, self.timeline.server),
-            history.with_full_before_images() if before_images else history,
+            self.definition_history.with_full_before_images(before_images),
             self.timeline,
             load_decoders(lambda: nullcontext(connection), [self.table]),
             with_before_images=before_images,

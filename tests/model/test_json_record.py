@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.json_record import parse_json
+from airflow_provider_cdc.model.json_record import JsonRecord, parse_json
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.model.plan_history import STORED_AMENDMENT, Suspension
 from airflow_provider_cdc.model.schema import Column, TableSchema
@@ -25,6 +26,13 @@ def test_defaults_are_left_out() -> None:
         "xa": [],
     }
     assert Position("binlog.000003", 77).to_json() == ["binlog.000003", 77]
+
+
+@pytest.mark.parametrize("record_type", [Column, Offset, Position])
+def test_the_json_of_equal_values_is_equal(record_type: type[JsonRecord]) -> None:
+    """Fingerprints and ends of batches are compared as JSON. A default is left out if it is the same object."""
+    defaults = [field.default for field in msgspec.structs.fields(record_type) if not field.required]
+    assert all(any(default is one for one in (None, False, 0, "", ())) for default in defaults)
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_short_runs(small: None, tmp_path: Path, clock: Clock) -> None:
 @pytest.mark.long
 def test_a_year_of_short_runs(tmp_path: Path, clock: Clock) -> None:
     """With the bounds as they are."""
-    check_year(tmp_path, clock, runs=10_000, batches=10)
+    check_year(tmp_path, clock, runs=10_000, batches=3)
 
 
 # ---------------------------------------------------------------- what happens to tables

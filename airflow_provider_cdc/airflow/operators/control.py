@@ -142,7 +142,7 @@ class CdcStatusOperator(PipelineOperator):
     :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
     :param fail_on: conditions that fail the task without a retry: ``suspended`` (a table is suspended), ``stopped``
         (the snapshot is complete and no stream runs), ``lag`` and ``purge_risk`` (a limit in the pipeline's ``alerts``
-        is exceeded, or the value is unknown). Default: none.
+        is exceeded, or the value is unknown). Default: none. A copy that cannot be read always fails the task.
     """
 
     ui_color = "#e0f7fa"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -105,7 +105,8 @@ def write_file(
                     first = next(groups, None)
             size = file.tell()
     except BaseException:
-        storage.delete(name)
+        with suppress(Exception):  # the first error is the cause
+            storage.delete(name)
         raise
     return DataFile(name, size, rows, *_file_bounds(spans, stats_column), partition=partition)
 
