@@ -190,9 +190,9 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
         empty for a table without a usable key, whose rows are compared by all of their values and counted.
     :param excluded: names of the columns that the pipeline does not copy; never a key column.
     :param zero_dates: how an invalid date such as 0000-00-00 is handled: ``error`` or ``null``. A setting of the
-        pipeline, not part of the definition: who reads a stored schema sets it anew.
+        pipeline, not part of the definition; a stored value does not count.
     :param full_before_images: whether updates and deletes must have full before images; otherwise the key suffices, if
-        there is one. A setting of the reader, not part of the definition: who reads a stored schema sets it anew.
+        there is one. A setting of the reader, not part of the definition; a stored value does not count.
     :param key_index: name of the index that is the key; ``None`` if there is none. Not part of the definition.
     :param comments: comments of columns by name, for columns that have one. Not part of the definition, and not
         compared; neither are the fields that follow.

@@ -87,7 +87,7 @@ def read_changes(
     def take(end: Position | None = None) -> Iterator[RowChanges]:
         nonlocal gtids
         batches = binlog.take_changes(end, key_filter)
-        gtids = gtids | binlog.take_gtids()
+        gtids |= binlog.take_gtids()
         newest = max((batch[SEQ_COLUMN][-1].as_py() for _, batch in batches), default=0)
         applied_seqs = [seq for seq, gtid in gtids.items() if gtid and gtid in applied_gtids] if applied_gtids else []
         for table, batch in batches:
@@ -98,7 +98,8 @@ def read_changes(
             if batch.num_rows:
                 yield RowChanges(table, batch, gtids)
         # The last transaction may continue. Before MariaDB ends one, its changes cannot be taken at all.
-        gtids = {seq: gtid for seq, gtid in gtids.items() if seq >= newest}
+        if batches:
+            gtids = {seq: gtid for seq, gtid in gtids.items() if seq >= newest}
 
     for step in binlog.steps(low, high) if low < high else ():
         if (item := step.transaction) is not None and applied_gtids and item.gtid in applied_gtids:
