@@ -103,9 +103,14 @@ def _start(request: DriverRequest, folder: Path, output: int) -> subprocess.Pope
         start_new_session=True,
     )
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it died at once: read_outcome() raises the error
-        process.stdin.write(request.to_line().encode())
-        process.stdin.flush()  # it stays open as the driver's lifeline
+    try:
+        with suppress(BrokenPipeError):  # it died at once: read_outcome() raises the error
+            process.stdin.write(request.to_line().encode())
+            process.stdin.flush()  # it stays open as the driver's lifeline
+    except BaseException:  # such as a signal to this task
+        end_session(process.pid, _GRACE_SECONDS)
+        process.wait()
+        raise
     return process
 
 

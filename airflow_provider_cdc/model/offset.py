@@ -59,9 +59,7 @@ class Offset(JsonRecord, frozen=True):
     :param server: ``server_uuid``.
     :param file: binlog file.
     :param position: byte offset in it, always the end of a complete transaction.
-    :param gtid_set: GTIDs at or before the position, as the server writes them. At the very start of a pipeline, it may
-        contain a few GTIDs just after the position (transactions in flight at that time); it becomes exact as the
-        binlog is read.
+    :param gtid_set: GTIDs at or before the position, as the server writes them.
     :param open_xa: XA transactions that are prepared and not yet committed at the position: only the xid if it has no
         row of a captured table, otherwise also the position where it begins (``mysql/binlog/events/xa.py``).
     :param already_applied: GTIDs that the sink already has although they come after the position, because this server

@@ -38,8 +38,8 @@ METRICS = {
         Metric("paused", "1 while the stream is paused by a user, else 0"),
         Metric("failed", "1 if the newest run of the stream failed, else 0"),
         Metric("heartbeat_age_seconds", "Seconds since the last heartbeat of a stream"),
-        Metric("lag_seconds", "Age of the oldest commit in the source that was not read yet"),
-        Metric("bytes_behind", "Bytes of the source's binlog that were not read yet"),
+        Metric("lag_seconds", "Age of the oldest commit in the source that has not been read yet"),
+        Metric("bytes_behind", "Bytes of the source's binlog that have not been read yet"),
         Metric("hours_to_purge", "Hours until the source may purge binlog that is needed; absent for never"),
         Metric("change_lag_seconds", "Seconds from commit in the source to commit in the sink, p95 of the last batch"),
         Metric("merge_seconds", "Seconds it took to apply the last batch"),
@@ -61,7 +61,7 @@ METRICS = {
         Metric("updates", "Updates that streams have applied", per_table=True, is_counter=True),
         Metric("deletes", "Deletes that streams have applied", per_table=True, is_counter=True),
         Metric("verified_equal", "1 if source and copy were equal at the last comparison, else 0", per_table=True),
-        Metric("not_comparable", "1 if the table could not be compared at the last try, else 0", per_table=True),
+        Metric("not_comparable", "1 if the table could not be compared in the last attempt, else 0", per_table=True),
         Metric("verified_age_seconds", "Seconds since source and copy were compared last", per_table=True),
     )
 }

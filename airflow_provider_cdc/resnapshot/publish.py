@@ -350,7 +350,10 @@ class ReadPublisher:
         """
         staged, outcome = self.staged, ReadOutcome(True, message)
         kind = "table_rejoined" if staged.scope == TABLE else "part_reread"
-        if staged.scope == GROUP or (maybe_recorded and self._has_event(kind, message)):
+        if staged.scope == GROUP:
+            if not maybe_recorded:  # during an outage, this is called again until the outcome is recorded
+                self.context.reporter.line(message)
+        elif maybe_recorded and self._has_event(kind, message):
             self.context.reporter.line(message)
         else:
             self.context.report_event(self.store, kind, message, table=self._label, by=staged.requested_by)
@@ -365,10 +368,11 @@ class ReadPublisher:
         return PublishResult(*outcome, self.plan)
 
     def _has_event(self, kind: str, message: str) -> bool:
+        """Return whether the event was recorded, or may have been."""
         with tolerate_outage():
             events = self.store.last_events(self.plan.pipeline, 100, [kind])
             return any(event.table == self._label and event.detail.startswith(message) for event in events)
-        return False
+        return True
 
     def _report_overwritten(self) -> str | None:
         """Report the tables in which an older re-snapshot has overwritten a chunk group's rows; return the message."""

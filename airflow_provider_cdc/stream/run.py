@@ -1,4 +1,4 @@
-"""The stream phase: begin an epoch behind its fence, and drive it with Spark or with a loop in this process."""
+"""The stream phase: begin an epoch behind its fence, and drive it with Spark."""
 
 from __future__ import annotations
 
