@@ -81,7 +81,7 @@ def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: A
     )
     failpoint("definition.after_write")
     renewed = context.require_plan()
-    apply_pending_definition(context, renewed, index, applier.fence)
+    apply_pending_amendments(context, renewed, index, applier.fence)
     message = f"{_statement_type(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
     message += describe_change(plan.tables[index], change.definition)
     context.report_event(store, "schema_change", message, table=plan.tables[index].label)
@@ -97,7 +97,7 @@ def rejoined_marker(plan: Plan) -> str:
 
 
 def apply_pending_definitions(context: RunContext, plan: Plan, fence: Fence) -> dict[int, TerminalError]:
-    """Apply :func:`apply_pending_definition` to all active tables.
+    """Apply :func:`apply_pending_amendments` to all active tables.
 
     :param fence: fence of the epoch.
     :returns: the error of each table for which that is not possible, by index.
@@ -106,7 +106,7 @@ def apply_pending_definitions(context: RunContext, plan: Plan, fence: Fence) -> 
     errors = {}
     for index in plan.active_tables:
         try:
-            apply_pending_definition(context, plan, index, fence)
+            apply_pending_amendments(context, plan, index, fence)
         except FencedError:
             raise
         except TerminalError as error:
@@ -114,7 +114,7 @@ def apply_pending_definitions(context: RunContext, plan: Plan, fence: Fence) -> 
     return errors
 
 
-def apply_pending_definition(context: RunContext, plan: Plan, index: int, fence: Fence) -> None:
+def apply_pending_amendments(context: RunContext, plan: Plan, index: int, fence: Fence) -> None:
     """Give a copy the rows of a stored rejoin and the columns of the stored definitions, unless it has them already.
 
     :raises TerminalError: if the sink refuses that; the error names the table.

@@ -188,7 +188,7 @@ class StreamJob:
         name = f"epoch-{self.epoch}/{self.timeline.seq(start.at)}-{attempt}"
         outputs = _RangeOutputs(self.sink.change_staging(), plan, name, self.deletes)
         with closing(binlog):
-            binlog.expect_offset(start)
+            binlog.remember_file_start(start)
             for change in read_changes(
                 binlog,
                 start.at,

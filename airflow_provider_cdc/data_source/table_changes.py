@@ -136,7 +136,7 @@ class TableChanges:
             indirect_writes=IndirectWrites,
         )
         with closing(binlog_reader) as binlog:
-            binlog.expect_offset(start)
+            binlog.remember_file_start(start)
             for change in read_changes(binlog, start.at, end.at, prepared, range_bytes=range_bytes or self.range_bytes):
                 if isinstance(change, RowChanges):
                     yield formatter.format_changes(change.batch, change.gtids)

@@ -40,7 +40,7 @@ METRICS = {
         Metric("heartbeat_age_seconds", "Seconds since the last heartbeat of a stream"),
         Metric("lag_seconds", "Age of the oldest commit in the source that has not been read yet"),
         Metric("bytes_behind", "Bytes of the source's binlog that have not been read yet"),
-        Metric("hours_to_purge", "Hours until the source may purge binlog that is needed; absent for never"),
+        Metric("hours_to_purge", "Hours until the source may purge binlog that is needed; absent if never"),
         Metric("change_lag_seconds", "Seconds from commit in the source to commit in the sink, p95 of the last batch"),
         Metric("merge_seconds", "Seconds it took to apply the last batch"),
         Metric("changes", "Changes that streams have applied", is_counter=True),

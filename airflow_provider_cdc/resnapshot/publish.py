@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence, stream_marker
-from airflow_provider_cdc.apply.follow_ddl import apply_pending_definition
+from airflow_provider_cdc.apply.follow_ddl import apply_pending_amendments
 from airflow_provider_cdc.apply.task import StreamJob, retry_in_next_epoch
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, generation_fence, group_marker, read_coverage
 from airflow_provider_cdc.ddl.schema_policy import describe_change
@@ -102,7 +102,7 @@ def find_refusal(
     return None if reason is None else PublishRefusal(reason)
 
 
-def publish_without_stream(group: ChunkGroup, staged: StagedRead) -> None:
+def publish_in_unstreamed_tables(group: ChunkGroup, staged: StagedRead) -> None:
     """Publish a chunk group in the tables that no stream has touched, unless that was done before."""
     epoch = epoch_fence(group.plan.pipeline, 0).name
     entries = group.read_manifest(staged.attempt)
@@ -339,7 +339,7 @@ class ReadPublisher:
             raise TransientError(f"another process is letting table {self._label} rejoin", "Run again")
         failpoint("rejoin.after_write")
         renewed = context.require_plan()
-        apply_pending_definition(context, renewed, index, applier.fence)
+        apply_pending_amendments(context, renewed, index, applier.fence)
         message = self._rejoined_message(rejoin) + describe_change(plan.tables[index], rejoin.schema)
         return self._record_published(message)._replace(plan=renewed)
 

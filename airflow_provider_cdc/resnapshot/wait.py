@@ -8,7 +8,7 @@ from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.model.staged_read import GROUP, StagedRead
 from airflow_provider_cdc.model.supervision import EpochWatch
-from airflow_provider_cdc.resnapshot.publish import explain_overwritten, publish_without_stream
+from airflow_provider_cdc.resnapshot.publish import explain_overwritten, publish_in_unstreamed_tables
 from airflow_provider_cdc.resnapshot.staged_files import ReadOutcome, list_pending_reads, load_outcome
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.processes import has_died_here
@@ -26,7 +26,7 @@ def publish_or_wait(group: ChunkGroup, staged: StagedRead, store: StateDatabase)
     """
     reporter, description = group.context.reporter, staged.describe(group.plan)
     if staged.scope == GROUP:
-        publish_without_stream(group, staged)
+        publish_in_unstreamed_tables(group, staged)
     if (outcome := _wait_for_outcome(group, store, staged)) is None:
         reporter.line(f"{description}; no stream is running: the next one will publish it")
         return False

@@ -314,7 +314,7 @@ class RunContext:
                 if not table.key:
                     self.require_feature(Feature.KEYLESS, f"table {table.label} has no usable key")
             self._refuse_lost_plan(plan)
-            self.storage.make_private(self.layout.pipeline_folder)  # it contains key values of rows
+            self.storage.deny_others(self.layout.pipeline_folder)  # it contains key values of rows
             if not write_json_once(self.storage, self.layout.plan, plan.to_json()):
                 return self.ensure_plan(state_database)  # another process was faster: its plan counts
             summary = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"

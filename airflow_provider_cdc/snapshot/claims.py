@@ -24,7 +24,7 @@ from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.sinks.storage.storage import read_json
 from airflow_provider_cdc.state import ChunkGroupRow, StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
-from airflow_provider_cdc.system.processes import has_died_here, machine_id, process_start_time
+from airflow_provider_cdc.system.processes import has_died_here, pid_scope_id, process_start_time
 
 _POLL_SECONDS = 0.5
 #: End of a holder's text in the state database: host, machine id (its process ids are per machine), process id, start.
@@ -218,7 +218,7 @@ def _is_being_read(row: ChunkGroupRow, pulse: HeartbeatMonitor) -> bool:
 
 def _holder_text(holder: str) -> str:
     pid = os.getpid()
-    return f"{holder[:350]} [{socket.gethostname()} {machine_id() or '-'} {pid} {process_start_time(pid):.0f}]"
+    return f"{holder[:350]} [{socket.gethostname()} {pid_scope_id() or '-'} {pid} {process_start_time(pid):.0f}]"
 
 
 def _holder_name(holder: str | None) -> str:

@@ -192,7 +192,7 @@ def _taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, gr
             f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: the snapshot was planned again",
             "Clear the planner and everything downstream, so that the groups are those of the plan",
         )
-    record_taken_over(store, plan)
+    record_superseded_groups(store, plan)
     tables = sorted({chunk.table for chunk in chunks})
     for index in tables:
         suspension = plan.suspension_of(index)
@@ -204,7 +204,7 @@ def _taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, gr
     return GroupResult(group, TAKEN_OVER, 0, labels, 0, 0, 0, 0.0, None, None, None, None)
 
 
-def record_taken_over(store: StateDatabase, plan: Plan) -> None:
+def record_superseded_groups(store: StateDatabase, plan: Plan) -> None:
     """Record the groups that have nothing left to read."""
     if left := plan.superseded_groups():
         rows = store.groups(plan.pipeline, plan.generation)
@@ -269,7 +269,7 @@ def adopt_published_groups(context: RunContext, store: StateDatabase, plan: Plan
     :returns: whether the snapshot is complete.
     """
     mirror_plan(store, plan, context.pipeline.snapshot.chunk_rows)
-    record_taken_over(store, plan)
+    record_superseded_groups(store, plan)
     if not plan.groups():
         _prepare_tables(context, plan, {})
     snapshot = store.snapshot(plan.pipeline, plan.generation)

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class PickleEnvelope:
+class SecretFreePickler:
     """Work to be sent to tasks. Large data passes through disks, so the pickled data contains no secrets.
 
     ``store_accesses``, the settings and credentials of object stores, are sent separately.
@@ -65,7 +65,7 @@ def run_tasks(
     :returns: the result of each item, in the order of the items.
     :raises CdcError: if a task has raised one.
     """
-    envelope = PickleEnvelope()
+    envelope = SecretFreePickler()
     rows = [(number, envelope.pack(item)) for number, item in enumerate(items)]
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:

@@ -45,7 +45,7 @@ from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, format_counts
-from airflow_provider_cdc.snapshot.run import record_taken_over
+from airflow_provider_cdc.snapshot.run import record_superseded_groups
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 from airflow_provider_cdc.state.control_requests import SUSPEND
 from airflow_provider_cdc.stream.prefetch import PrefetchWorker
@@ -353,7 +353,7 @@ class Epoch:
                 self.applier.set_coverage(new_coverage)
             self.needs_new_section = True
             with tolerate_outage():  # only for display; the next start does it as well
-                record_taken_over(self.store, self.plan)
+                record_superseded_groups(self.store, self.plan)
         if staged.scope == TABLE:
             self.pending_tables.discard(index)
             # Another process may have read it. The worker must know whether the table is still suspended.

@@ -43,7 +43,7 @@ from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.prefetch import PrefetchWorker
 from airflow_provider_cdc.stream.resume import move_to_resume_point
-from airflow_provider_cdc.system.processes import machine_id
+from airflow_provider_cdc.system.processes import pid_scope_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +99,7 @@ def _begin_epoch(
     markers_before = {index: tables[index].markers() for index in plan.active_tables}
     highest = highest_epoch(pipeline.name, [*markers_before.values(), resume_point.markers()])
     details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
-    details |= {"machine": machine_id() or None, "settings": settings_fingerprint(pipeline)}
+    details |= {"machine": pid_scope_id() or None, "settings": settings_fingerprint(pipeline)}
     number = store.begin_epoch(
         pipeline.name,
         highest,

@@ -19,7 +19,7 @@ from airflow_provider_cdc.config.connections import ResolvedConnection
 from airflow_provider_cdc.driver.launch import detach_driver, new_log_file, result_file, start_detached
 from airflow_provider_cdc.driver.main import DriverRequest
 from airflow_provider_cdc.state import StateDatabase
-from airflow_provider_cdc.system.processes import kill_session, machine_id, process_start_time, session_members
+from airflow_provider_cdc.system.processes import kill_session, pid_scope_id, process_start_time, session_members
 from tests.support.processes import wait_for
 
 
@@ -77,7 +77,7 @@ def test_asked_to_stop_when_the_task_is_killed(tmp_path: Path, silent: socket.so
         store.register_pipeline("p", "server")
         sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
         try:
-            details = {"machine": machine_id()}
+            details = {"machine": pid_scope_id()}
             store.begin_epoch(
                 "p", 0, socket.gethostname(), sleeper.pid, process_start_time(sleeper.pid), details=details
             )

@@ -127,7 +127,7 @@ def test_the_text_format() -> None:
         Measurement("lag_seconds", 12.5, "q"),
     ]
     assert generate_latest(make_registry(lambda: found)).decode().splitlines() == [
-        "# HELP cdc_lag_seconds Age of the oldest commit in the source that was not read yet",
+        "# HELP cdc_lag_seconds Age of the oldest commit in the source that has not been read yet",
         "# TYPE cdc_lag_seconds gauge",
         'cdc_lag_seconds{pipeline="p"} 1e-07',
         'cdc_lag_seconds{pipeline="q"} 12.5',

@@ -198,7 +198,7 @@ def plan_table(connection: Connection[Any], index: int, table: TableSchema, chun
     low, high = bounds.edge_keys()
     if low is None or high is None:
         return []
-    estimate, width = estimate_table(connection, table)
+    estimate, width = estimate_rows_and_row_bytes(connection, table)
     chunk_rows = min(chunk_rows, max(1, MAX_CHUNK_BYTES // max(1, width)))
     return chunks_from_bounds(index, bounds.lower_bounds(low, high, estimate, chunk_rows), high)
 
@@ -211,7 +211,7 @@ def plan_ranges(
     :param ranges: key ranges in key order, without overlaps.
     """
     bounds, chunks = _chunk_bounds(connection, table), list[Chunk]()
-    chunk_rows = min(chunk_rows, max(1, MAX_CHUNK_BYTES // max(1, estimate_table(connection, table)[1])))
+    chunk_rows = min(chunk_rows, max(1, MAX_CHUNK_BYTES // max(1, estimate_rows_and_row_bytes(connection, table)[1])))
     for span in ranges:
         if span.lower == span.upper and len(span.lower) == len(table.key):  # a single key
             chunks.append(span)
@@ -230,7 +230,7 @@ def _chunk_bounds(connection: Connection[Any], table: TableSchema) -> ChunkBound
     return ChunkBounds(connection, table, find_key_index(connection, table))
 
 
-def estimate_table(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
+def estimate_rows_and_row_bytes(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
     """Return the estimated rows of a table and the bytes per row, from the server's statistics."""
     statistics = query_rows(
         connection,

@@ -30,7 +30,7 @@ class OffsetWalk:
         self._open_xa = {parse_xa_entry(text)[0]: text for text in start.open_xa}
         #: Position that has been reached.
         self.at = start.at
-        binlog.expect_offset(start)
+        binlog.remember_file_start(start)
 
     def walk_to(self, target: Position, max_bytes: int = NEVER, max_rows: int = NEVER) -> Iterator[Transaction | None]:
         """Walk to a position, or to the end of the transaction that exhausts a budget of bytes or rows.

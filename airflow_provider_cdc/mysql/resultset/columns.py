@@ -70,7 +70,7 @@ _WIDTHS = {
 _FIRST_ROWS, _FIRST_BYTES = 1024, 1024
 
 
-def column_kind(type_code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
+def kind_and_scale(type_code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
     """Return (kind, scale) for the kernel; ``None`` if the server's column does not match the wanted type.
 
     :param type_code: type in the server's definition of the column, like ``flags``, ``charset`` and ``scale``.
@@ -92,7 +92,7 @@ class ColumnBuffers:
     """Buffers for rows, which grow with the rows and are reused after these have been copied out.
 
     :param schema: the columns.
-    :param kinds: :func:`column_kind` of each.
+    :param kinds: :func:`kind_and_scale` of each.
     """
 
     def __init__(self, schema: pa.Schema, kinds: tuple[tuple[int, int], ...]) -> None:

@@ -128,7 +128,7 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
             log.newest_version_seen_before(retention),
         )
         if last_expired >= 0 and any(log.tombstones.get(name, -1) > last_expired for name in unneeded):
-            log.date_tombstones(last_expired)
+            log.assign_tombstone_versions(last_expired)
 
         def is_old(name: str) -> bool:
             if name.startswith(f"{FEED}/"):  # the name alone rules out most of them

@@ -180,7 +180,7 @@ class LocalFiles:
 
     def create_folder(self) -> None:
         """Create the folder, accessible only to the owner and their group: conditions of control requests name keys."""
-        permissions.make_private_folder(self.folder)
+        permissions.make_folder_denying_others(self.folder)
 
 
 def _local_state_folder() -> Path:

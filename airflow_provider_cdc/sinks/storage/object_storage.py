@@ -198,7 +198,7 @@ class ObjectStorage:
         checked_name(folder, self.location())
         return replace(self, address=self.address.child(folder))
 
-    def make_private(self, folder: str) -> None:
+    def deny_others(self, folder: str) -> None:
         """Do nothing: the access rules of the store apply."""
 
     def location(self, name: str = "") -> str:

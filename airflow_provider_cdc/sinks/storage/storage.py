@@ -75,7 +75,7 @@ class Storage(Protocol):
     def subfolder(self, folder: str) -> Storage:
         """Return the storage of a folder: the same files, with names relative to the folder."""
 
-    def make_private(self, folder: str) -> None:
+    def deny_others(self, folder: str) -> None:
         """Deny access to a folder to everyone outside the owner's group, where files have such permissions."""
 
     def location(self, name: str = "") -> str:

@@ -43,7 +43,7 @@ from airflow_provider_cdc.sinks.storage.request_counts import (
     with_current_counts,
 )
 from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
-from airflow_provider_cdc.spark.tasks import PickleEnvelope
+from airflow_provider_cdc.spark.tasks import SecretFreePickler
 from bench import store
 from tests.support.object_store import object_storage as storage_of
 from tests.support.s3 import S3, s3_server
@@ -476,10 +476,10 @@ def test_work_for_tasks_holds_no_secret_where_it_is_large(s3: S3) -> None:
     """Spark writes what is large to disk on its way."""
     storage = storage_of(s3, "lake")
     works = [DeltaCompaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),)) for name in ("a", "b")]
-    parcel = PickleEnvelope()
+    parcel = SecretFreePickler()
     packed = [parcel.pack(work) for work in works]
     assert all(s3.secret.encode() not in data for data in packed) and parcel.store_accesses == [storage.access]
-    sent: PickleEnvelope = pickle.loads(pickle.dumps(parcel))
+    sent: SecretFreePickler = pickle.loads(pickle.dumps(parcel))
     assert [sent.unpack(data) for data in packed] == works
 
 

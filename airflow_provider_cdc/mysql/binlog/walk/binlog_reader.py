@@ -74,7 +74,7 @@ class BinlogReader:
         #: Creation times of binlog files by name: known beforehand, or read over any of the connections.
         self.file_start_times: dict[str, int] = {}
 
-    def expect_offset(self, offset: Offset) -> None:
+    def remember_file_start(self, offset: Offset) -> None:
         """Remember when an offset's binlog file was created; reading stops at another file of the same name."""
         if offset.file_start_time:
             self.file_start_times.setdefault(offset.at.file, offset.file_start_time)

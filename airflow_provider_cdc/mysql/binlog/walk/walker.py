@@ -168,10 +168,10 @@ class BinlogWalker:
         The open transaction is included if its end is known.
         """
         state, names = self._state, self._gtids.take_by_seq()
-        if state[walk_state.IS_OPEN] and state[walk_state.EXPECTED_END]:
+        if state[walk_state.IS_OPEN] and state[walk_state.TRANSACTION_END]:
             known = self._transaction is not None and self._transaction_number == state[walk_state.TRANSACTION_NUMBER]
             gtid = self._transaction.gtid if known and self._transaction is not None else self._gtids.open_gtid()
-            names[int(state[walk_state.FILE_SEQ] + state[walk_state.EXPECTED_END])] = gtid
+            names[int(state[walk_state.FILE_SEQ] + state[walk_state.TRANSACTION_END])] = gtid
         return names
 
     def decode_rows(self, rows: RowsEvent, seq: int, commit_us: int) -> None:
@@ -181,13 +181,13 @@ class BinlogWalker:
     @property
     def can_take(self) -> bool:
         """Whether the ``_cdc_seq`` of all changes is known; false inside a transaction whose end is not known."""
-        return not self._state[walk_state.IS_OPEN] or bool(self._state[walk_state.EXPECTED_END])
+        return not self._state[walk_state.IS_OPEN] or bool(self._state[walk_state.TRANSACTION_END])
 
     def expect_end(self, end: Position) -> None:
         """Set where the open transaction is expected to end and number its changes; verified when it ends."""
         state = self._state
-        if state[walk_state.IS_OPEN] and not state[walk_state.EXPECTED_END]:
-            state[walk_state.EXPECTED_END] = end.position
+        if state[walk_state.IS_OPEN] and not state[walk_state.TRANSACTION_END]:
+            state[walk_state.TRANSACTION_END] = end.position
             for space in self._buffers.changed_buffers():
                 space.renumber(int(space.table_line[row_kernel.OPEN_FIRST_ROW]), self._seq_of(end.file) + end.position)
 
@@ -288,11 +288,11 @@ class BinlogWalker:
             if open_now is not open_before:
                 state[walk_state.STATEMENT_NUMBER] += 1
                 state[walk_state.TRANSACTION_NUMBER] += 1
-                state[walk_state.CHANGED_TABLES], state[walk_state.EXPECTED_END] = 0, 0
+                state[walk_state.CHANGED_TABLES], state[walk_state.TRANSACTION_END] = 0, 0
                 known = 0
             # Rows of XA transactions are kept undecoded: they may never become visible.
             if not open_now.is_xa or state[walk_state.COUNT_ONLY]:
-                seq = int(state[walk_state.FILE_SEQ] + state[walk_state.EXPECTED_END])
+                seq = int(state[walk_state.FILE_SEQ] + state[walk_state.TRANSACTION_END])
                 for rows in open_now.rows[known:]:
                     self._buffers.mark_changed(self._buffers.slot_of(rows.table))
                     self._buffers.decode_rows(rows, seq, open_now.commit_us, self._location())
@@ -337,7 +337,7 @@ class BinlogWalker:
             )
         for space in self._buffers.changed_buffers():
             first = int(space.table_line[row_kernel.OPEN_FIRST_ROW])
-            wrong = state[walk_state.EXPECTED_END] != transaction.position or not transaction.rows
+            wrong = state[walk_state.TRANSACTION_END] != transaction.position or not transaction.rows
             if wrong and space.table_line[row_kernel.OPEN_ROWS_TAKEN]:
                 self._handle_stop(walk_state.WRONG_END)
             if not transaction.rows:

@@ -205,7 +205,7 @@ class DeltaLog:
         self._versions_by_time = [*self._versions_by_time[max(0, len(old_versions) - 1) :], (clock, self.version)]
         return max(old_versions, default=-1)
 
-    def date_tombstones(self, version: int) -> None:
+    def assign_tombstone_versions(self, version: int) -> None:
         """Determine which tombstones from the checkpoint that this log was read from are newer than a version.
 
         :param version: version after which all commits are in the log.

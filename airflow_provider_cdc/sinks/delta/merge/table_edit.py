@@ -61,7 +61,7 @@ class TableEdit:
         """Return whether it changes rows under the current definition of the table."""
         return bool(self.dead_rows or self.removed_files or self.added_files)
 
-    def split_for_vectors(self) -> tuple[TableEdit | None, TableEdit]:
+    def split_off_copy_on_write(self) -> tuple[TableEdit | None, TableEdit]:
         """Return the part for files that must not have deletion vectors (``None`` for none), and the rest.
 
         See :func:`~.partitions.supports_vectors`.
@@ -95,7 +95,7 @@ class PreparedCommit:
 
 def prepare_deletion_vectors(log: DeltaLog, edit: TableEdit, table_format: TableFormat) -> PreparedCommit:
     """Prepare a commit that marks dead rows in deletion vectors and rewrites no files that support them."""
-    (copy_edit, edit), row_counts = edit.split_for_vectors(), dict[str, int]()
+    (copy_edit, edit), row_counts = edit.split_off_copy_on_write(), dict[str, int]()
     commit = PreparedCommit() if copy_edit is None else prepare_copy_on_write(log, copy_edit, table_format)
     commit.actions += [log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
     for path, rows in edit.dead_rows.items():
