@@ -1,4 +1,4 @@
-"""The protocol that every sink implements. Delta is one sink; CONTRIBUTING.md shows how to add another.
+"""The protocol that every sink implements. Delta is one sink; docs/architecture.md shows how to add another.
 
 A sink has one table for each captured table, and the resume point of the stream. Tables have **markers**: numbers that
 are committed together with rows and record which work those rows contain. A **fence** is a marker that only grows; it
