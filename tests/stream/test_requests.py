@@ -382,7 +382,7 @@ def test_a_bookkeeping_that_is_lost_during_a_pause(tmp_path: Path) -> None:
             assert inbox.paused_by == stream(store).paused_by == "ann" and stream(store).desired_state == "pause"
             assert store.resume_stream("p", "bob")
             wait_for("the end of the pause", lambda: not inbox.paused)
-        assert details == {"mode": "continuous"}
+        assert details == {"mode": "continuous", "desired_state": "run", "paused_by": None}
 
 
 def test_where_the_stream_stands_before_a_ddl(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:
