@@ -240,7 +240,7 @@ def test_p0_is_taken_before_the_bounds(
     assert (plan.p0.at.file, plan.p0.at.position) == before
     assert [c.number for c in plan.chunks] == list(range(10))
     assert [c.group for c in plan.chunks] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(plan.to_json()) == plan.replace(costs=())
 
 
 def test_no_table(connection: Connection[Any], mysql_server: MySQLServer, database: str) -> None:
